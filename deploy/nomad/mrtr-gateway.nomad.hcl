@@ -59,7 +59,7 @@ job "mrtr-gateway" {
       }
 
       # Every allocation is a replica of its own. Consul's DNS lists the others: the machines must resolve `.consul`. A
-      # list of peers from `service` would not do, because a replica that drains is in none, and still holds calls.
+      # list of peers from `service` would leave out a draining replica, which still holds calls.
       template {
         destination   = "local/config.yaml"
         change_mode   = "signal" # a reload drops nothing

@@ -33,7 +33,7 @@ class ClusterView:
         self._heard: dict[str, Heard] = {}
 
     async def others(self) -> dict[str, Heard]:
-        """Ask the other replicas, each for a second at most; whoever asks meanwhile gets the same answers."""
+        """Ask the other replicas, each for a second at most; concurrent callers share the answers."""
         if self._asking is None:
             self._asking = self._tasks.start(self._ask_others(), "ask for statuses")
         _ = await asyncio.wait((self._asking,))  # a caller that is cancelled does not cancel the questions

@@ -185,7 +185,7 @@ class OAuthProxy:
         return _document(shown)
 
     def _of_issuer(self, resource: str) -> Document | None:
-        """What the gateway itself says of a resource; None if it does not verify tokens."""
+        """Return the gateway's own metadata of a resource; None if it does not verify tokens."""
         return oauth_metadata.of_issuer(self._issuer, resource) if self._issuer is not None else None
 
     # -- endpoints ----------------------------------------------------------------------------------------------

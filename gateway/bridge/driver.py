@@ -287,7 +287,7 @@ class Driver:
         self._report.finished()
 
     def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
-        match command:  # the cases are tried in their order, so the most frequent stand first
+        match command:  # the cases are tried in order, so the most frequent ones come first
             case do.Arm(timer=timer):
                 self._timers.arm(timer, self._fire)
             case do.DisarmLeg():

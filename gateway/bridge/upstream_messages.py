@@ -47,9 +47,10 @@ class Outgoing:
             self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
 
     def put_begun(self, begin: Begin, send: Callable[[Sending | None], Awaitable[None]]) -> None:
-        """As `put`, by callback if nothing else is being sent; `send` takes what remains to be awaited, if it began.
+        """Send as `put` does, but by callback if nothing else is being sent.
 
-        `begin` takes two functions, as `Channel.begin_send` does, and returns whether it began.
+        `begin` takes two functions, as `Channel.begin_send` does, and returns whether it began. `send` sends the
+        message if it did not begin, and otherwise awaits what remains of it.
         """
         if self._is_sending:
             self.put(lambda: send(None))
@@ -69,7 +70,7 @@ class Outgoing:
 
         try:
             self._is_sending = begin(accepted, unusual)
-        except ValueError:  # it has a header that cannot be sent, which the task reports
+        except ValueError:  # a header cannot be sent, which the task reports
             self._is_sending = False
         if not self._is_sending:
             settled.set_result(None)

@@ -85,7 +85,7 @@ class Continuation:
 
     def give_up(self, incoming: Incoming, live: LiveRoute) -> None:
         """End the call whose next round this would be, since its client cannot come back."""
-        assert incoming.caller is not None, "it is that of the round before"
+        assert incoming.caller is not None, "a further round has the caller of the round before"
         with suppress(DownstreamError):
             driver = self.lot.find(self.open(incoming, incoming.caller, live.route.bound_headers).exchange)
             if driver is not None:

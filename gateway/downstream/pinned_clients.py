@@ -71,7 +71,7 @@ class PinnedClients:
             return None
 
     def _is_elsewhere(self, owner: str, incoming: Incoming) -> bool:
-        """Whether a request is to go on to another replica; one that came from there only to a worker of this host."""
+        """Whether another replica must serve a request. One that a peer forwarded does not leave this host."""
         own = self._process.owner
         if owner == own or incoming.is_local:
             return False

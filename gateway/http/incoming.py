@@ -24,7 +24,7 @@ _MAX_JSON_DEPTH: Final = 512
 
 
 TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
-"""What a propagator of trace context should have to parse."""
+"""The values of trace context that the gateway gives to a propagator to parse."""
 
 
 class Caller(NamedTuple):
@@ -113,5 +113,5 @@ class Incoming(msgspec.Struct, eq=False):
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:
-    """Drop the values that a propagator should not have to parse."""
+    """Drop the values that are too long or malformed for a propagator."""
     return {name: value for name, value in values.items() if TRACE_VALUE.fullmatch(value)}

@@ -82,7 +82,7 @@ def challenge(value: str, place: Place) -> str:
 
 
 def with_metadata(value: str, public: str, suffix: str) -> str:
-    """A Bearer challenge that leads to the metadata of a route (RFC 9728 section 5.1), unless it leads to some."""
+    """A Bearer challenge that leads to the metadata of a route (RFC 9728 section 5.1), unless it names some."""
     scheme, space, rest = value.partition(" ")
     if scheme.lower() != "bearer" or _METADATA_PARAMETER.search(rest):
         return value

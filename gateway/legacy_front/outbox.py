@@ -42,7 +42,7 @@ class Outbox:
         self._behind_bytes = behind_bytes
         self._overflowed = overflowed
         self._notifications: deque[Entry] = deque()
-        """Those that wait; like the other messages that wait, the oldest first."""
+        """Notifications that wait, the oldest first; `_others` are the other waiting messages, in the same order."""
         self._others: deque[Entry] = deque()
         self._kept: list[Entry] = []
         """What was delivered, and may be asked for again."""

@@ -160,7 +160,7 @@ class FrontSession:
                 raise
             begun.append(message.request_id)
             self._sizes[message.request_id] = len(message.data)
-            stream.began = True  # it has no status for one of them
+            stream.began = True  # one response has no HTTP status of its own
         return stream
 
     def _check_room(self, size: int) -> None:

@@ -76,7 +76,7 @@ class SessionTable:
         pool.take_opening(caller.principal, caller.address)
 
     def _check_unproven(self, live: LiveRoute) -> None:
-        """Raise Busy if streams without an initialized session have all the places of newcomers: they cost nothing."""
+        """Raise Busy if uninitialized sessions have all the places of newcomers: opening such a one costs nothing."""
         path, most = live.route.path, live.upstream.pool.most_of_newcomers
         if self._of_route[path] >= most:
             sessions = self._sessions.values()
@@ -97,7 +97,7 @@ class SessionTable:
     async def _sweep(self) -> None:
         """End the sessions whose clients have sent nothing, and listened to nothing, for a while.
 
-        A stream keeps only a session that is initialized: anyone can open one.
+        A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
         """
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)

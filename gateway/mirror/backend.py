@@ -101,7 +101,7 @@ class MirrorBackend:
         self.upstream.tasks.spawn(self._answered(id_, work), "mirrored request")
 
     async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
-        if self._is_closed:  # before this began
+        if self._is_closed:  # before this task began
             work.close()
             return
         try:
@@ -125,7 +125,7 @@ class MirrorBackend:
 
     async def _listen(self, changes: Changes, headers: Headers) -> None:
         if not self._is_closed:
-            with suppress(GatewayError):  # a server without subscriptions; who wants one learns that by subscribing
+            with suppress(GatewayError):  # a server without subscriptions; a client learns that by subscribing
                 _ = await changes.listen(headers)
 
     async def _subscribe(self, method: str, uri: str, headers: Headers) -> bytes:

@@ -249,7 +249,9 @@ class MirroredCall:
     def _task_refused(self, error: jsonrpc.Error) -> Step:
         """Take an error about the task; it ends the call unless another try may succeed."""
         if error.code == mcp.INTERNAL_ERROR:
-            raise CallLost(f"The server failed to tell of the task of this call: {error.message[:200]}")
+            raise CallLost(
+                f"The server answered with an error when asked about the task of this call: {error.message[:200]}"
+            )
         if error.code == mcp.INVALID_PARAMS and not self.answers:
             self.live_task = None
             return self.failed(

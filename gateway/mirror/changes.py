@@ -28,7 +28,7 @@ from gateway.upstream.channel import Headers
 _PAUSES: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TRIES: Final = 30
 _EARLY_SECONDS: Final = 10.0
-"""A stream that is lost sooner than this after its beginning has served for nothing."""
+"""A stream that is lost within this time after its beginning counts as a failed attempt."""
 _MAX_URIS: Final = 1_000
 _MAX_URI_BYTES: Final = 65_536
 _IDS: Final = itertools.count(1)
@@ -66,7 +66,7 @@ class Changes:
         self.uris: set[str] = set()
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
-        """Streams are opened in turn: the last one is the one that has everything that is wanted."""
+        """Streams are opened one after another, so that the last one covers everything that is wanted."""
         self._stream: _Stream | None = None
         self._opening: _Stream | None = None
         """The stream that the server has not acknowledged yet."""
@@ -90,15 +90,15 @@ class Changes:
             if not self._has_room(uri):
                 raise InvalidParams(
                     f"A session may subscribe to at most {_MAX_URIS} resources, whose URIs have at most "
-                    f"{_MAX_URI_BYTES} bytes together"
+                    f"{_MAX_URI_BYTES} bytes together; unsubscribe from some first"
                 )
             honoured = await self._open({*self.uris, uri}, headers)
             if uri not in honoured.resourceSubscriptions:
-                raise InvalidParams("The server does not tell of changes of this resource")
+                raise InvalidParams("The server does not announce changes of this resource; read it again instead")
             self.uris.add(uri)
 
     def add(self, uris: Iterable[str]) -> None:
-        """Want to hear of these resources too, from the next `listen` on: the server has offered to tell of them."""
+        """Include these resources from the next `listen` on; the server has already offered their changes."""
         for uri in uris:
             if self._has_room(uri):
                 self.uris.add(uri)
@@ -107,7 +107,7 @@ class Changes:
         return len(self.uris) < _MAX_URIS and self.uri_bytes + _size(uri) <= _MAX_URI_BYTES
 
     async def unsubscribe(self, uri: str, headers: Headers) -> None:
-        """Listen to a resource no more; raises GatewayError."""
+        """Stop listening to a resource; raises GatewayError."""
         async with self._in_turn():
             if uri in self.uris:
                 self.uris.discard(uri)
@@ -154,7 +154,7 @@ class Changes:
         return honoured
 
     def close(self) -> None:
-        """Listen no more, until somebody asks for it again."""
+        """Stop listening until `listen` is called again."""
         self._closed, self._attempts = self._closed + 1, 0
         if self._reopening is not None:
             _ = self._reopening.cancel()
@@ -176,7 +176,7 @@ class Changes:
     async def _reopen(self) -> None:
         """Open a stream in place of a lost one.
 
-        A server that ends each stream early is asked more and more seldom, and at last no more.
+        A server that ends each stream early is asked less and less often, and finally not at all.
         """
         while self._stream is None and self._attempts < _TRIES:
             pause = _PAUSES[min(self._attempts, len(_PAUSES) - 1)]

@@ -15,7 +15,7 @@ from gateway.protocol import jsonrpc, mcp
 
 _POLL_SECONDS: Final = 1.0
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
-"""The bounds of what a server says of the pause between two polls."""
+"""The bounds of the pause that a server may ask for between two polls."""
 
 
 class State(msgspec.Struct, frozen=True):

@@ -158,7 +158,7 @@ def value(raw: Raw | bytes) -> Any:
 
     Raises TooMany for a value with more than MAX_MEMBERS values in it.
     """
-    if len(data := bytes(raw)) > MAX_MEMBERS:  # else it has fewer
+    if len(data := bytes(raw)) > MAX_MEMBERS:  # a shorter text has fewer members
         check_values((data,))
     try:
         return _decode_any(raw)

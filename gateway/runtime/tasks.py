@@ -60,7 +60,7 @@ class Tasks:
         return guarded
 
     def short_work(self) -> asyncio.Future[None]:
-        """Return a future that is done when work that is done by callback has ended: as long, `settle` waits."""
+        """Return a future for work that is done by callback: `settle` waits until the caller completes it."""
         work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._short_work.add(work)
         work.add_done_callback(self._short_work.discard)

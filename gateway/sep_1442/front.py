@@ -1,7 +1,7 @@
 """Serves the clients of SEP-1442: stateless requests, whose questions are requests on the response stream.
 
 Each request becomes a call of 2026-07-28, whose rounds are run here: by the bridge of this gateway, or at a modern
-server. Rule 1: the caller is told by each request's own credentials, whatever ids it brings. Rule 2: an answer that
+server. Rule 1: each request's own credentials identify the caller, whatever ids it brings. Rule 2: an answer that
 reaches another replica is forwarded to the one that holds the call, which its id names.
 """
 
@@ -78,7 +78,7 @@ class Stateless:
     """The dialect in one process."""
 
     modern: OwnSide
-    """Set once there is what serves requests of 2026-07-28."""
+    """Set once the handler of requests of 2026-07-28 exists."""
 
     def __init__(
         self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope, mirror: Mirror
@@ -96,7 +96,7 @@ class Stateless:
         """The calls of sessions, by the session's key with the JSON of the request's id."""
 
     def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
-        """Whether a request speaks the dialect: by its key, its session, or the id of what it answers."""
+        """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""
         if vocabulary.DIALECT not in live.route.dialects or incoming.method != "POST":
             return False
         if self._tokens.is_session(incoming.headers.get(mcp.SESSION_ID)):
@@ -114,7 +114,7 @@ class Stateless:
 
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
-        assert incoming.caller is not None, "the caller is told before"
+        assert incoming.caller is not None, "the caller is identified before"
         sent = read(incoming, live, incoming.caller)
         at = Arrival(incoming, reply, live, incoming.caller, sent.opened, sent.headers)
         id_ = bytes(at.message.id) if isinstance(at.message.id, Raw) else None
@@ -222,7 +222,7 @@ class Stateless:
             nested = self._tokens.nested(token or "", _stateless(at))
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
-            raise InvalidRequest("This response answers no request of the gateway") from exc
+            raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
         call = self.lot.find(nested.place.exchange)
         if call is None and not self._is_own(nested.place):
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
@@ -238,7 +238,7 @@ class Stateless:
         return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
 
     def _continued_by(self, at: Arrival, step: Step) -> None:
-        """Count how an answer found its call; only where the client spoke to."""
+        """Count how an answer found its call, but only at the replica that the client reached."""
         if step is not Step.FORWARDED or at.incoming.peer_request is None:
             self._process.metrics.continued(at.live.route.path, step)
 
@@ -257,7 +257,7 @@ class Stateless:
             raise InvalidSession from exc
 
     async def _server(self, at: Arrival) -> tuple[ModernServer, ToolCatalog, Headers]:
-        """What serves the rounds of a request, what is known of its tools, the headers that it gets."""
+        """Return the server for the rounds of a request, the catalog of its tools, and the headers for it."""
         live, incoming = at.live, at.incoming
         if await _is_modern(live, at.headers):
             return self._mirror.server(live), self._catalog, at.headers
@@ -274,7 +274,7 @@ async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
 
 
 def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
-    """What the ids of nested requests are bound to: not a session, but the route with the caller."""
+    """Return the binding of the ids of nested requests: not a session, but the route with the caller."""
     bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
     return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 

@@ -161,7 +161,7 @@ class StatelessCall:
 
 
 async def write(queue: ResponseQueue, reply: ReplyWriter, *, streams: bool) -> web.StreamResponse:
-    """Write messages as they come: one JSON body if the final message comes first, or if the reply is no stream."""
+    """Write messages as they come: one JSON body if the final message comes first, or if the reply is not a stream."""
     queue.begin_writing(reply.share_unread)
     try:
         while not isinstance(item := await queue.take(), FinalMessage):

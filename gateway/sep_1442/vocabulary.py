@@ -46,7 +46,7 @@ class InvalidSession(DownstreamError):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What one request says of itself and of its client."""
+    """The declarations of one request about itself and its client."""
 
     params: bytes
     """The params without the words of the dialect, as JSON."""
@@ -59,7 +59,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def is_declared(message: jsonrpc.Message) -> bool:
-    """Whether a request has the key that tells the dialect."""
+    """Whether a request has the key of the dialect."""
     try:
         return isinstance(message.params, Raw) and VERSION in _meta(jsonrpc.fields(message.params))
     except (ValueError, InvalidParams):
@@ -125,7 +125,7 @@ def initialize_result(result: bytes, session: str) -> bytes:
 
 
 def discover_result(result: bytes) -> bytes:
-    """The DiscoveryResult that says what a result of `initialize` says."""
+    """The DiscoveryResult with the content of a result of `initialize`."""
     found = _served(result)
     del found["protocolVersion"]
     return jsonrpc.merge({"supportedVersions": Raw(jsonrpc.encode(SUPPORTED)), **found}.items())

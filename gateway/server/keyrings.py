@@ -56,7 +56,7 @@ class Keyrings:
 
     @property
     def _former(self) -> tuple[bytes, ...]:
-        """The keys that go on opening the ids of sessions, and nothing else."""
+        """The keys that still open the ids of sessions and of events on their standalone streams, and nothing else."""
         return tuple(key for key in self._session_keys if key not in self._keys)
 
     def _session_ring(self) -> Keyring:

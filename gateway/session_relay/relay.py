@@ -251,7 +251,7 @@ class SessionRelay:
             await self._channel.close(end_session=not running)
 
     async def _cancel(self, channel: Channel, requests: tuple[RequestId, ...]) -> None:
-        """Cancel what may still run, as far as the server takes that in time."""
+        """Cancel the calls that may still run, as far as the server accepts that in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
                 for request in requests:

@@ -23,7 +23,7 @@ _CREDENTIALS_KEPT: Final = 64
 _TOOLS_KEPT: Final = 10_000
 """Bounds the tools of a server that renames them without announcing it."""
 MAX_FOLLOWED: Final = 100
-"""Resources of a caller's subscriptions to which each of its processes is subscribed before a call."""
+"""The most resources of a caller's subscriptions to which a process is subscribed before a call."""
 _GENERATIONS: Final = itertools.count()
 
 

@@ -102,8 +102,8 @@ class Pool(Checkout):
     async def prepare(self, session: Session, log_level: str | None, headers: Headers) -> None:
         """Set on a session what its next call depends on; raises as `Session.ask` does.
 
-        A process tells of a resource only what was subscribed to in it: so the subscriptions of its caller, which
-        have a process of their own, are repeated in the one that runs the call.
+        A process announces changes only of resources to which it was subscribed itself. The subscriptions of the
+        caller have a process of their own, so they are repeated in the one that runs the call.
         """
         if log_level is not None:
             await session.set_log_level(log_level, headers, self.handshake_seconds)

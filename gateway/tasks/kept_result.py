@@ -19,7 +19,7 @@ class KeptResult:
     def __init__(self, server_info: Raw, budget: Budget) -> None:
         """`budget` is that of all results."""
         self.body: bytes | None = None
-        """None if there is no result, or if it has given way."""
+        """None if there is no result, or if it was dropped to make room."""
         self._server_info = server_info
         self._budget = budget
         self._share = budget.share(self._give_way)
@@ -50,7 +50,8 @@ class KeptResult:
             answer = await follower.session.ask(mcp.TASKS_RESULT, {"taskId": follower.task_id}, headers, seconds)
             if not isinstance(answer, Raw):
                 raise CallLost(
-                    "The result of the task was larger than the gateway keeps, and its server has it no more"
+                    "The gateway had no room to keep the result of the task (limits.results_bytes), and its server no "
+                    "longer has it"
                 )
             return self.keep(legacy_tasks.without_task(answer))
 

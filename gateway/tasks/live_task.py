@@ -128,7 +128,7 @@ class LiveTask:
         self._start(lambda: self._adopt(upstream, former_holder))
 
     async def known(self) -> None:
-        """Wait until the task is known to exist; raises UnknownTask, or what its server did instead of telling."""
+        """Wait until the task is known to exist; raises UnknownTask, or why its server could not say."""
         seconds = self.live.config.timeouts.handshake_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -191,7 +191,7 @@ class LiveTask:
             self._is_known.set()
 
     def _lose(self, error: GatewayError) -> None:
-        """Forget a task that cannot be gone on with. Unless a later try may succeed, it is one that never was."""
+        """Forget a task that cannot be continued. Unless a later try may succeed, it counts as unknown."""
         may_be_found = isinstance(error, Busy | Refused | Unreachable)
         self.close(error if may_be_found else UnknownTask(), ends_session=True)
 

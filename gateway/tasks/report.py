@@ -12,7 +12,7 @@ _TARGET_CHARACTERS = 200
 
 
 class TaskReport:
-    """Reports one task; it is over once."""
+    """Reports one task, and its end only once."""
 
     def __init__(self, live: LiveRoute, task: str, issued: float) -> None:
         """`task` is the gateway's own id of the task; `issued` is wall-clock time."""

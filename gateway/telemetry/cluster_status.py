@@ -28,7 +28,7 @@ _TOLD_BYTES: Final = STATUS_BYTES - 4096
 _HALVINGS: Final = 9
 """After so many, every list is empty."""
 _MOST: Final = 2**53
-"""The largest number that is plausible, and that arithmetic with fractions survives."""
+"""The largest plausible number: up to it, floating-point numbers represent every integer."""
 _NAMED: Final = 10
 
 
@@ -55,7 +55,7 @@ def told(status: Status) -> str:
 
 
 def read(text: str, member: str) -> Status | None:
-    """Return the status that a replica or worker told of itself; None if it is not one."""
+    """Return the status that a replica or worker reported of itself; None if it is not one."""
     try:
         raw = msgspec.json.decode(text)
         status = msgspec.convert(raw, Status)
@@ -113,13 +113,13 @@ def _missing(heard: Mapping[str, Heard]) -> Iterator[Notice]:
         if each.status is None:
             yield Notice(
                 f"No status from {host}: the calls that it holds are not counted here",
-                "Look whether it runs, and into its log",
+                "Check whether it runs, and read its log",
                 each.why,
             )
 
 
 def _differences(own: Status, others: Mapping[str, Status]) -> Iterator[Notice]:
-    """Report what replicas do not have in common, as they do not during an update."""
+    """Report what differs between the replicas, as some things do during an update."""
     replicas = {own.replica: own, **others}
     for what, values in (
         ("versions", {host: each.version for host, each in replicas.items()}),

@@ -178,7 +178,7 @@ class Status(Struct, frozen=True, kw_only=True):
     state: str
     """`ready`, `draining`, or `not ready` if a worker is not ready."""
     covers: Literal["replica", "cluster"] = "replica"
-    """What the numbers are of: this replica alone, or all replicas that answered."""
+    """Which processes the numbers cover: those of this replica alone, or of all replicas that answered."""
     time: str
     """RFC 3339, by the clock of the process that answers."""
     uptime_seconds: float

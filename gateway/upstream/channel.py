@@ -80,7 +80,7 @@ class Channel(ABC):
     session_id: str | None = None
 
     is_process: bool = False
-    """Whether the session is a server process of its own: what changes in it, no other session hears of."""
+    """Whether the session is a server process of its own, so that no other session hears of changes in it."""
 
     @property
     def hears_side(self) -> bool:

@@ -37,7 +37,7 @@ class Acceptance:
     ) -> None:
         """Send a message by `begin`; `accepted` is called once the server accepts it, `settled` at the reply's end.
 
-        `unusual` is called instead if a coroutine has to read the reply: it refuses, or breaks, or takes too long.
+        `unusual` is called instead if a coroutine has to read the reply: a refusal, or one that breaks or is late.
         """
         self._accepted, self._settled, self._unusual = accepted, settled, unusual
         self._is_accepted = False
@@ -63,7 +63,7 @@ class Acceptance:
             self._keep().on_head(head)
 
     def on_body(self, data: bytes, /) -> None:
-        """Skip what an acceptance has, which is mostly nothing."""
+        """Skip the body of an acceptance, which is usually empty."""
         if self._rest is not None and not self._is_accepted:
             self._rest.on_body(data)
 
@@ -171,7 +171,7 @@ class PlainReply(BegunReply):
         self._forget_parts()
         self._arrival = self._head = None
         self._pending.is_silent = True
-        del self._read  # it has the whole request
+        del self._read  # it holds the whole request
         if self._pending.is_paused:
             self._pending.resume_reading()
         return True
@@ -271,7 +271,7 @@ class PlainReply(BegunReply):
         try:
             events = parser.feed(data)
         except sse.EventTooLarge:
-            self._parser = None  # which must not be fed again
+            self._parser = None  # it must not be fed again
             self._unusual()
             return False
         for number, event in enumerate(events):

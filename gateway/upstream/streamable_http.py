@@ -276,7 +276,7 @@ class StreamableChannel(Channel):
         await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
 
     def _cut(self, cause: Exception | None, retry_ms: int | None) -> "_StreamCut":
-        """What it means that a stream broke, by its cause; None if the server ended it. Raises what is final."""
+        """Return why a stream broke (`cause` is None if the server ended it); raises what cannot be resumed."""
         where = self._endpoint.where
         if cause is None:
             return _StreamCut(

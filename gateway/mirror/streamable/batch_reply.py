@@ -23,9 +23,9 @@ _SIGN_IN: Final = (401, 403)
 async def answer(
     reply: ReplyWriter, members: Sequence[Member], serve: Callable[[bytes, ReplyWriter], Awaitable[object]]
 ) -> web.StreamResponse:
-    """Serve the members of a batch at the same time; raises what `serve` raises, but for errors of single requests.
+    """Serve the members of a batch concurrently; raises as `serve` does, except for errors of single requests.
 
-    A refused credential is one of the whole batch, because only its status makes a client sign in.
+    A refused credential refuses the whole batch, because only its HTTP status makes a client sign in.
     """
     batch = _Batch(reply)
     try:

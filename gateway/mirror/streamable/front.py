@@ -267,7 +267,7 @@ class Mirror:
             nested = self._tokens.nested(token or "", session)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
-            raise InvalidRequest("This response answers no request of the gateway") from exc
+            raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
         is_echo = nested_state.is_echo(nested, message)
         if is_echo or nested_state.DIALECT in at.live.route.dialects:
             nested, message = nested_state.taken(nested, message, self._tokens)

@@ -76,7 +76,7 @@ class HeldCall:
         progress: Progress | None = None,
         address: str = "",
     ) -> None:
-        """`progress` is set if the call is continued, which a replica began that has died."""
+        """`progress` is set if this continues a call that a dead replica began."""
         self.id = place.exchange
         self.principal = session.principal
         self.address = address

@@ -1,8 +1,8 @@
 """What mirrored sessions have at their home replica: the standalone stream with the changes that it brings.
 
 The client opens the stream again when it is lost with its home. A client of 2025-11-25 then names the last event id,
-which carries the subscriptions of the session to the next home. An older one has none, and must subscribe anew: that
-is what a legacy server's restart would cost it too.
+which carries the subscriptions of the session to the next home. An older client has no event ids, and must subscribe
+again, as it would after a restart of a legacy server.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,7 @@ class Homes:
     """The sessions whose home this replica is."""
 
     def __init__(self, tokens: Tokens, budget: Budget) -> None:
-        """`budget` limits what subscriptions take; the session that has them for the longest time gives way."""
+        """`budget` limits what subscriptions take; the session that has had them for the longest time gives way."""
         self._tokens = tokens
         self._budget = budget
         self._homes: OrderedDict[str, Home] = OrderedDict()

@@ -39,7 +39,7 @@ def taken(message: jsonrpc.Message, live: LiveRoute, session: Session) -> tuple[
     try:
         meta, sealed = client_state.taken(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), NAME)
     except ValueError:
-        return message, None  # its `_meta` is no object, which the call says
+        return message, None  # its `_meta` is not an object, which the call reports
     if sealed is None:
         return message, None
     others = {key: raw for key, raw in params.items() if key != "_meta"}

@@ -189,7 +189,7 @@ class Tokens:
         return self._rings.value.sessions.seal(_encode(Subscribed(session.key, tuple(kept))))
 
     def subscribed(self, token: str, session: Session) -> tuple[str, ...] | None:
-        """The resources that an id of the session's standalone stream names; None if it is no such id."""
+        """The resources that an id of the session's standalone stream names; None if it is not such an id."""
         try:
             found = _decode_subscribed(_opened(self._rings.value.sessions, token))
         except (InvalidState, msgspec.MsgspecError, UnicodeDecodeError):
@@ -211,7 +211,7 @@ class Tokens:
         return nested
 
     def is_nested(self, token: str | None) -> bool:
-        """Whether a response's id is that of a nested request, whosever it is."""
+        """Whether a response's id is that of a nested request, of whichever session."""
         try:
             _ = self._nested(token or "")
         except InvalidState:
@@ -255,7 +255,7 @@ class Tokens:
 
 
 def _sealed(ring: Keyring, content: Nested | Mark, most: int) -> str:
-    """The token for a content, or for what is brief of it if the token would be longer than `most` characters."""
+    """The token for a content, or for its brief form if the token would be longer than `most` characters."""
     if _bulk(content) < most:  # what does not fit may be megabytes, and is not even encoded
         sealed = ring.seal(_encode(content))
         if len(sealed) <= most:

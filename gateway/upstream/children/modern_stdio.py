@@ -71,7 +71,7 @@ class ModernStdio:
         child.receive_with(self._hear)
 
     def retire(self) -> None:
-        """The route leads elsewhere from now on: end the child once it has answered what it was asked."""
+        """The route leads elsewhere from now on: end the child once it has answered its open requests."""
         self._is_retired = True
         self._end_if_unused()
 
@@ -135,8 +135,8 @@ class ModernStdio:
                 return self.child
         except TimeoutError:
             raise Unreachable(
-                f"{self._launcher.where} did not start in {seconds:g} s (timeouts.handshake_seconds) for modern "
-                "requests: sessions of legacy clients may use all of upstream.max_children"
+                f"{self._launcher.where} did not start a process for modern requests in {seconds:g} s "
+                "(timeouts.handshake_seconds): raise upstream.max_children if sessions of legacy clients use it up"
             ) from None
 
     # -- what the server says ---------------------------------------------------------------------------------------
