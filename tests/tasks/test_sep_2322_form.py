@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 from msgspec import Raw
 from msgspec.structs import replace
-from tests.tasks.test_modern import QUESTION, VIEW
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
 from gateway.protocol.request import Capabilities, Request
 from gateway.tasks import sep_2322_form
+from tests.tasks.test_modern_tasks import QUESTION, VIEW
 
 TASK = {
     "taskId": "id",
