@@ -29,7 +29,7 @@ RUN /tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --whe
  && /tools/bin/pip --python /opt/mrtr-gateway/bin/python install --quiet --no-compile --no-index \
         --find-links /wheels mrtr-gateway \
  && /tools/bin/pip --python /opt/mrtr-gateway/bin/python check \
- && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/mrtr-gateway/lib \
+ && PYTHONHASHSEED=0 python3 -m compileall -qf --invalidation-mode unchecked-hash /opt/mrtr-gateway/lib \
  && mkdir -p /opt/mrtr-gateway/share/sbom \
  && /tools/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
         --output-file /opt/mrtr-gateway/share/sbom/mrtr-gateway.cdx.json /opt/mrtr-gateway/bin/python

