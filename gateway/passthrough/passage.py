@@ -6,7 +6,7 @@ from gateway.http.reply import HttpReply
 from gateway.protocol import mcp
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Passed, TrafficEra
-from gateway.upstream.era_probe import EraProbe
+from gateway.upstream.http.era_probe import EraProbe
 
 
 class Passage:

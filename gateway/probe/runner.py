@@ -24,10 +24,10 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, Refused, clean
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
-from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.streamable_http import StreamableChannel
+from gateway.upstream.http.transport_detection import TransportDetection, connector
 from gateway.upstream.stdio import StdioChannel
-from gateway.upstream.streamable_http import StreamableChannel
-from gateway.upstream.transport_detection import TransportDetection, connector
 
 _STEPS: Final = 12
 """The whole probe may take at most this many times the longest step."""

@@ -21,9 +21,9 @@ from gateway.seal.request_state import Sealer
 from gateway.sessions.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.children.stdio_era import StdioEra
-from gateway.upstream.era_probe import EraProbe
-from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
-from gateway.upstream.transport_detection import TransportDetection
+from gateway.upstream.http.era_probe import EraProbe
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.transport_detection import TransportDetection
 
 
 class Endable(Protocol):

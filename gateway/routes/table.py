@@ -27,10 +27,10 @@ from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.shared_child import ChildHolder
 from gateway.upstream.children.stdio_era import StdioEra
-from gateway.upstream.era_probe import EraProbe
-from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.http.era_probe import EraProbe
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.transport_detection import TransportDetection, connector
 from gateway.upstream.stdio import StdioChannel
-from gateway.upstream.transport_detection import TransportDetection, connector
 
 
 class RouteTable:

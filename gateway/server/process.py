@@ -67,7 +67,7 @@ from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_t
 from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.telemetry.saturation import Load
-from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
 

@@ -20,8 +20,8 @@ from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
 from gateway.telemetry import cluster_status, redaction
-from gateway.upstream import era_probe, http_errors, resumption, streamable_http
-from gateway.upstream.stream_timeouts import DEFAULT_TIMES
+from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
 
 ROWS = [

@@ -10,7 +10,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.probe.report.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
-from gateway.upstream.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 
 class Subject(Struct, frozen=True, kw_only=True):

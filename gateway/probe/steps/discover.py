@@ -20,7 +20,7 @@ from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp
 from gateway.protocol.errors import clean
-from gateway.upstream.era_probe import PROBE_SECONDS, discover_headers
+from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
 _GATEWAYS: Final = (502, 503, 504)

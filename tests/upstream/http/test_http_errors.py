@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, RequestFailed
 from gateway.protocol import mcp
-from gateway.upstream.http_errors import is_local
+from gateway.upstream.http.http_errors import is_local
 from tests.support.fake_sse import FakeSse, Message, Stream
 from tests.support.fake_upstream import FakeUpstream, Script, Turn, text
 from tests.support.stand import Start

@@ -20,7 +20,7 @@ from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival
 from gateway.upstream.channel import Headers, SideListener
-from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.jsonrpc_batches import hand_over
 
 _STABLE_SECONDS: Final = 1.0

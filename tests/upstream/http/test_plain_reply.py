@@ -13,9 +13,9 @@ from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.upstream.channel import Receive
-from gateway.upstream.plain_reply import Acceptance, Broken, PlainReply
-from gateway.upstream.resumption import Resumption
-from gateway.upstream.stream_timeouts import DEFAULT_TIMES
+from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
+from gateway.upstream.http.resumption import Resumption
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 
 ANSWER = b'{"id":1,"result":{}}'
 OTHER = b'{"method":"ping","id":2}'

@@ -18,8 +18,8 @@ from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
 from gateway.upstream.channel import BegunReply, Reading, Receive
+from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.jsonrpc_batches import hand_over
-from gateway.upstream.resumption import Resumption
 
 
 class Acceptance:

@@ -22,7 +22,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
 from gateway.runtime.throttle import SMALL_BYTES, Arrival
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
-from gateway.upstream.http_errors import (
+from gateway.upstream.http.http_errors import (
     PING_PREFIX,
     InitializeAnswer,
     SuspectedSessionLoss,
@@ -31,9 +31,9 @@ from gateway.upstream.http_errors import (
     ping_id,
     read_refusal,
 )
-from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.stream_timeouts import StreamTimes
 from gateway.upstream.jsonrpc_batches import unpacked
-from gateway.upstream.stream_timeouts import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16

@@ -20,7 +20,7 @@ from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.upstream.channel import Headers
-from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream
 
 log = get_logger()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.upstream.resumption import Resumption
+from gateway.upstream.http.resumption import Resumption
 
 
 class SilenceTimeout:

@@ -15,10 +15,10 @@ from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import SideListener
-from gateway.upstream.http_upstream import HttpUpstream
-from gateway.upstream.standalone_stream import StandaloneStream
-from gateway.upstream.stream_timeouts import DEFAULT_TIMES
-from gateway.upstream.streamable_http import StreamableChannel
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.standalone_stream import StandaloneStream
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
+from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, says, stays
 from tests.support.workbench import eventually
 

@@ -23,7 +23,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, NoHandshake, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.throttle import AwaitedArrival
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive, Sending, SideListener
-from gateway.upstream.http_errors import (
+from gateway.upstream.http.http_errors import (
     InitializeAnswer,
     RetryLater,
     SuspectedSessionLoss,
@@ -34,12 +34,12 @@ from gateway.upstream.http_errors import (
     read_refusal,
     read_response,
 )
-from gateway.upstream.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
+from gateway.upstream.http.resumption import Resumption, asked_seconds
+from gateway.upstream.http.silence_timeout import SilenceTimeout
+from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.jsonrpc_batches import hand_over
-from gateway.upstream.plain_reply import Acceptance, Broken, PlainReply
-from gateway.upstream.resumption import Resumption, asked_seconds
-from gateway.upstream.silence_timeout import SilenceTimeout
-from gateway.upstream.standalone_stream import StandaloneStream
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _PING_ANSWER_BYTES: Final = 65_536

@@ -20,8 +20,8 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.sessions import checkout
 from gateway.upstream.channel import NO_HEADERS
-from gateway.upstream.resumption import MAX_EVENT_IDS
-from gateway.upstream.streamable_http import StreamableChannel
+from gateway.upstream.http.resumption import MAX_EVENT_IDS
+from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.stand import Start
 from tests.support.upstream_side import INFO, KEY, UpstreamSide

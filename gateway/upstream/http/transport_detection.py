@@ -11,10 +11,10 @@ from msgspec import Raw
 
 from gateway.protocol.errors import NoHandshake
 from gateway.upstream.channel import Channel, Headers
-from gateway.upstream.http_errors import WrongTransport
-from gateway.upstream.http_sse import HttpSseChannel
-from gateway.upstream.http_upstream import HttpUpstream
-from gateway.upstream.streamable_http import StreamableChannel
+from gateway.upstream.http.http_errors import WrongTransport
+from gateway.upstream.http.http_sse import HttpSseChannel
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.streamable_http import StreamableChannel
 
 
 def connector(transport: str, upstream: HttpUpstream, detection: "TransportDetection") -> Callable[[], Channel]:

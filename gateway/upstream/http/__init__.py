@@ -1,0 +1,1 @@
+"""The transports over HTTP towards legacy servers."""
