@@ -4,9 +4,11 @@ The driver owns the parts that do the work, and only it feeds the exchange. The 
 the takeover knows the upstream call, which knows the timers; all of them know the report.
 """
 
-import secrets
+import os
+from binascii import b2a_base64
 from collections.abc import Callable
-from typing import Final, assert_never
+from functools import cache
+from typing import Any, ClassVar, Final
 
 from msgspec import Raw
 
@@ -44,6 +46,9 @@ NewCall = Callable[[Context, Timers, Report, Listener], UpstreamCall]
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _PICKING_UP: Final = (State.RUNNING, State.ASKING)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
+_ENDINGS: Final = (on.Resulted, on.Failed)
+_outcome: Final = cache(NestedOutcome)
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _FIRED: Final[dict[Timer, on.Event]] = {
     Timer.QUIET: on.QuietPassed(),
     Timer.GRACE: on.GracePassed(),
@@ -54,6 +59,26 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 
 class Driver:
     """One exchange at work."""
+
+    __slots__ = (
+        "_cold",
+        "_context",
+        "_events",
+        "_exchange",
+        "_is_handling",
+        "_lot",
+        "_replies",
+        "_report",
+        "_retries",
+        "_takeover",
+        "_timers",
+        "_upstream_call",
+        "_was_relayed",
+        "address",
+        "id",
+        "live",
+        "principal",
+    )
 
     def __init__(  # noqa: PLR0913  (everything that a first round knows)
         self,
@@ -222,11 +247,14 @@ class Driver:
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the upstream call."""
+        if isinstance(event, on.Nested):
+            self._feed(event)
+            return
         if isinstance(event, on.Stopped):
             self._feed_unless_resumed_elsewhere(event)
             return
         translated = modern_event(self._context, self._report, event)
-        if isinstance(event, on.Resulted | on.Failed):
+        if isinstance(event, _ENDINGS):
             ending = self._report.call_ending(event, translated)
             self._report.answered(ending)
             self._upstream_call.end_span(ending)
@@ -234,9 +262,9 @@ class Driver:
 
     # -- the machine --------------------------------------------------------------------------------------------
 
-    def _feed(self, *events: on.Event) -> None:
-        """Handle events, and then, one after the other, those that obeying their commands brings about."""
-        self._events += events
+    def _feed(self, event: on.Event) -> None:
+        """Handle an event, and then, one after the other, those that obeying its commands brings about."""
+        self._events.append(event)
         if self._is_handling:
             return
         self._is_handling = True
@@ -250,7 +278,7 @@ class Driver:
         before = self._exchange.state
         commands = self._exchange.handle(event)
         for command in commands:
-            self._obey(command)
+            self._OBEY[type(command)](self, command)
         after = self._exchange.state
         if after is not before:
             self._moved(before, after)
@@ -261,13 +289,13 @@ class Driver:
 
     def _moved(self, before: State, after: State) -> None:
         """Keep pool, report and parking lot true to the state."""
-        was_held, is_held = before in HELD, after in HELD
-        if was_held or is_held:
-            self._upstream_call.rest(resting=is_held)
-        if is_held and not was_held:
-            self._upstream_call.note("parked")
-            self._report.parked()
-        elif was_held and not is_held:
+        if after in HELD:
+            self._upstream_call.rest(resting=True)
+            if before not in HELD:
+                self._upstream_call.note("parked")
+                self._report.parked()
+        elif before in HELD:
+            self._upstream_call.rest(resting=False)
             self._upstream_call.note("unparked")
             self._report.unparked()
         if after is State.PARKED:
@@ -286,54 +314,48 @@ class Driver:
             self._lot.remove(self)
         self._report.finished()
 
-    def _obey(self, command: do.Command) -> None:  # noqa: C901, PLR0912  (one match over all commands)
-        match command:  # the cases are tried in order, so the most frequent ones come first
-            case do.Arm(timer=timer):
-                self._timers.arm(timer, self._fire)
-            case do.DisarmLeg():
-                self._timers.disarm_leg()
-            case do.Count(method=method, outcome=outcome):
-                self.live.process.metrics.nested_request(self.live.route.path, method, NestedOutcome(outcome))
-            case do.Reply() | do.FailWith():
-                self._replies.end(command)
-            case do.ReleaseSession(clean=clean):
-                self._upstream_call.release(clean=clean)
-            case do.Forward(leg=leg, message=message):
-                self._replies.forward(leg, message)
-            case do.SendCall():
-                self._upstream_call.start()
-            case do.Ask():
-                self._ask(command)
-            case do.SendAnswers(answers=answers):
-                self._upstream_call.send_answers(answers)
-            case do.Disarm(timer=timer):
-                self._timers.disarm(timer)
-            case do.RunAgain():
-                self._upstream_call.run_again()
-            case do.Respond(upstream_id=id_, result=result, error=refusal):
-                self._upstream_call.respond(id_, result if result is not None else refusal)
-            case do.CancelCall(reason=reason):
-                self._report.cancelled()
-                if self._takeover is not None and not self._upstream_call.is_started:
-                    self._takeover.give_up(reason)
-                self._upstream_call.cancel(reason)
-            case do.Fail(legs=legs, error=error):
-                self._replies.fail(legs, error)
-            case _:
-                assert_never(command)
+    def _cancel(self, reason: str) -> None:
+        self._report.cancelled()
+        if self._takeover is not None and not self._upstream_call.is_started:
+            self._takeover.give_up(reason)
+        self._upstream_call.cancel(reason)
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
-        self.id = self.id or secrets.token_urlsafe(16)
+        self.id = self.id or _new_id()
         try:
             body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
             if ask.held and ask.stays:
                 self._lot.park(self)
         except GatewayError as exc:
             self._replies.fail(ask.legs, exc)
-            self._feed(on.Stopped(exc), on.Expired())
+            self._feed(on.Stopped(exc))
+            self._feed(on.Expired())
         else:
             self._replies.ask(ask, body)
+
+    _OBEY: ClassVar[dict[type[do.Command], Callable[["Driver", Any], None]]] = {
+        do.Arm: lambda self, it: self._timers.arm(it.timer, self._fire),
+        do.Ask: lambda self, it: self._ask(it),
+        do.CancelCall: lambda self, it: self._cancel(it.reason),
+        do.Count: lambda self, it: self.live.process.metrics.nested_request(
+            self.live.route.path, it.method, _outcome(it.outcome)
+        ),
+        do.Disarm: lambda self, it: self._timers.disarm(it.timer),
+        do.DisarmLeg: lambda self, _: self._timers.disarm_leg(),
+        do.Fail: lambda self, it: self._replies.fail(it.legs, it.error),
+        do.FailWith: lambda self, it: self._replies.end(it),
+        do.Forward: lambda self, it: self._replies.forward(it.leg, it.message),
+        do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
+        do.Reply: lambda self, it: self._replies.end(it),
+        do.Respond: lambda self, it: self._upstream_call.respond(
+            it.upstream_id, it.error if it.result is None else it.result
+        ),
+        do.RunAgain: lambda self, _: self._upstream_call.run_again(),
+        do.SendAnswers: lambda self, it: self._upstream_call.send_answers(it.answers),
+        do.SendCall: lambda self, _: self._upstream_call.start(),
+    }
+    """What carries each command out: every command has its own class."""
 
     # -- the end of a wait --------------------------------------------------------------------------------------
 
@@ -395,3 +417,8 @@ class Driver:
             self._feed(on.LetGo(cancel=False))
         elif self._exchange.state is state or not isinstance(event, on.GracePassed):
             self._feed(event)  # but a result that came within the grace period is kept as usual
+
+
+def _new_id() -> str:
+    """An id of 128 random bits in 22 characters, as `secrets.token_urlsafe` has them."""
+    return b2a_base64(os.urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()

@@ -27,6 +27,18 @@ _TARGET_CHARACTERS: Final = 200
 class Report:
     """Collects how one exchange goes, and reports it."""
 
+    __slots__ = (
+        "_cause",
+        "_context",
+        "_error",
+        "_held_seconds",
+        "_is_cold",
+        "_outcome",
+        "_parked_at",
+        "_started",
+        "ending",
+    )
+
     def __init__(self, context: Context) -> None:
         self.ending = COMPLETE
         """How the legs that get the result end."""

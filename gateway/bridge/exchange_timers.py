@@ -3,28 +3,27 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from gateway.exchange.commands import Timer
 from gateway.routes.live_route import LiveRoute
-
-_OF_A_LEG: Final = (Timer.QUIET, Timer.LEG, Timer.GRACE)
 
 
 class Timers:
     """Each timer runs at most once at a time.
 
-    LEG, TTL and LINGER are shared with all exchanges of the route. QUIET and GRACE are short, so each gets an event
-    loop timer of its own.
+    QUIET and GRACE are short, so each gets an event loop timer of its own. The others are shared with all exchanges of
+    the route, which know whether they run.
     """
+
+    __slots__ = ("_handles", "_live")
 
     def __init__(self, live: LiveRoute) -> None:
         self._live = live
-        self._armed: dict[Timer, asyncio.TimerHandle | None] = {}
-        """The running timers; None stands for a shared one."""
+        self._handles: dict[Timer, asyncio.TimerHandle] | None = None
+        """The timers of the event loop, while there are any."""
 
     def __contains__(self, timer: Timer) -> bool:
-        return timer in self._armed
+        return timer in (self._handles or ()) or self.deadline(timer) is not None
 
     def arm(self, timer: Timer, fire: Callable[[Timer], None], seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual.
@@ -33,48 +32,64 @@ class Timers:
         cycle.
         """
         live = self._live
-        self.disarm(timer)
         if timer is Timer.LEG and not live.config.legs.rounds:
             return
-        shared = live.deadlines.shared.get(timer) if seconds is None else None
-        if timer is Timer.COLD and shared is None:
-            return
-        ring = partial(self._ring, timer, fire)
+        if self._handles is not None:
+            self._cancel(timer)
+        shared = live.deadlines.shared.get(timer)
         if shared is not None:
-            self._armed[timer] = None
-            shared.arm(self, ring)
-            return
+            if seconds is None:
+                shared.arm(self, fire, timer)
+                return
+            shared.disarm(self)
+        elif timer is Timer.QUIET:
+            seconds = live.config.hold.quiet_seconds
+        elif timer is Timer.GRACE:
+            seconds = live.config.hold.grace_seconds
         if seconds is None:
-            seconds = live.config.hold.quiet_seconds if timer is Timer.QUIET else live.config.hold.grace_seconds
-        guarded = live.process.tasks.guard(ring, f"timer {timer}")
-        self._armed[timer] = asyncio.get_running_loop().call_later(seconds, guarded)
+            return  # COLD, if calls do not go cold
+        guarded = live.process.tasks.guard(partial(self._ring, timer, fire), f"timer {timer}")
+        handle = asyncio.get_running_loop().call_later(seconds, guarded)
+        self._handles = {**(self._handles or {}), timer: handle}
 
     def deadline(self, timer: Timer) -> float | None:
         """Return the monotonic time at which a shared timer rings; None if it does not run."""
-        return self._live.deadlines.shared[timer].deadline(self)
+        shared = self._live.deadlines.shared.get(timer)
+        return None if shared is None else shared.deadline(self)
 
     def disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""
-        if timer not in self._armed:
-            return
-        handle = self._armed.pop(timer)
-        if handle is not None:
-            handle.cancel()
-        else:
-            self._live.deadlines.shared[timer].disarm(self)
+        if self._handles is not None:
+            self._cancel(timer)
+        shared = self._live.deadlines.shared.get(timer)
+        if shared is not None:
+            shared.disarm(self)
 
     def disarm_leg(self) -> None:
         """Stop the timers of a waiting leg."""
-        for timer in _OF_A_LEG:
-            if timer in self._armed:
-                self.disarm(timer)
+        self._live.deadlines.shared[Timer.LEG].disarm(self)
+        if self._handles is not None:
+            self._cancel_all()  # each of them belongs to a leg
 
     def disarm_all(self, *, but_linger: bool = False) -> None:
         """Stop every timer, or every one except LINGER."""
-        for timer in tuple(self._armed):
+        if self._handles is not None:
+            self._cancel_all()
+        for timer, shared in self._live.deadlines.shared.items():
             if not (but_linger and timer is Timer.LINGER):
-                self.disarm(timer)
+                shared.disarm(self)
+
+    def _cancel(self, timer: Timer) -> None:
+        handles = self._handles or {}
+        if (handle := handles.pop(timer, None)) is not None:
+            handle.cancel()
+            self._handles = handles or None
+
+    def _cancel_all(self) -> None:
+        handles, self._handles = self._handles or {}, None
+        for handle in handles.values():
+            handle.cancel()
 
     def _ring(self, timer: Timer, fire: Callable[[Timer], None]) -> None:
-        self._armed.pop(timer, None)
+        self._cancel(timer)
         fire(timer)

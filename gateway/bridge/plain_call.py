@@ -74,7 +74,7 @@ class PlainCall:
         self._session: Session
         self._started = 0.0
         self.waiter: asyncio.Future[None]
-        """Done when `final` or `driver` is set."""
+        """Done when `final` is set, or the queue of the exchange has something for the client."""
 
     def begin(self) -> bool:
         """Send the call; returns False if it takes an exchange from the beginning.
@@ -107,6 +107,7 @@ class PlainCall:
         """The client has closed its connection."""
         if self.final is None:
             driver = self.promote()
+            self.queue.waits_no_more()
             driver.leave(self.queue.leg)
 
     def hear(self, event: on.Event) -> None:
@@ -129,7 +130,8 @@ class PlainCall:
                 live.deadlines.plain.disarm(self)
                 seconds = time.monotonic() - self._started
                 live.process.metrics.call_answered(live.route.path, self._request.method, ending, seconds)
-                self._wake()
+                if not self.waiter.done():
+                    self.waiter.set_result(None)
                 session = self._session
                 del self._session, self._call  # the call refers to this object
                 live.upstream.pool.release(session, clean=True)
@@ -142,16 +144,11 @@ class PlainCall:
             self._live.deadlines.plain.disarm(self)
             seconds = time.monotonic() - self._started
             queue = self.queue = self._new_queue()
-            queue.was_silent(seconds, self._live.config.timeouts.keepalive_seconds)
+            queue.awaited(self.waiter, seconds, self._live.config.timeouts.keepalive_seconds)
             driver = Driver(self._live, self._lot, self._request, self._key, self._headers, self._address)
             self.driver = self._call.listener = driver
             driver.carry_on(queue, self._ticket, self._session, self._call, seconds)
-            self._wake()
         return self.driver
 
     def _unusual(self) -> None:
         _ = self.promote()
-
-    def _wake(self) -> None:
-        if not self.waiter.done():
-            self.waiter.set_result(None)

@@ -13,25 +13,31 @@ from gateway.telemetry import Ending, Outcome
 class Replies:
     """The queues of the legs that wait."""
 
+    __slots__ = ("_context", "_queues", "_report", "last_bytes")
+
     def __init__(self, context: Context, report: Report) -> None:
         self._context = context
         self._report = report
-        self._queues: dict[Leg, ResponseQueue] = {}
+        self._queues: tuple[ResponseQueue, ...] = ()
+        """Nearly always one or none."""
         self.last_bytes = 0
         """The size of the newest reply."""
 
     def add(self, queue: ResponseQueue) -> None:
         """A leg waits from now on; it is the newest."""
-        self._queues[queue.leg] = queue
+        self._queues += (queue,)
         self._context.request_id, self._context.span = queue.request_id, queue.span
 
     def discard(self, leg: Leg) -> None:
         """A leg no longer waits, or never did."""
-        self._queues.pop(leg, None)
+        self._queues = tuple([queue for queue in self._queues if queue.leg is not leg])
+
+    def _queue(self, leg: Leg) -> ResponseQueue:
+        return next(queue for queue in self._queues if queue.leg is leg)
 
     def forward(self, leg: Leg, message: bytes) -> None:
         """Send a leg one notification."""
-        self._queues[leg].send(message)
+        self._queue(leg).send(message)
 
     def end(self, command: do.Reply | do.FailWith) -> None:
         """End legs with what the upstream said."""
@@ -47,7 +53,7 @@ class Replies:
         """End legs with an error of the gateway."""
         self._report.failed(error)
         for leg in legs:
-            self._finish(leg, FinalMessage.of_error(error, leg.id, self._queues[leg].request_id))
+            self._finish(leg, FinalMessage.of_error(error, leg.id, self._queue(leg).request_id))
 
     def ask(self, ask: do.Ask, body: bytes) -> None:
         """End legs with an InputRequiredResult."""
@@ -56,8 +62,10 @@ class Replies:
             self._finish(leg, FinalMessage(jsonrpc.result(leg.id, body), ending=ending))
 
     def _finish(self, leg: Leg, last: FinalMessage) -> None:
-        queue, live = self._queues.pop(leg), self._context.live
+        queue = self._queue(leg)
+        self.discard(leg)
         queue.finish(last)
         self.last_bytes = len(last.body)
         if queue.dropped:
+            live = self._context.live
             live.process.metrics.notifications_dropped(live.route.path, queue.dropped)

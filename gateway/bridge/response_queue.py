@@ -54,6 +54,23 @@ class _Request(bytes):
 class ResponseQueue:
     """A queue of JSON messages to one client."""
 
+    __slots__ = (
+        "_behind_bytes",
+        "_bytes",
+        "_final",
+        "_is_final_taken",
+        "_messages",
+        "_new_share",
+        "_share",
+        "_silence",
+        "_silence_timer",
+        "_waiter",
+        "dropped",
+        "leg",
+        "request_id",
+        "span",
+    )
+
     def __init__(
         self, leg: Leg, silence: CoarseTimer, behind_bytes: int, request_id: str = "", span: Span | None = None
     ) -> None:
@@ -67,7 +84,8 @@ class ResponseQueue:
         self._behind_bytes = behind_bytes
         self._bytes = 0
         self.dropped = 0
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes] | None = None
+        """Notifications, once there was one: most legs get none."""
         self._final: FinalMessage | None = None
         self._is_final_taken = False
         self._new_share: Callable[[], Share] | None = None
@@ -75,22 +93,27 @@ class ResponseQueue:
         self._share: Share | None = None
         """What waits here, while the client is behind."""
         self._waiter: asyncio.Future[None] | None = None
-        self._silence_left: float | None = None
-        """When the first keep-alive is due, if the client waited before this queue was made."""
+        """While somebody waits for the next message."""
+        self._silence_timer: asyncio.TimerHandle | None = None
+        """For the first keep-alive, if it is due earlier than `silence` rings."""
 
-    def was_silent(self, seconds: float, limit: float) -> None:
-        """The client has waited for `seconds` already, of the `limit` after which it needs a keep-alive."""
+    def awaited(self, waiter: asyncio.Future[None], seconds: float, limit: float) -> None:
+        """Somebody has waited with `waiter` for `seconds` already, of the `limit` after which a keep-alive is due."""
+        self._waiter = waiter
         if seconds > TICK_SECONDS:
-            self._silence_left = max(0.0, limit - seconds)
+            self._silence_timer = asyncio.get_running_loop().call_later(max(0.0, limit - seconds), self._wake)
+        else:
+            self._silence.arm(self, self._wake)
 
     def send(self, message: bytes) -> None:
         """Queue one notification."""
         if self._final is not None:
             raise LocalProtocolError("a notification after the final message")
-        self._messages.append(message)
+        messages = self._messages = deque() if self._messages is None else self._messages
+        messages.append(message)
         self._bytes += len(message)
-        while len(self._messages) > _MAX_BEHIND or self._bytes > self._behind_bytes:
-            if not self._drop_oldest():
+        while len(messages) > _MAX_BEHIND or self._bytes > self._behind_bytes:
+            if not self._drop_oldest(messages):
                 break
         self._added()
 
@@ -98,12 +121,12 @@ class ResponseQueue:
         """Queue one request, or several."""
         self.send(_Request(message))
 
-    def _drop_oldest(self) -> bool:
+    def _drop_oldest(self, messages: deque[bytes]) -> bool:
         """Drop the oldest notification except the newest message; return whether there was one."""
-        for index in range(len(self._messages) - 1):
-            message = self._messages[index]
+        for index in range(len(messages) - 1):
+            message = messages[index]
             if not isinstance(message, _Request):
-                del self._messages[index]
+                del messages[index]
                 self._bytes -= len(message)
                 self.dropped += 1
                 return True
@@ -151,24 +174,26 @@ class ResponseQueue:
 
     async def take(self) -> bytes | FinalMessage | None:
         """The next message; None if the client needs a keep-alive."""
-        left, self._silence_left = self._silence_left, None
-        if self._pending() is None:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            handle = loop.call_later(left, self._wake) if left is not None else None
-            if handle is None:
-                self._silence.arm(self, self._wake)
+        if self._waiter is None and self._pending() is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._silence.arm(self, self._wake)
+        if self._waiter is not None:
             try:
                 await self._waiter
             finally:
-                if handle is not None:
-                    handle.cancel()
-                self._silence.disarm(self)
-                self._waiter = None
+                self.waits_no_more()
         taken = self._next()
         if self._share is not None or self._messages:
             self._count()
         return taken
+
+    def waits_no_more(self) -> None:
+        """Nobody waits for a message any more."""
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+            self._silence_timer = None
+        self._silence.disarm(self)
+        self._waiter = None
 
     def _pending(self) -> object:
         """What can be taken; None if there is nothing."""
@@ -197,6 +222,8 @@ class ChangeQueue(ResponseQueue):
     A client that does not read, or an upstream that floods, costs one message per thing that the client subscribed to.
     Beyond `limits.behind_bytes` that message says only what changed.
     """
+
+    __slots__ = ("_changes", "_changes_bytes")
 
     def __init__(self, leg: Leg, silence: CoarseTimer, behind_bytes: int) -> None:
         super().__init__(leg, silence, behind_bytes)

@@ -1,17 +1,20 @@
 """Makes the InputRequiredResult of a round with its sealed requestState."""
 
 import time
+from typing import Final
 
 from gateway.bridge import rerun_rules
 from gateway.bridge.exchange_context import Context
 from gateway.exchange import questions
 from gateway.exchange.commands import Ask
 from gateway.identity.principal import of_headers
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Binding, Envelope, Upstream, bind, pack_record
+
+_SERVER_INFO: Final = mcp.META_SERVER_INFO.encode()
 
 
 def input_required(context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None) -> bytes:
@@ -20,14 +23,12 @@ def input_required(context: Context, exchange_id: str, ask: Ask, upstream: Upstr
     `upstream` is where another replica would find the call. Raises CallLost if the state is too large and the gateway
     keeps nothing of the call.
     """
-    parts = [("resultType", b'"input_required"')]
-    if ask.questions:
-        parts.append(("inputRequests", questions.input_requests(ask.questions)))
+    asked = b'"inputRequests":%b,' % questions.input_requests(ask.questions) if ask.questions else b""
     envelope = _envelope(context, exchange_id, ask, upstream)
-    parts.append(("requestState", jsonrpc.encode(_sealed(context, envelope, held=ask.held))))
-    if context.server_info is not None:
-        parts.append(("_meta", jsonrpc.merge([(mcp.META_SERVER_INFO, context.server_info)])))
-    return jsonrpc.merge(parts)
+    info = context.server_info
+    state = _sealed(context, envelope, held=ask.held).encode()
+    meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, bytes(info)) if info is not None else b""
+    return b'{"resultType":"input_required",%b"requestState":"%b"%b}' % (asked, state, meta)
 
 
 def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
@@ -60,7 +61,7 @@ def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream |
         epoch=live.process.epoch,
         state=ask.state,
         sheds=exchange.sheds,
-        open=tuple(handoff.opened(question) for question in ask.questions.values()),
+        open=tuple([handoff.opened(question) for question in ask.questions.values()]),
         upstream=upstream if ask.held else None,
         record=pack_record(exchange.record) if exchange.record is not None else None,
         trace=span.token if span is not None else None,

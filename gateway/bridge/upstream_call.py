@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Raw
@@ -35,6 +35,23 @@ _GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 class UpstreamCall:
     """The call, the session that it runs in, what reads it, and what is sent to the upstream beside it."""
 
+    __slots__ = (
+        "_beside",
+        "_call",
+        "_context",
+        "_is_begun",
+        "_is_let_go",
+        "_is_sent",
+        "_listener",
+        "_opened",
+        "_released",
+        "_report",
+        "_session",
+        "_task",
+        "_timers",
+        "runs",
+    )
+
     def __init__(self, context: Context, timers: Timers, report: Report, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
         self.runs = 0
@@ -55,6 +72,8 @@ class UpstreamCall:
         """For a call of another replica: True when its stream is open here, False if it will not be opened."""
         self._is_let_go = False
         """Whether another replica continues the call."""
+        self._beside: Outgoing | None = None
+        """Made with the first message beside the call: few calls have one while they are held."""
 
     @property
     def session(self) -> Session | None:
@@ -76,7 +95,7 @@ class UpstreamCall:
     def can_be_left(self) -> bool:
         """Whether nothing is lost if the streams of the call are closed now, and resumed later."""
         session = self._session
-        is_sending = "_outgoing" in self.__dict__ and self._outgoing.is_sending
+        is_sending = self._beside is not None and self._beside.is_sending
         return self.is_resumable and session is not None and session.can_be_left and not is_sending
 
     @property
@@ -345,17 +364,23 @@ class UpstreamCall:
         if self._call is not None:
             self._call.heard = time.monotonic()  # until now the client was silent, not the upstream
         runs, session = self.runs, self._session
-
-        def begin(accepted: Callable[[], None], unusual: Callable[[Sending], None]) -> bool:
-            ((question, answer),) = answers
-            assert session is not None
-            assert question.upstream_id is not None
-            return session.begin_answer(question.upstream_id, answer, self._context.headers, accepted, unusual)
-
         if len(answers) == 1 and session is not None and self._opened is None:
-            self._outgoing.put_begun(begin, lambda rest: self._deliver(answers, runs, rest))
+            begin = partial(self._begin_answer, session, *answers[0])
+            self._outgoing.put_begun(begin, partial(self._deliver, answers, runs))
         else:
-            self._outgoing.put(lambda: self._deliver(answers, runs))
+            self._outgoing.put(partial(self._deliver, answers, runs))
+
+    def _begin_answer(
+        self,
+        session: Session,
+        question: Question,
+        answer: Raw,
+        accepted: Callable[[], None],
+        unusual: Callable[[Sending], None],
+    ) -> bool:
+        """Send one answer by callback, as `Session.begin_answer` does."""
+        assert question.upstream_id is not None
+        return session.begin_answer(question.upstream_id, answer, self._context.headers, accepted, unusual)
 
     async def _deliver(
         self, answers: tuple[tuple[Question, Raw], ...], runs: int, begun: Sending | None = None
@@ -405,10 +430,11 @@ class UpstreamCall:
         elif self._task is not None:
             _ = self._task.cancel()
 
-    @cached_property
+    @property
     def _outgoing(self) -> Outgoing:
-        """Made with the first message beside the call: a plain call has none."""
-        return Outgoing(self._context, self._report)
+        if self._beside is None:
+            self._beside = Outgoing(self._context, self._report)
+        return self._beside
 
     # -- the end ------------------------------------------------------------------------------------------------
 

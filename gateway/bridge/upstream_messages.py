@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -25,6 +26,8 @@ _MAX_REFUSALS: Final = 256
 
 class Outgoing:
     """The messages to the upstream, in the order of the commands. A plain call sends none."""
+
+    __slots__ = ("_context", "_is_sending", "_queue", "_refusals", "_report")
 
     def __init__(self, context: Context, report: Report) -> None:
         self._context = context
@@ -56,25 +59,28 @@ class Outgoing:
             self.put(lambda: send(None))
             return
         settled = self._context.live.process.tasks.short_work()
-
-        def accepted() -> None:
-            settled.set_result(None)
-            self._is_sending = bool(self._queue)
-            if self._queue:
-                self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
-
-        def unusual(rest: Sending) -> None:
-            settled.set_result(None)
-            self._queue.appendleft(lambda: send(rest))
-            self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
-
         try:
-            self._is_sending = begin(accepted, unusual)
+            self._is_sending = begin(partial(self._accepted, settled), partial(self._unusual, settled, send))
         except ValueError:  # a header cannot be sent, which the task reports
             self._is_sending = False
         if not self._is_sending:
             settled.set_result(None)
             self.put(lambda: send(None))
+
+    def _accepted(self, settled: asyncio.Future[None]) -> None:
+        """The upstream has accepted the message that was begun."""
+        settled.set_result(None)
+        self._is_sending = bool(self._queue)
+        if self._queue:
+            self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+
+    def _unusual(
+        self, settled: asyncio.Future[None], send: Callable[[Sending | None], Awaitable[None]], rest: Sending
+    ) -> None:
+        """It takes a coroutine to find out whether the upstream accepts it."""
+        settled.set_result(None)
+        self._queue.appendleft(partial(send, rest))
+        self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
 
     async def _send_queued(self) -> None:
         try:

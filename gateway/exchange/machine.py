@@ -28,7 +28,7 @@ Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -53,6 +53,11 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.request import Capabilities
 
+T = TypeVar("T")
+Few = tuple[T, ...] | set[T]
+_FEW: Final = 8
+_NONE: Final[dict[Any, Any]] = {}
+"""Nothing, as in most exchanges: it is replaced, never changed."""
 Commands = list[Command]
 Ending = do.Reply | do.Fail | do.FailWith
 
@@ -110,6 +115,24 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Exchange:
     """One exchange; all events go through `handle`."""
 
+    __slots__ = (
+        "_declared",
+        "_digests",
+        "_final",
+        "_given",
+        "_keys",
+        "_ledger",
+        "_owes_answers",
+        "_policy",
+        "_seen",
+        "_shown",
+        "legs",
+        "questions",
+        "round",
+        "sheds",
+        "state",
+    )
+
     def __init__(self, declared: Capabilities, policy: Policy, given: Mapping[str, Raw] | None = None) -> None:
         """`given` are answers that came without a requestState; each is used when its question is asked."""
         self.state = State.IDLE
@@ -121,12 +144,12 @@ class Exchange:
         """The keys of the last round; an answer under another key is ignored."""
         self._declared = declared
         self._policy = policy
-        self._given = dict(given or {})
+        self._given: dict[str, Raw] = dict(given) if given else _NONE
         self.legs: tuple[on.Leg, ...] = ()
         """The legs that wait for their final message, oldest first."""
-        self._keys: set[str] = set()
-        self._seen: set[bytes] = set()
-        self._digests: dict[int, bytes] = {}
+        self._keys: Few[str] = ()
+        self._seen: Few[bytes] = ()
+        self._digests: dict[int, bytes] = _NONE
         self._final: Ending | None = None
         """The final message, for legs that come later."""
         self._owes_answers = False
@@ -145,7 +168,7 @@ class Exchange:
         self._shown = tuple(past.questions)
         self._keys = {*past.questions, *(recorded.key for recorded in past.record or ())}
         self._seen = {bytes(q.upstream_id) for q in past.questions.values() if q.upstream_id is not None}
-        self._given.clear()  # a retry's answers are for its round only
+        self._given = _NONE  # a retry's answers are for its round only
 
     @property
     def calling(self) -> bool:
@@ -249,9 +272,11 @@ class Exchange:
         Questions without params cannot be shown again; the client knows them from an earlier round.
         """
         return tuple(
-            (question, inputs.check_answer(question, event.answers[key]))
-            for key, question in self.questions.items()
-            if key in event.answers and (key in self._shown or question.params is None)
+            [
+                (question, inputs.check_answer(question, event.answers[key]))
+                for key, question in self.questions.items()
+                if key in event.answers and (key in self._shown or question.params is None)
+            ]
         )
 
     def _check_askable(self, event: on.Answered | None) -> None:
@@ -265,8 +290,12 @@ class Exchange:
             )
 
     def _claim(self, event: on.Answered) -> None:
-        self._digests[event.round] = event.digest
+        self._note_digest(event)
         self.legs = (event.leg,)
+
+    def _note_digest(self, event: on.Answered) -> None:
+        self._digests = self._digests or {}
+        self._digests[event.round] = event.digest
 
     def _repeated(self, event: on.Answered) -> None:
         """Accept only a repetition of this round's answers; raises InvalidState for others."""
@@ -317,7 +346,7 @@ class Exchange:
     def _give(self, event: on.Answered) -> Commands:
         if self._final is None:
             raise InvalidState("ended")
-        self._digests[event.round] = event.digest
+        self._note_digest(event)
         return [replace(self._final, legs=(event.leg,))]
 
     def _leave(self, event: on.Left) -> Commands:
@@ -339,7 +368,7 @@ class Exchange:
             return [do.Count(event.method, "duplicate")]
         refusal = self._refusal(event)
         if len(self._seen) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
-            self._seen.add(bytes(event.id))
+            self._seen = _with(self._seen, bytes(event.id))
         if refusal is not None:
             return _refuse(event, refusal, "refused")
         try:
@@ -350,7 +379,7 @@ class Exchange:
             return self._undeclared(event, asked.required)
         key = inputs.assign_key(event.method, asked.hint, self._keys)
         question = Question(key, event.method, asked.params, event.id)
-        self._keys.add(key)
+        self._keys = _with(self._keys, key)
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
@@ -454,9 +483,9 @@ class Exchange:
             return self._end(do.Fail((), missing), completed=True)
         # The call is over; after the urls another call follows, perhaps in another session.
         self._ledger.start_call()
-        self._seen.clear()
+        self._seen = ()
         self._owes_answers |= bool(self.questions)
-        self._keys.update(questions)
+        self._keys = {*self._keys, *questions}
         self.questions = questions
         out: Commands = [do.Count(mcp.ELICIT, "asked") for _ in questions]
         if self.legs:
@@ -485,9 +514,9 @@ class Exchange:
         """Begin another run with the answers so far; `completed` if the upstream ended the earlier run itself."""
         out: Commands = [do.Disarm(Timer.QUIET), self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
-        for memory in (self._keys, self._seen, self.questions):
-            memory.clear()
-        self._shown, self._final, self._owes_answers = (), None, False
+        self._keys = self._seen = self._shown = ()
+        self.questions.clear()
+        self._final, self._owes_answers = None, False
         self.state = State.RUNNING if self.legs else State.DETACHED
         return out
 
@@ -650,6 +679,14 @@ class Exchange:
     def _late_question(self, event: on.Nested) -> Commands:
         error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
         return _refuse(event, error, "unsolicited")
+
+
+def _with(known: Few[T], one: T) -> Few[T]:
+    """Add to what is nearly always one or two: a set takes the memory of twenty."""
+    if isinstance(known, set):
+        known.add(one)
+        return known
+    return (*known, one) if len(known) < _FEW else {*known, one}
 
 
 def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:

@@ -217,6 +217,8 @@ def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
 def input_requests(questions: Mapping[str, Question]) -> bytes:
     """The `inputRequests` map."""
     return jsonrpc.merge(
-        (key, b'{"method":%b,"params":%b}' % (jsonrpc.encode(question.method), bytes(question.params or b"{}")))
-        for key, question in questions.items()
+        [
+            (key, b'{"method":"%b","params":%b}' % (question.method.encode(), bytes(question.params or b"{}")))
+            for key, question in questions.items()
+        ]
     )

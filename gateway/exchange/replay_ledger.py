@@ -9,7 +9,7 @@ The record travels in the requestState, so that another process can run the call
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -21,6 +21,9 @@ MAX_RECORD_BYTES: Final = 65_536
 """Answers an exchange remembers for another run of its call; with more, the call cannot be run again."""
 MAX_RUNS: Final = 3
 """How often a call is run again; without a limit, a call that crashes its server would crash it forever."""
+
+_NONE: Final[dict[Any, Any]] = {}
+"""Nothing withdrawn, as in nearly every exchange: it is replaced, never changed."""
 
 Answers = tuple[tuple[Question, Raw], ...]
 
@@ -40,15 +43,17 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
 class ReplayLedger:
     """The answers of one exchange, run by run."""
 
+    __slots__ = ("_earlier", "_runs", "_unsent", "_withdrawn", "_withdrawn_ids", "record")
+
     def __init__(self, record: tuple[Recorded, ...] | None = ()) -> None:
         self.record = record
         """The answers of the current run; None once they are too large to keep, or were lost between processes."""
         self._runs = 0
         self._earlier: tuple[Recorded, ...] = ()
         """Answers of the earlier run that the current run has not asked for yet."""
-        self._withdrawn: dict[str, Question] = {}
+        self._withdrawn: dict[str, Question] = _NONE
         """Questions that the upstream withdrew while the client had them, by key; their call may be run again."""
-        self._withdrawn_ids: dict[bytes, bool] = {}
+        self._withdrawn_ids: dict[bytes, bool] = _NONE
         """Upstream ids withdrawn after their answers were sent, and whether the call may be run again."""
         self._unsent: tuple[str, ...] = ()
         """Keys on record whose answers the current run does not get, because it withdrew their questions."""
@@ -61,7 +66,9 @@ class ReplayLedger:
     @property
     def owes_run(self) -> bool:
         """Whether the client answered a withdrawn question, so that the call's end is not the last word."""
-        return self.can_run_again and any(recorded.key in self._unsent for recorded in self.record or ())
+        if not self._unsent or not self.can_run_again:
+            return False
+        return any(recorded.key in self._unsent for recorded in self.record or ())
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -69,17 +76,16 @@ class ReplayLedger:
         """Put answers on record; a later answer to a question replaces the earlier one."""
         if not answers:
             return
-        self.strike(question for question, _ in answers)
+        if self.record or self._unsent:
+            self.strike([question for question, _ in answers])
         if not sent:
             self._unsent = (*self._unsent, *(question.key for question, _ in answers))
         self._append(
-            Recorded(question.key, question_digest(question), round_, bytes(answer)) for question, answer in answers
+            [Recorded(question.key, question_digest(question), round_, bytes(answer)) for question, answer in answers]
         )
 
     def strike(self, questions: Iterable[Question]) -> None:
         """Take the answers to these questions off the record."""
-        if not self.record and not self._unsent:
-            return
         keys = {question.key for question in questions}
         self._unsent = tuple(key for key in self._unsent if key not in keys)
         if self.record is not None:
@@ -89,7 +95,7 @@ class ReplayLedger:
         if self.record is None:
             return
         self.record = (*self.record, *answers)
-        if sum(len(recorded.answer) for recorded in self.record) > MAX_RECORD_BYTES:
+        if sum([len(recorded.answer) for recorded in self.record]) > MAX_RECORD_BYTES:
             self.record = None
 
     def next_answer(self, question: Question) -> Raw | None:
@@ -115,10 +121,12 @@ class ReplayLedger:
 
     def withdraw(self, question: Question) -> None:
         """The upstream withdrew a question that the client has; an answer can serve another run."""
+        self._withdrawn = self._withdrawn or {}
         self._withdrawn[question.key] = question
 
     def withdraw_sent(self, upstream_id: Raw, *, replayable: bool) -> None:
         """The upstream withdrew a question after its answer was sent."""
+        self._withdrawn_ids = self._withdrawn_ids or {}
         self._withdrawn_ids[bytes(upstream_id)] = replayable
 
     def still_open(self, questions: Iterable[Question], shown: Collection[str]) -> dict[str, Question]:
@@ -134,7 +142,7 @@ class ReplayLedger:
 
     def match(self, answers: Mapping[str, Raw]) -> Answers:
         """The answers to withdrawn questions, checked; none if the call cannot be run again with them."""
-        if not self.can_run_again:
+        if not self._withdrawn or not self.can_run_again:
             return ()
         return tuple(
             (question, check_answer(question, answers[key]))
@@ -144,7 +152,7 @@ class ReplayLedger:
 
     def forget_withdrawn(self) -> None:
         """A new round begins, or the exchange ends: late answers to withdrawn questions no longer count."""
-        self._withdrawn.clear()
+        self._withdrawn = _NONE
 
     # -- runs ---------------------------------------------------------------------------------------------------
 
@@ -158,6 +166,5 @@ class ReplayLedger:
     def start_call(self) -> None:
         """Another call of the exchange follows, which has nothing to do with the answers so far."""
         self.record, self._earlier = (), ()
-        self._withdrawn.clear()
-        self._withdrawn_ids.clear()
+        self._withdrawn = self._withdrawn_ids = _NONE
         self._unsent = ()

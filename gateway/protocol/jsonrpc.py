@@ -498,10 +498,24 @@ def _utf16_units(text: str) -> int:
 
 
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_PLAIN: Final = bytes(
+    48 if each in b"0123456789" else 101 if each in b".eE" else each if 32 <= each < 127 and each != 92 else 0
+    for each in range(256)
+)
+"""For `translate`: one digit, one sign behind the digits of a float, and 0 for escapes and all but printable ASCII."""
 
 
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
+    try:
+        written = _encode_sorted(value)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        pass
+    else:
+        plain = written.translate(_PLAIN)
+        if plain.find(b"\0") < 0 and plain.find(b"0e") < 0:
+            return written  # no float and no escape, which the encoder below writes in another way
     return _CANONICAL.encode(value).encode()
 
 

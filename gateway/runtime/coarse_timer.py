@@ -8,6 +8,7 @@ cost one dict operation, and a tick looks only at the oldest entries.
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gateway.runtime.tasks import Tasks
@@ -22,7 +23,7 @@ class CoarseTimer:
     def __init__(self, seconds: float, tasks: Tasks, name: str) -> None:
         self._seconds = seconds
         self._tick = min(TICK_SECONDS, seconds)
-        self._waiting: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._waiting: dict[object, tuple[float, Callable[..., None], tuple[object, ...]]] = {}
         self._guarded = tasks.guard(self._ring, f"alarm {name}")
         self._name = name
         self._tasks = tasks
@@ -31,11 +32,12 @@ class CoarseTimer:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def arm(self, key: object, callback: Callable[[], None]) -> None:
-        """Start or restart the time of `key`."""
-        if key in self._waiting:
-            del self._waiting[key]  # the dict must stay in the order of the deadlines
-        self._waiting[key] = (time.monotonic() + self._seconds, callback)
+    def arm(self, key: object, callback: Callable[..., None], *args: object) -> None:
+        """Start or restart the time of `key`, after which `callback` is called with `args`."""
+        waiting = self._waiting
+        if key in waiting:
+            del waiting[key]  # the dict must stay in the order of the deadlines
+        waiting[key] = time.monotonic() + self._seconds, callback, args
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick, self._guarded)
 
@@ -53,10 +55,10 @@ class CoarseTimer:
         self._timer = loop.call_later(self._tick, self._guarded) if self._waiting else None
         now = time.monotonic()
         due = []
-        for key, (deadline, callback) in self._waiting.items():
+        for key, (deadline, callback, args) in self._waiting.items():
             if deadline > now:
                 break
-            due.append((key, callback))
+            due.append((key, partial(callback, *args)))
         for key, callback in due:
             # An earlier callback may have disarmed or restarted it.
             entry = self._waiting.get(key)

@@ -33,6 +33,8 @@ log = get_logger()
 
 _PROCESS: Final = secrets.token_hex(6).encode()
 _CALL_NUMBERS: Final = itertools.count(1)
+_NOTHING: Final[frozenset[str]] = frozenset()
+"""Made once: every other empty frozenset takes memory of its own."""
 
 
 class Session:
@@ -44,11 +46,13 @@ class Session:
         "_is_shared",
         "_log_level",
         "_metrics",
+        "_odd",
         "_owes",
         "_own_answers",
         "_route",
         "_settled",
         "_subscribed",
+        "_tasks",
         "adopted",
         "channel",
         "group",
@@ -95,9 +99,13 @@ class Session:
         self._settled: asyncio.Event | None = None
         """Made for those that wait for the call's end."""
         self._log_level: str | None = None
-        self._subscribed: frozenset[str] = frozenset()
+        self._subscribed = _NOTHING
         """The resources that `set_subscriptions` subscribed to, or tried to."""
-        self._own_answers = OwnAnswers(route, tasks, self._answer_now)
+        self._tasks = tasks
+        self._own_answers: OwnAnswers | None = None
+        """Made when the server first asks something that reaches no client."""
+        self._odd: tuple[bytes, jsonrpc.Message] | None = None
+        """A message that was not the answer, until it is heard as what it is."""
         self._headers = NO_HEADERS
         """The newest headers that the upstream served; the gateway's own answers need a credential too."""
         self.state: SessionState | None = None
@@ -357,7 +365,7 @@ class Session:
 
     def _settle(self) -> None:
         """The call is no longer in flight."""
-        self.in_flight = None
+        self.in_flight = self._odd = None
         if self._settled is not None:
             self._settled.set()
             self._settled = None
@@ -423,12 +431,12 @@ class Session:
     # -- what the upstream says ---------------------------------------------------------------------------------
 
     def _hear_call(self, data: bytes) -> bool:
-        call = self.in_flight
+        call, (odd, self._odd) = self.in_flight, (self._odd, None)
         self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
             return True
         try:
-            message = jsonrpc.message(data)
+            message = odd[1] if odd is not None and odd[0] is data else jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError) as exc:
             self._metrics.upstream_failed(self._route, "malformed")
             raise CallLost(
@@ -441,10 +449,14 @@ class Session:
         """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
         call = self.in_flight
         try:
-            answer = inbound.answer(jsonrpc.message(data), call)
+            message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
             return False
-        return call is not None and answer is not None and self._take_for_call(call, answer, aside=False)
+        answer = inbound.answer(message, call)
+        if call is None or answer is None:
+            self._odd = data, message
+            return False
+        return self._take_for_call(call, answer, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
@@ -500,24 +512,31 @@ class Session:
         if isinstance(means, inbound.Unanswerable):
             call.listener.hear(on.Stopped(pool_errors.cannot_ask(self._route)))
             return False
-        if isinstance(means, inbound.Answer):
+        is_answer, event = isinstance(means, inbound.Answer), means.event
+        if is_answer:
             self._owes = False
             self._settle()
-        elif isinstance(means, inbound.Question):
-            self.shared.asked_aside |= aside
-            self.shared.asked_in_call |= not aside
-        if self.channel.taken and not aside and not isinstance(means, inbound.Notice):
+        elif isinstance(means, inbound.Notice):
+            call.listener.hear(event)
+            return False
+        elif aside:
+            self.shared.asked_aside = True
+        else:
+            self.shared.asked_in_call = True
+        if not aside and self.channel.taken:
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.
             self._prove(call.headers)
-        if not isinstance(means, inbound.Notice) and not isinstance(means.event, on.Failed):
+        if not isinstance(event, on.Failed):
             self.group.prove(self.group.principal)
-        call.listener.hear(means.event)
-        return isinstance(means, inbound.Answer)
+        call.listener.hear(event)
+        return is_answer
 
     def answer_later(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a request of the server that reaches no client; a flood of them stays unanswered."""
         headers = self._headers or (self.in_flight.headers if self.in_flight is not None else NO_HEADERS)
+        if self._own_answers is None:
+            self._own_answers = OwnAnswers(self._route, self._tasks, self._answer_now)
         self._own_answers.add(id_, body, headers)
 
     async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:

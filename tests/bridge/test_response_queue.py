@@ -193,9 +193,10 @@ async def test_changes_that_wait_are_counted() -> None:
 
 
 async def test_a_client_that_waited_before_gets_its_first_keep_alive_in_time() -> None:
-    out = box(60)
-    out.was_silent(15, 15)
-    assert await asyncio.wait_for(out.take(), 5) is None
+    out, waiter = box(60), asyncio.get_running_loop().create_future()
+    out.awaited(waiter, 15, 15)
+    await asyncio.wait_for(waiter, 5)
+    assert await out.take() is None
     waiting = asyncio.get_running_loop().create_task(out.take())
     await asyncio.sleep(0)
     assert not waiting.done(), "the next one is not due yet"
@@ -205,5 +206,24 @@ async def test_a_client_that_waited_before_gets_its_first_keep_alive_in_time() -
 
 async def test_a_client_that_has_hardly_waited_counts_as_new() -> None:
     out = box(0.01)
-    out.was_silent(0.05, 60)
+    out.awaited(asyncio.get_running_loop().create_future(), 0.05, 60)
     assert await asyncio.wait_for(out.take(), 5) is None
+
+
+async def test_a_message_wakes_whoever_waited_before_there_was_a_queue() -> None:
+    out, waiter = box(), asyncio.get_running_loop().create_future()
+    out.awaited(waiter, 0, 60)
+    out.send(b"x")
+    out.finish(FinalMessage(b"end"))
+    await asyncio.wait_for(waiter, 5)
+    assert [await out.take(), await out.take()] == [b"x", FinalMessage(b"end")]
+
+
+async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() -> None:
+    silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
+    out, waiter = ResponseQueue(Leg(Raw(b"1")), silence, 1000), asyncio.get_running_loop().create_future()
+    out.awaited(waiter, 0, 60)
+    waiter.cancel()
+    out.waits_no_more()
+    assert len(silence) == 0
+    out.finish(FinalMessage(b"end"))

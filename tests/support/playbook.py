@@ -89,7 +89,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 def attributes(owner: Exchange | ReplayLedger) -> dict[str, Any]:
     """A copy of everything that an exchange remembers, including its ledger."""
-    return {name: _copied(value) for name, value in vars(owner).items()}
+    return {name: _copied(getattr(owner, name)) for name in owner.__slots__}
 
 
 def _copied(value: Any) -> Any:
