@@ -24,8 +24,8 @@ from gateway.bridge.translation import modern_event
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange.commands import Timer
-from gateway.exchange.machine import Exchange, Policy, State
+from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
+from gateway.exchange.machine import ASKING, DETACHED, ENDED, FINISHED, IDLE, PARKED, RUNNING, Exchange, Policy, State
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
@@ -44,16 +44,16 @@ from gateway.upstream.channel import Headers
 
 NewCall = Callable[[Context, Timers, Report, Listener], UpstreamCall]
 _NEVER_ASKING: Final = Policy(may_ask=False)
-_PICKING_UP: Final = (State.RUNNING, State.ASKING)
+_PICKING_UP: Final = (RUNNING, ASKING)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
 _ENDINGS: Final = (on.Resulted, on.Failed)
 _outcome: Final = cache(NestedOutcome)
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _FIRED: Final[dict[Timer, on.Event]] = {
-    Timer.QUIET: on.QuietPassed(),
-    Timer.GRACE: on.GracePassed(),
-    Timer.TTL: on.Expired(),
-    Timer.LINGER: on.Expired(),
+    QUIET: on.QuietPassed(),
+    GRACE: on.GracePassed(),
+    TTL: on.Expired(),
+    LINGER: on.Expired(),
 }
 
 
@@ -125,7 +125,7 @@ class Driver:
     @property
     def is_finished(self) -> bool:
         """Whether the call has its final result or error."""
-        return self._exchange.state in {State.FINISHED, State.ENDED}
+        return self._exchange.state in {FINISHED, ENDED}
 
     @property
     def kept_bytes(self) -> int:
@@ -151,8 +151,8 @@ class Driver:
         self._upstream_call.carry_on(session, call)
         self._report.began_before(seconds)
         self.begin(queue, ticket)
-        if seconds > TICK_SECONDS and Timer.LEG in self._timers:
-            self._timers.arm(Timer.LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
+        if seconds > TICK_SECONDS and LEG in self._timers:
+            self._timers.arm(LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
         self._upstream_call.read_on(session, call)
 
     def take_over(
@@ -175,12 +175,12 @@ class Driver:
         try:
             self._lot.park(self, is_continued=True)
             self._exchange.restore(handoff.past(envelope))
-            self._moved(State.IDLE, self._exchange.state)
+            self._moved(IDLE, self._exchange.state)
             self.answer(queue, context.request, envelope.round, context.headers)
         except BaseException:
             self._timers.disarm_all()
             self._upstream_call.abandon()
-            self._moved(self._exchange.state, State.IDLE)
+            self._moved(self._exchange.state, IDLE)
             self._lot.remove(self)
             raise
 
@@ -237,11 +237,11 @@ class Driver:
 
     def expire(self) -> None:
         """End a held exchange as if its time was over, because its client cannot come back."""
-        self._fire(Timer.TTL)
+        self._fire(TTL)
 
     def forget(self) -> None:
         """Drop the kept result."""
-        self._timers.disarm(Timer.LINGER)
+        self._timers.disarm(LINGER)
 
     # -- from the upstream's side -------------------------------------------------------------------------------
 
@@ -298,17 +298,17 @@ class Driver:
             self._upstream_call.rest(resting=False)
             self._upstream_call.note("unparked")
             self._report.unparked()
-        if after is State.PARKED:
-            self._timers.arm(Timer.COLD, self._fire)
-        elif before is State.PARKED:
-            self._timers.disarm(Timer.COLD)
-        if after is State.ENDED:
+        if after is PARKED:
+            self._timers.arm(COLD, self._fire)
+        elif before is PARKED:
+            self._timers.disarm(COLD)
+        if after is ENDED:
             self._ended()
 
     def _ended(self) -> None:
         self._timers.disarm_all(but_linger=True)
         self._upstream_call.end()
-        if Timer.LINGER in self._timers:
+        if LINGER in self._timers:
             self._lot.keep(self)
         elif self._exchange.round:
             self._lot.remove(self)
@@ -361,12 +361,12 @@ class Driver:
 
     def _cool(self) -> None:
         """Let go of a parked call that its state alone continues; any other one is looked at again later."""
-        call, due = self._upstream_call, self._timers.deadline(Timer.TTL)
+        call, due = self._upstream_call, self._timers.deadline(TTL)
         upstream = call.whereabouts() if call.can_be_left else None
         is_taken_over = self._is_of_another_replica and call.runs == 0
         record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):
-            self._timers.arm(Timer.COLD, self._fire)
+            self._timers.arm(COLD, self._fire)
             return
         self._report.cooled()
         call.let_go()
@@ -374,22 +374,22 @@ class Driver:
         self._lot.cold.add(record)
 
     def _fire(self, timer: Timer) -> None:
-        if timer is Timer.COLD:
+        if timer is COLD:
             self._cool()
             return
-        if timer is Timer.LEG:
+        if timer is LEG:
             self._upstream_call.watch_silence()
-        if timer is Timer.TTL or (timer is Timer.GRACE and self._was_relayed):
+        if timer is TTL or (timer is GRACE and self._was_relayed):
             self._feed_unless_resumed_elsewhere(_FIRED[timer])
             return
-        self._feed(on.LegLimitPassed(self._lot.has_place(self)) if timer is Timer.LEG else _FIRED[timer])
-        if timer is Timer.LINGER:
+        self._feed(on.LegLimitPassed(self._lot.has_place(self)) if timer is LEG else _FIRED[timer])
+        if timer is LINGER:
             self._lot.remove(self)
 
     def _give_back(self, error: GatewayError) -> None:
         """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
         self.hear(on.Broke(error))
-        self._timers.disarm(Timer.LINGER)
+        self._timers.disarm(LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
         if self._cold is not None:
@@ -397,7 +397,7 @@ class Driver:
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
-        is_left = self._exchange.state in (State.PARKED, State.DETACHED)
+        is_left = self._exchange.state in (PARKED, DETACHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
             self.live.process.tasks.spawn(self._ask_replicas(event), "ask about an expired call")
         else:

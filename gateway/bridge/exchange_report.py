@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.bridge.exchange_context import Context
 from gateway.exchange import events as on
-from gateway.exchange.machine import State
+from gateway.exchange.machine import BROKEN, PARKED, REFERRED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
@@ -16,7 +16,7 @@ from gateway.telemetry.recent_errors import presentable
 
 log = get_logger()
 
-HELD: Final = (State.PARKED, State.REFERRED, State.BROKEN)
+HELD: Final = (PARKED, REFERRED, BROKEN)
 """The states in which a call waits for its client."""
 _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""
@@ -46,7 +46,7 @@ class Report:
         self._started = self._parked_at = time.monotonic()
         self._held_seconds = 0.0
         """For how long the call was parked, until it was unparked last."""
-        self._outcome = Outcome.COMPLETE
+        self._outcome = COMPLETE.outcome
         self._cause = ""
         self._error: GatewayError | None = None
         self._is_cold = False
@@ -168,7 +168,7 @@ class Report:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
         request, live = self._context.request, self._context.live
         rounds = self._context.exchange.round + 1
-        if self._is_cold or (rounds == 1 and self._outcome is Outcome.COMPLETE):
+        if self._is_cold or (rounds == 1 and self._outcome is COMPLETE.outcome):
             return
         live.process.metrics.exchange_finished(live.route.path, rounds)
         error = self._error

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from gateway.exchange.commands import Timer
+from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, Timer
 from gateway.routes.live_route import LiveRoute
 
 
@@ -32,7 +32,7 @@ class Timers:
         cycle.
         """
         live = self._live
-        if timer is Timer.LEG and not live.config.legs.rounds:
+        if timer is LEG and not live.config.legs.rounds:
             return
         if self._handles is not None:
             self._cancel(timer)
@@ -42,9 +42,9 @@ class Timers:
                 shared.arm(self, fire, timer)
                 return
             shared.disarm(self)
-        elif timer is Timer.QUIET:
+        elif timer is QUIET:
             seconds = live.config.hold.quiet_seconds
-        elif timer is Timer.GRACE:
+        elif timer is GRACE:
             seconds = live.config.hold.grace_seconds
         if seconds is None:
             return  # COLD, if calls do not go cold
@@ -67,7 +67,7 @@ class Timers:
 
     def disarm_leg(self) -> None:
         """Stop the timers of a waiting leg."""
-        self._live.deadlines.shared[Timer.LEG].disarm(self)
+        self._live.deadlines.shared[LEG].disarm(self)
         if self._handles is not None:
             self._cancel_all()  # each of them belongs to a leg
 
@@ -76,7 +76,7 @@ class Timers:
         if self._handles is not None:
             self._cancel_all()
         for timer, shared in self._live.deadlines.shared.items():
-            if not (but_linger and timer is Timer.LINGER):
+            if not (but_linger and timer is LINGER):
                 shared.disarm(self)
 
     def _cancel(self, timer: Timer) -> None:

@@ -1,5 +1,7 @@
 """Sends each leg of one exchange its notifications, then exactly one final message."""
 
+from typing import Final
+
 from gateway.bridge.exchange_context import Context
 from gateway.bridge.exchange_report import Report
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
@@ -8,6 +10,9 @@ from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
 from gateway.telemetry import Ending, Outcome
+
+_ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
+_STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 
 
 class Replies:
@@ -57,7 +62,7 @@ class Replies:
 
     def ask(self, ask: do.Ask, body: bytes) -> None:
         """End legs with an InputRequiredResult."""
-        ending = Ending(Outcome.INPUT_REQUIRED if ask.questions else Outcome.STATE_ONLY)
+        ending = _ASKED if ask.questions else _STATE_ONLY
         for leg in ask.legs:
             self._finish(leg, FinalMessage(jsonrpc.result(leg.id, body), ending=ending))
 

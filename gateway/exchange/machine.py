@@ -38,7 +38,7 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange import results, url_elicitation
-from gateway.exchange.commands import Command, Timer
+from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, TTL, Command
 from gateway.exchange.questions import MAX_QUESTIONS, Question
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
@@ -81,6 +81,22 @@ class State(StrEnum):
     DETACHED = "detached"
     FINISHED = "finished"
     ENDED = "ended"
+
+
+IDLE, RUNNING, ASKING, PARKED, REFERRED, BROKEN, DETACHED, FINISHED, ENDED = State
+
+# Commands that say the same each time.
+_SEND_CALL: Final = do.SendCall()
+_DISARM_LEG: Final = do.DisarmLeg()
+_ARM_GRACE: Final = do.Arm(GRACE)
+_ARM_LEG: Final = do.Arm(LEG)
+_ARM_LINGER: Final = do.Arm(LINGER)
+_ARM_QUIET: Final = do.Arm(QUIET)
+_ARM_TTL: Final = do.Arm(TTL)
+_DISARM_GRACE: Final = do.Disarm(GRACE)
+_DISARM_LINGER: Final = do.Disarm(LINGER)
+_DISARM_QUIET: Final = do.Disarm(QUIET)
+_DISARM_TTL: Final = do.Disarm(TTL)
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -135,7 +151,7 @@ class Exchange:
 
     def __init__(self, declared: Capabilities, policy: Policy, given: Mapping[str, Raw] | None = None) -> None:
         """`given` are answers that came without a requestState; each is used when its question is asked."""
-        self.state = State.IDLE
+        self.state = IDLE
         self.round = 0
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
         self.questions: dict[str, Question] = {}
@@ -160,7 +176,7 @@ class Exchange:
 
     def restore(self, past: Snapshot) -> None:
         """Continue where another process stopped; only for a new exchange."""
-        if self.state is not State.IDLE:
+        if self.state is not IDLE:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be restored")
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
         self.questions = dict(past.questions)
@@ -194,10 +210,10 @@ class Exchange:
         return self._send_call()
 
     def _send_call(self) -> Commands:
-        self.state = State.RUNNING
+        self.state = RUNNING
         if self._policy.may_ask:
-            return [do.SendCall(), do.Arm(Timer.LEG)]
-        return [do.SendCall()]
+            return [_SEND_CALL, _ARM_LEG]
+        return [_SEND_CALL]
 
     def _answer(self, event: on.Answered) -> Commands:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
@@ -210,7 +226,7 @@ class Exchange:
         self._claim(event)
         self._ledger.note(matched, self.round)
         self._ledger.note(late, self.round, sent=False)
-        out: Commands = [do.Disarm(Timer.TTL), do.Arm(Timer.LEG)]
+        out: Commands = [_DISARM_TTL, _ARM_LEG]
         for question, _ in matched:
             del self.questions[question.key]
         if matched:
@@ -227,16 +243,16 @@ class Exchange:
             return self._ask_again(event.leg)
         self._claim(event)
         self._ledger.note(matched, self.round)
-        out: Commands = [do.Disarm(Timer.TTL)]
+        out: Commands = [_DISARM_TTL]
         out += [do.Count(question.method, "answered") for question, _ in matched]
         if self.record is None:
             return [*out, *self._end(do.Fail((), _unrecorded()), completed=False)]
-        return [*out, do.Arm(Timer.LEG), *self._run_again(completed=False)]
+        return [*out, _ARM_LEG, *self._run_again(completed=False)]
 
     def _resume_waiting(self) -> Commands:
         """A leg waits again: for the result, or for the quiet window if questions are still open."""
-        self.state = State.ASKING if self.questions else State.RUNNING
-        return [do.Arm(Timer.QUIET)] if self.questions else []
+        self.state = ASKING if self.questions else RUNNING
+        return [_ARM_QUIET] if self.questions else []
 
     def _answer_referred(self, event: on.Answered) -> Commands:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
@@ -253,7 +269,7 @@ class Exchange:
         if self.questions and not declined:
             return [*out, *self._ask_again(event.leg)]
         self._claim(event)
-        out.append(do.Disarm(Timer.TTL))
+        out.append(_DISARM_TTL)
         if declined:
             return [*out, *self._end(self._declined_urls(declined), completed=True)]
         return [*out, *self._send_call()]
@@ -262,9 +278,9 @@ class Exchange:
         """Ask the open questions again in the same round; the client is active, so its time to live restarts."""
         self._check_askable(None)
         self._shown = tuple(self.questions)
-        held = self._policy.holds or self.state is State.PARKED
+        held = self._policy.holds or self.state is PARKED
         ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
-        return [ask, do.Arm(Timer.TTL)] if held else [ask, *self._part(None)]
+        return [ask, _ARM_TTL] if held else [ask, *self._part(None)]
 
     def _match(self, event: on.Answered) -> Answers:
         """The open questions that the client answered, with checked answers; unknown keys are ignored.
@@ -316,7 +332,7 @@ class Exchange:
         """A retry came again within the grace period."""
         self._repeated(event)
         self.legs = (event.leg,)
-        return [do.Disarm(Timer.GRACE), do.Arm(Timer.LEG), *self._resume_waiting()]
+        return [_DISARM_GRACE, _ARM_LEG, *self._resume_waiting()]
 
     def _collect(self, event: on.Answered) -> Commands:
         """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
@@ -328,13 +344,13 @@ class Exchange:
             if self.record is not None:
                 self._claim(event)
                 return [
-                    do.Disarm(Timer.TTL),
-                    do.Disarm(Timer.LINGER),
-                    do.Arm(Timer.LEG),
+                    _DISARM_TTL,
+                    _DISARM_LINGER,
+                    _ARM_LEG,
                     *self._run_again(completed=True),
                 ]
-        out: Commands = [do.Disarm(Timer.TTL), do.Disarm(Timer.GRACE), *self._give(event), do.Arm(Timer.LINGER)]
-        self.state = State.ENDED
+        out: Commands = [_DISARM_TTL, _DISARM_GRACE, *self._give(event), _ARM_LINGER]
+        self.state = ENDED
         return out
 
     def _give_again(self, event: on.Answered) -> Commands:
@@ -358,8 +374,8 @@ class Exchange:
         if self.round == 0:
             # The client has no requestState to come back with (basic/patterns/cancellation).
             return self._give_up("the client closed its request")
-        self.state = State.DETACHED
-        return [do.DisarmLeg(), do.Arm(Timer.GRACE)]
+        self.state = DETACHED
+        return [_DISARM_LEG, _ARM_GRACE]
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
@@ -386,13 +402,13 @@ class Exchange:
         early = self._given_answer(question)
         if early is not None:
             # The answer belongs to the round that it saves the client; while parked, to the current one.
-            self._ledger.note(((question, early),), self.round + (self.state is not State.PARKED))
+            self._ledger.note(((question, early),), self.round + (self.state is not PARKED))
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
         self.questions[key] = question
         out: Commands = [do.Count(event.method, "asked")]
-        if self.state in (State.RUNNING, State.ASKING):
-            self.state = State.ASKING
-            out.append(do.Arm(Timer.QUIET))
+        if self.state in (RUNNING, ASKING):
+            self.state = ASKING
+            out.append(_ARM_QUIET)
         return out
 
     def _refusal(self, event: on.Nested) -> jsonrpc.Error | None:
@@ -435,12 +451,12 @@ class Exchange:
             if bytes(event.id) in self._seen:
                 self._ledger.withdraw_sent(event.id, replayable=event.replayable)
             return []
-        if event.replayable and self.state is State.PARKED and key in self._shown:
+        if event.replayable and self.state is PARKED and key in self._shown:
             self._ledger.withdraw(question)
         out: Commands = [do.Count(question.method, "withdrawn")]
-        if self.state is State.ASKING and not self.questions:
-            self.state = State.RUNNING
-            out.append(do.Disarm(Timer.QUIET))
+        if self.state is ASKING and not self.questions:
+            self.state = RUNNING
+            out.append(_DISARM_QUIET)
         return out
 
     def _progress(self, event: on.Progressed) -> Commands:
@@ -489,9 +505,9 @@ class Exchange:
         self.questions = questions
         out: Commands = [do.Count(mcp.ELICIT, "asked") for _ in questions]
         if self.legs:
-            return out + self._ask(State.REFERRED)
-        self.state = State.REFERRED
-        return [*out, do.DisarmLeg(), do.Arm(Timer.TTL)]
+            return out + self._ask(REFERRED)
+        self.state = REFERRED
+        return [*out, _DISARM_LEG, _ARM_TTL]
 
     def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
         lost = results.internal_error(f"The server requires the user to visit a url first, but sent {sent}", error)
@@ -505,19 +521,19 @@ class Exchange:
 
     def _run_again_in_time(self, *, completed: bool) -> Commands:
         """Run again now, or, if the client has questions, once it has answered them."""
-        if self.state is not State.PARKED:
+        if self.state is not PARKED:
             return self._run_again(completed=completed)
-        self.state = State.BROKEN
+        self.state = BROKEN
         return [self._release(completed=completed)]
 
     def _run_again(self, *, completed: bool) -> Commands:
         """Begin another run with the answers so far; `completed` if the upstream ended the earlier run itself."""
-        out: Commands = [do.Disarm(Timer.QUIET), self._release(completed=completed), do.RunAgain()]
+        out: Commands = [_DISARM_QUIET, self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
         self._keys = self._seen = self._shown = ()
         self.questions.clear()
         self._final, self._owes_answers = None, False
-        self.state = State.RUNNING if self.legs else State.DETACHED
+        self.state = RUNNING if self.legs else DETACHED
         return out
 
     def _release(self, *, completed: bool) -> Command:
@@ -533,7 +549,7 @@ class Exchange:
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
         # The upstream took no answer of this retry: the call waits as before.
-        out: Commands = [do.DisarmLeg()]
+        out: Commands = [_DISARM_LEG]
         if self.legs:
             out.append(do.Fail(self.legs, event.error))
         self.legs = ()
@@ -542,8 +558,8 @@ class Exchange:
         self._ledger.strike(event.questions)
         self._put_back(event.questions)
         self._digests.pop(self.round, None)
-        self.state = State.PARKED
-        return [*out, do.Arm(Timer.TTL)]
+        self.state = PARKED
+        return [*out, _ARM_TTL]
 
     def _put_back(self, questions: Iterable[Question]) -> None:
         """Open these questions again, unless the upstream withdrew them while their answers were in flight."""
@@ -554,7 +570,7 @@ class Exchange:
 
     def _quiet(self, _: on.QuietPassed | on.LegLimitPassed) -> Commands:
         """Ask the gathered questions; a leg at its limit does not wait for the quiet window."""
-        return self._ask(State.PARKED)
+        return self._ask(PARKED)
 
     def _shed(self, event: on.LegLimitPassed) -> Commands:
         """End the leg early and let the client come back at once (SEP-2322, Load Shedding).
@@ -564,9 +580,9 @@ class Exchange:
         if not self._policy.may_ask or self.sheds >= self._policy.shed_rounds:
             return []
         if not event.has_place:
-            return [do.Arm(Timer.LEG)]
+            return [_ARM_LEG]
         self.sheds += 1
-        return self._ask(State.PARKED)
+        return self._ask(PARKED)
 
     def _ask(self, state: State, *, stays: bool = True) -> Commands:
         holds = self._policy.holds
@@ -577,23 +593,23 @@ class Exchange:
         self._shown = tuple(self.questions)
         self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self.legs = self.legs, ()
-        resting = state if holds or state is State.REFERRED else State.BROKEN
+        resting = state if holds or state is REFERRED else BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
         if holds:
-            return [do.DisarmLeg(), ask, do.Arm(Timer.TTL)]
-        return [do.DisarmLeg(), ask, *self._part("the call will be run again with the answers")]
+            return [_DISARM_LEG, ask, _ARM_TTL]
+        return [_DISARM_LEG, ask, *self._part("the call will be run again with the answers")]
 
     def _part(self, reason: str | None) -> Commands:
         """End the exchange and keep nothing of it; with a reason, cancel the call."""
         out = self._cancel(reason) if reason is not None else []
-        out += [do.Disarm(Timer.TTL), self._release(completed=self.state is State.REFERRED)]
+        out += [_DISARM_TTL, self._release(completed=self.state is REFERRED)]
         self.questions.clear()
-        self.state = State.ENDED
+        self.state = ENDED
         return out
 
     def _hand_over(self, event: on.HandedOver) -> Commands:
         """End the legs early if there is a parking place; the retries come back through another replica."""
-        return self._ask(State.PARKED) if self._policy.may_ask and self._policy.holds and event.has_place else []
+        return self._ask(PARKED) if self._policy.may_ask and self._policy.holds and event.has_place else []
 
     def _let_go(self, event: on.LetGo) -> Commands:
         """Keep nothing of the exchange here: legs that still wait get a requestState, which holds everything."""
@@ -601,11 +617,11 @@ class Exchange:
         if self.legs:
             if not self._policy.may_ask:
                 return self._abort(Stopping("The gateway shut down before the call ended; it was cancelled"))
-            out = self._ask(State.PARKED, stays=False)
+            out = self._ask(PARKED, stays=False)
             if not self._policy.holds:
                 return out
         reason = "the gateway shuts down; the call will be run again" if event.cancel else None
-        return [*out, do.DisarmLeg(), *self._part(reason)]
+        return [*out, _DISARM_LEG, *self._part(reason)]
 
     def _grace(self, _: on.GracePassed) -> Commands:
         return self._give_up("the client closed its request")
@@ -614,14 +630,14 @@ class Exchange:
         return self._give_up("the client did not answer in time")
 
     def _expire_broken(self, _: on.Expired) -> Commands:
-        self.state = State.ENDED
+        self.state = ENDED
         self.questions.clear()
-        return [do.Disarm(Timer.TTL)]
+        return [_DISARM_TTL]
 
     def _expire_finished(self, _: on.Expired) -> Commands:
-        self.state = State.ENDED
+        self.state = ENDED
         self._final = None
-        return [do.Disarm(Timer.TTL)]
+        return [_DISARM_TTL]
 
     def _stop(self, event: on.Stopped) -> Commands:
         return self._abort(event.error)
@@ -633,16 +649,16 @@ class Exchange:
         release = self._release(completed=completed)
         self._final = final
         self.questions.clear()
-        waited = self.state in (State.PARKED, State.REFERRED, State.BROKEN)
+        waited = self.state in (PARKED, REFERRED, BROKEN)
         legs, self.legs = self.legs, ()
-        out: Commands = [do.DisarmLeg()] if self._policy.may_ask else []
+        out: Commands = [_DISARM_LEG] if self._policy.may_ask else []
         if legs:
-            self.state = State.ENDED
+            self.state = ENDED
             out += [replace(final, legs=legs), release]
-            return [*out, do.Arm(Timer.LINGER)] if self.round else out
-        self.state = State.FINISHED
+            return [*out, _ARM_LINGER] if self.round else out
+        self.state = FINISHED
         # While parked, the client has until its state expires; after a lost connection, the linger time.
-        return [*out, release, *([] if waited else [do.Arm(Timer.LINGER)])]
+        return [*out, release, *([] if waited else [_ARM_LINGER])]
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
@@ -651,7 +667,7 @@ class Exchange:
 
     def _give_up(self, reason: str) -> Commands:
         """Cancel the call: no leg waits, and the client will not come back."""
-        return [*self._cancel(reason), do.DisarmLeg(), *self._part(None)]
+        return [*self._cancel(reason), _DISARM_LEG, *self._part(None)]
 
     def _cancel(self, reason: str) -> Commands:
         if not self.calling:
@@ -702,24 +718,24 @@ def _unrecorded() -> CallLost:
 
 Handler = Callable[[Exchange, Any], Commands]
 
-_WAITING: Final = (State.RUNNING, State.ASKING)
-_LEFT: Final = (State.PARKED, State.DETACHED)
+_WAITING: Final = (RUNNING, ASKING)
+_LEFT: Final = (PARKED, DETACHED)
 _CALLING: Final = (*_WAITING, *_LEFT)
-_BETWEEN: Final = (State.REFERRED, State.BROKEN)
-_OVER: Final = (State.FINISHED, State.ENDED)
+_BETWEEN: Final = (REFERRED, BROKEN)
+_OVER: Final = (FINISHED, ENDED)
 _AFTER: Final = (*_BETWEEN, *_OVER)
 
 _X = Exchange
 _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
-    (on.Called, (State.IDLE,), _X._call),
+    (on.Called, (IDLE,), _X._call),
     # the client
     (on.Answered, _WAITING, _X._join),
-    (on.Answered, (State.PARKED,), _X._answer),
-    (on.Answered, (State.REFERRED,), _X._answer_referred),
-    (on.Answered, (State.BROKEN,), _X._answer_broken),
-    (on.Answered, (State.DETACHED,), _X._rejoin),
-    (on.Answered, (State.FINISHED,), _X._collect),
-    (on.Answered, (State.ENDED,), _X._give_again),
+    (on.Answered, (PARKED,), _X._answer),
+    (on.Answered, (REFERRED,), _X._answer_referred),
+    (on.Answered, (BROKEN,), _X._answer_broken),
+    (on.Answered, (DETACHED,), _X._rejoin),
+    (on.Answered, (FINISHED,), _X._collect),
+    (on.Answered, (ENDED,), _X._give_again),
     (on.Left, (*_CALLING, *_AFTER), _X._leave),
     # the upstream
     (on.Nested, _CALLING, _X._nested),
@@ -731,14 +747,14 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Broke, _CALLING, _X._break),
     (on.Undelivered, _CALLING, _X._undelivered),
     # time
-    (on.QuietPassed, (State.ASKING,), _X._quiet),
-    (on.LegLimitPassed, (State.RUNNING,), _X._shed),
-    (on.LegLimitPassed, (State.ASKING,), _X._quiet),
-    (on.GracePassed, (State.DETACHED,), _X._grace),
-    (on.Expired, (State.PARKED, State.REFERRED), _X._expire),
-    (on.Expired, (State.BROKEN,), _X._expire_broken),
-    (on.Expired, (State.FINISHED,), _X._expire_finished),
-    (on.Expired, (State.ENDED,), _X._late),
+    (on.QuietPassed, (ASKING,), _X._quiet),
+    (on.LegLimitPassed, (RUNNING,), _X._shed),
+    (on.LegLimitPassed, (ASKING,), _X._quiet),
+    (on.GracePassed, (DETACHED,), _X._grace),
+    (on.Expired, (PARKED, REFERRED), _X._expire),
+    (on.Expired, (BROKEN,), _X._expire_broken),
+    (on.Expired, (FINISHED,), _X._expire_finished),
+    (on.Expired, (ENDED,), _X._late),
     (on.Stopped, (*_CALLING, *_BETWEEN), _X._stop),
     (on.Stopped, _OVER, _X._late),
     # the end of this process

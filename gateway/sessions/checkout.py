@@ -25,6 +25,8 @@ from gateway.sessions.opening_rate import OpeningRate
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionLimit, SessionState
 
+_BUSY: Final = SessionState.BUSY
+_IDLE: Final = SessionState.IDLE
 _SWEEP_SECONDS: Final = 1.0
 _NEWCOMERS_PART: Final = 10
 _NEWCOMER_CHILDREN_PART: Final = 2
@@ -223,12 +225,12 @@ class Checkout(ABC):
         address = request.opener.address
         self._capacity.opened(session, session.group, is_fresh=request.is_fresh, address=address)
         self._show_newcomers()
-        session.move(SessionState.BUSY)
+        session.move(_BUSY)
         return session
 
     def _occupy(self, session: Session) -> None:
         self._capacity.occupied(session, session.group)
-        session.move(SessionState.BUSY)
+        session.move(_BUSY)
 
     # -- in ---------------------------------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Checkout(ABC):
 
     def _keep(self, session: Session) -> None:
         session.group.used = session.idle_since = time.monotonic()
-        session.move(SessionState.IDLE)
+        session.move(_IDLE)
         self._capacity.rested(session, session.group)
         self._assign(session.group)
 

@@ -412,7 +412,7 @@ class Session:
             accepted()
 
         is_begun = self.channel.begin_send(message, headers, note, unusual)
-        if is_begun:
+        if is_begun and bodies.on:
             self._show(Direction.TO_UPSTREAM, message, self.in_flight)
         return is_begun
 
@@ -432,7 +432,8 @@ class Session:
 
     def _hear_call(self, data: bytes) -> bool:
         call, (odd, self._odd) = self.in_flight, (self._odd, None)
-        self._show(Direction.FROM_UPSTREAM, data, call)
+        if bodies.on:
+            self._show(Direction.FROM_UPSTREAM, data, call)
         if call is None:
             return True
         try:
