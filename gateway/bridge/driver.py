@@ -63,9 +63,8 @@ class Driver:
     __slots__ = (
         "_cold",
         "_context",
-        "_events",
         "_exchange",
-        "_is_handling",
+        "_later",
         "_lot",
         "_replies",
         "_report",
@@ -109,9 +108,8 @@ class Driver:
         """Made if another replica began the exchange, or this one let go of it."""
         self._cold: ColdCall | None = None
         """What was kept of the exchange while it was cold."""
-        self._events: list[on.Event] = []
-        """What happened while another event was being handled."""
-        self._is_handling = False
+        self._later: list[on.Event] | None = None
+        """While an event is being handled: it, and what happens meanwhile."""
         self._retries = 0
         """Retries that were accepted so far."""
         self._was_relayed = False
@@ -264,22 +262,23 @@ class Driver:
 
     def _feed(self, event: on.Event) -> None:
         """Handle an event, and then, one after the other, those that obeying its commands brings about."""
-        self._events.append(event)
-        if self._is_handling:
+        if self._later is not None:
+            self._later.append(event)
             return
-        self._is_handling = True
+        self._later = events = [event]
         try:
-            while self._events:
-                self._handle(self._events.pop(0))
+            for each in events:  # it grows meanwhile
+                self._handle(each)
         finally:
-            self._is_handling = False
+            self._later = None
 
     def _handle(self, event: on.Event) -> None:
-        before = self._exchange.state
-        commands = self._exchange.handle(event)
+        exchange = self._exchange
+        before = exchange.state
+        commands = exchange.handle(event)
         for command in commands:
             self._OBEY[type(command)](self, command)
-        after = self._exchange.state
+        after = exchange.state
         if after is not before:
             self._moved(before, after)
             if self._takeover is not None and after in _PICKING_UP:

@@ -35,10 +35,12 @@ class Replies:
 
     def discard(self, leg: Leg) -> None:
         """A leg no longer waits, or never did."""
-        self._queues = tuple([queue for queue in self._queues if queue.leg is not leg])
+        if self._queues:
+            self._queues = tuple([queue for queue in self._queues if queue.leg is not leg])
 
     def _queue(self, leg: Leg) -> ResponseQueue:
-        return next(queue for queue in self._queues if queue.leg is leg)
+        (queue,) = [queue for queue in self._queues if queue.leg is leg]
+        return queue
 
     def forward(self, leg: Leg, message: bytes) -> None:
         """Send a leg one notification."""

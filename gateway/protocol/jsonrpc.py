@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import accumulate
+from json.encoder import encode_basestring_ascii
 from operator import add
 from typing import Any, Final, TypeVar
 
@@ -525,7 +526,8 @@ def canonical_members(members: Mapping[str, Raw]) -> bytes:
     A value with more than MAX_MEMBERS values in it only loses its white space: a client that sends it again writes it
     the same way.
     """
-    return b"{%b}" % b",".join([b"%b:%b" % (canonical(key), _canonical(members[key])) for key in sorted(members)])
+    written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
+    return b"{%b}" % b",".join(written)
 
 
 def _canonical(raw: Raw) -> bytes:

@@ -31,6 +31,9 @@ _URL_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*\?)[^\s\"'<>]+", re.IGNORECASE
 _NAMED_ARGUMENT = re.compile(r"([\w-]+)(?:=|: *)", re.ASCII)
 _MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
 _SHORTEST_SECRET = 8
+_LONGEST_WORD = 43
+"""Longer ones may be keys in base64."""
+_NUMBERS = (bool, int, float)
 MAX_CHARACTERS = 16_384
 """The longest value of a line, such as a traceback."""
 _SEVERAL_LINES = ("exception", "stack")
@@ -41,10 +44,15 @@ _REPEATED = frozenset({"event", "level", "route", "upstream", "method", "outcome
 
 def mask(text: str) -> str:
     """Return `text` without what looks like a token, a JWT, a sealed state or a key, and of URLs the secret parts."""
-    if len(text) < _SHORTEST_SECRET:
+    if len(text) < _SHORTEST_SECRET or (len(text) < _LONGEST_WORD and _is_word(text)):
         return text
     masked = _SECRET_TEXT.sub(_masked, text)
     return _URL_QUERY.sub(rf"\1{MASK}", masked) if "?" in masked else masked
+
+
+def _is_word(text: str) -> bool:
+    """Whether a short text is a single word and no JWT: the other patterns need more than that."""
+    return text.replace("-", "").replace("_", "").isalnum() and "eyj" not in text.lower()
 
 
 def _masked(match: re.Match[str]) -> str:
@@ -100,7 +108,9 @@ def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 
 def _plain(key: str, value: object) -> Any:
     """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
-    if value is None or (isinstance(value, bool | int | float) and math.isfinite(value)):
+    if key in _REPEATED and isinstance(value, str):  # no key of these is a secret's
+        return _repeated_text(value)
+    if value is None or (isinstance(value, _NUMBERS) and math.isfinite(value)):
         return value
     return MASK if _is_secret(key) else _plain_text(key, value)
 
@@ -108,7 +118,7 @@ def _plain(key: str, value: object) -> Any:
 def _plain_text(key: str, value: object) -> Any:
     """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
     if isinstance(value, str):
-        return _repeated_text(value) if key in _REPEATED else _text(value, keeps_lines=key in _SEVERAL_LINES)
+        return _text(value, keeps_lines=key in _SEVERAL_LINES)
     match value:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
