@@ -6,9 +6,9 @@ from msgspec import Raw
 from gateway.exchange.machine import Exchange
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.request_state import Binding
 from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.session import Session
 from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
 
@@ -38,5 +38,8 @@ class Context(msgspec.Struct, eq=False):
     """Known as soon as there was a session."""
     is_state_whole: bool = False
     """Whether the newest requestState has everything that continues the call."""
-    binding: Binding | None = None
-    """Made with the first requestState: every round is bound to the same request and principal."""
+
+    def runs_in(self, session: Session) -> None:
+        """The call runs in this session, whose pool key is an equal one."""
+        self.key = session.group.key
+        self.server_info = session.shaken.server_info

@@ -49,12 +49,11 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
 
 def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None) -> Envelope:
     live, exchange, span = context.live, context.exchange, context.span
-    context.binding = context.binding or _binding(context)
     now = time.time()
     return Envelope(
         issued=now,
         expires=now + wait_seconds(live.config),
-        binding=context.binding,
+        binding=_binding(context),
         exchange=exchange_id,
         round=ask.round,
         owner=live.process.owner if ask.held else "",

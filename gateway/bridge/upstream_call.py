@@ -161,7 +161,7 @@ class UpstreamCall:
     def carry_on(self, session: Session, call: Call) -> None:
         """Take over a call that was begun in a session: `start` does not send it, `read_on` reads the rest."""
         self._session, self._call, self._is_sent, self._is_begun = session, call, True, True
-        self._context.server_info = session.shaken.server_info
+        self._context.runs_in(session)
 
     def read_on(self, session: Session, call: Call) -> None:
         """Read the rest of a call that was carried on, if its answer has not come."""
@@ -172,10 +172,12 @@ class UpstreamCall:
 
     def _follow(self, session: Session, call: Call) -> None:
         """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
-        if not session.follow(call, partial(self._read_by_task, session, call)):
-            self._read_by_task(session, call)
+        broke = _Broke(self, session, call)
+        if not session.follow(call, broke):
+            broke()
 
-    def _read_by_task(self, session: Session, call: Call) -> None:
+    def read_by_task(self, session: Session, call: Call) -> None:
+        """Read a begun call, or what is left of it, by a task."""
         task = self._context.live.process.tasks.start(self._run((session, call)), "call")
         if call is self._call:
             self._task = task
@@ -274,7 +276,7 @@ class UpstreamCall:
             return None
         session = self._session = pool.take(context.key)
         if session is not None:
-            context.server_info = session.shaken.server_info
+            context.runs_in(session)
         return session
 
     async def _ready_session(self, *, again: bool = False) -> Session:
@@ -286,7 +288,7 @@ class UpstreamCall:
         if session is None:
             opener = Opener(context.address, again or self._is_continued)
             self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers, opener)
-            context.server_info = session.shaken.server_info
+            context.runs_in(session)
         try:
             await context.live.upstream.pool.prepare(session, context.request.log_level, context.headers)
         except SessionLost:
@@ -472,6 +474,18 @@ class UpstreamCall:
         self._context.live.deadlines.idle.disarm(self)
         self._call = self._task = None
         self._listener = _DEAF
+
+
+class _Broke:
+    """Has a task read a call whose stream broke: kept while the call is held, so it takes little memory."""
+
+    __slots__ = ("_call", "_session", "_upstream_call")
+
+    def __init__(self, upstream_call: UpstreamCall, session: Session, call: Call) -> None:
+        self._upstream_call, self._session, self._call = upstream_call, session, call
+
+    def __call__(self) -> None:
+        self._upstream_call.read_by_task(self._session, self._call)
 
 
 class _Deaf:

@@ -140,7 +140,7 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
         sent.update(incoming.span.headers())
     if selects:
         sent.update(own_headers(route))
-    return sent
+    return sent or NO_HEADERS  # held calls keep them
 
 
 def begin_span(incoming: Incoming, live: LiveRoute) -> Span | None:

@@ -150,7 +150,7 @@ class TaskCall(UpstreamCall):
             return session  # reserved while the client visited the urls of a -32042
         headers, opener = context.headers, Opener(context.address, self._is_continued)
         session = self._session = await context.live.upstream.pool.open(context.key, headers, opener)
-        context.server_info = session.shaken.server_info
+        context.runs_in(session)
         await context.live.upstream.pool.prepare(session, context.request.log_level, headers)
         return session
 

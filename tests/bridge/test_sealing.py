@@ -168,7 +168,9 @@ def _fake_context() -> Context:
     fake_live = Mock()
     fake_live.config.hold.ttl_seconds = fake_live.config.state.ttl_seconds = 1
     fake_live.process.sealer.seal.return_value = "sealed"
-    return Context(fake_live, Mock(), Mock(), Exchange(Capabilities(), Policy()), {}, binding=Mock())
+    fake_live.route.bound_headers = ()
+    fake_request = Mock(params={}, target="tool")
+    return Context(fake_live, fake_request, Mock(), Exchange(Capabilities(), Policy()), {})
 
 
 def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
