@@ -1,0 +1,63 @@
+"""What one client has not read of its replies: counted in the budget, with a deadline."""
+
+import asyncio
+
+from gateway.http.traffic import Traffic
+from gateway.runtime.budget import Share
+
+
+class Unread:
+    """The bytes that wait for one client, in the transport or with the handler of its request."""
+
+    __slots__ = ("_out", "_share", "_stall_timer", "_stalled_at", "_traffic", "unsent")
+
+    def __init__(self, out: asyncio.Transport, traffic: Traffic) -> None:
+        self._out = out
+        self._traffic = traffic
+        self.unsent = 0
+        """How much of a reply its handler has not written yet."""
+        self._share: Share | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._stalled_at = 0
+        """The size of the buffer when the timer began."""
+
+    def new_share(self) -> Share:
+        """Return a share for what waits for this client; if the client is behind too long, it is cut off."""
+        return self._traffic.sending.share(self._out.abort)
+
+    def count(self, *, is_behind: bool) -> None:
+        """Count what the client has not read; the buffer is empty unless it is behind."""
+        unread = self.unsent + (self._out.get_write_buffer_size() if is_behind else 0)
+        if self._share is None:
+            if not unread:
+                return
+            self._share = self.new_share()
+        self._share.grow(unread - self._share.used)
+        if not unread:
+            self._share.release()
+            self._share = None
+
+    def watch(self) -> None:
+        """Cut the client off if it reads nothing for timeouts.send_seconds."""
+        self._stalled_at = self._out.get_write_buffer_size()
+        seconds = self._traffic.timeouts.value.send_seconds
+        self._stall_timer = asyncio.get_running_loop().call_later(seconds, self._check)
+
+    def _check(self) -> None:
+        if self._out.get_write_buffer_size() < self._stalled_at:
+            self.watch()
+        else:
+            self._out.abort()
+
+    def caught_up(self) -> None:
+        """The client has read everything that was written, or is gone."""
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def close(self) -> None:
+        """Count nothing any more."""
+        self.caught_up()
+        if self._share is not None:
+            self._share.release()
+            self._share = None
