@@ -5,10 +5,6 @@ malformed, and it does not tell whether a reply has been sent completely.
 """
 
 import asyncio
-import fcntl
-import socket
-import sys
-import termios
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -28,6 +24,8 @@ from gateway.telemetry import Malformation
 
 _AHEAD_COST: Final = 2
 """aiohttp keeps each header of a half head twice, as bytes and as text."""
+_BODY_SECONDS: Final = 0.02
+"""How long a head without its body waits to be parsed: many clients send the two in packets of their own."""
 
 
 class DirectRequest(Protocol):
@@ -45,12 +43,11 @@ class DirectRequest(Protocol):
 
 
 class Direct:
-    """How a listener begins requests without a task."""
+    """How a listener begins requests without a task; it does not if `begin` is None."""
 
-    def __init__(self, begin: "Callable[[Connection, ParsedHead, bytes], DirectRequest | None]") -> None:
+    def __init__(self, begin: "Callable[[Connection, ParsedHead, bytes], DirectRequest | None] | None") -> None:
         self.begin = begin
         self.heads = KnownHeads()
-        self.is_off = False
 
 
 class Connection(RequestHandler):
@@ -61,10 +58,11 @@ class Connection(RequestHandler):
         "_direct",
         "_finishing",
         "_head_timer",
+        "_held",
+        "_held_timer",
         "_next",
         "_out",
         "_requests",
-        "_tls_socket",
         "_traffic",
         "in_hand",
         "remote",
@@ -87,8 +85,10 @@ class Connection(RequestHandler):
         self.unread: Unread
         self._head_timer: asyncio.TimerHandle | None = None
         self._finishing = False
+        self._held = b""
+        """A known head without its body."""
+        self._held_timer: asyncio.TimerHandle | None = None
         self._out: asyncio.Transport
-        self._tls_socket: socket.socket | None = None
         self.remote: str | None
         """The address of the client."""
 
@@ -97,24 +97,17 @@ class Connection(RequestHandler):
         super().connection_made(transport)
         # aiohttp drops its reference when it closes the transport, which is before everything is sent.
         self._out = cast("asyncio.Transport", transport)
+        self.unread = Unread(self._out, self._traffic)
         # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more.
         self._out.set_write_buffer_limits(high=1, low=0)
-        self.unread = Unread(self._out, self._traffic)
         peer = self.peername
         self.remote = peer[0] if isinstance(peer, tuple) else peer
-        if transport.get_extra_info("sslcontext") is not None:
-            self._tls_socket = transport.get_extra_info("socket")
         self._watch_head()
 
     @property
     def is_writing(self) -> bool:
-        """Whether a part of a reply has not reached the kernel yet.
-
-        The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
-        """
-        if self._finishing or self._out.get_write_buffer_size():
-            return True
-        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
+        """Whether a part of a reply has not reached the kernel yet."""
+        return self._finishing or self.unread.is_in_process
 
     async def start(self) -> None:
         """Serve one request after the other, like aiohttp, but in the task of the connection.
@@ -205,31 +198,35 @@ class Connection(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Write the rest of a reply when its handler is done; for most replies that is the whole reply."""
         transport = self.transport
-        if type(resp) is JsonReply and transport is not None and not (self._upgraded or transport.is_closing()):
-            self._finishing = True  # without the many steps of other replies
-            try:
-                if request.content.exception() is not None:
-                    resp.force_close()
-                resp.send(request, transport)
-                if self._paused:
-                    await request.writer.drain()
-            except ConnectionError:
-                return resp, True
-            finally:
-                self._finishing = False
-            return resp, False
         self._finishing = True
-        if request.content.exception() is not None:
-            resp.force_close()  # the rest of the body cannot be told from the next request
         try:
-            return await super().finish_response(request, resp, start_time)
+            if request.content.exception() is not None:
+                resp.force_close()  # the rest of the body cannot be told from the next request
+            if type(resp) is not JsonReply or transport is None or self._upgraded or transport.is_closing():
+                return await super().finish_response(request, resp, start_time)
+            resp.send(request, transport)  # without the many steps of other replies
+            if self._paused:
+                await request.writer.drain()
+        except ConnectionError:
+            return resp, True
         finally:
             self._finishing = False
+        return resp, False
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, and count those that no handler reads yet."""
-        if self._direct is not None and self._begin_direct(self._direct, data):
+        """Begin a request without a task, or else parse bytes."""
+        if self._direct is None:
+            self._parse(data)
             return
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+            data, self._held = self._held + data, b""
+        if not self._begin_direct(self._direct, data):
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes, and count those that no handler reads yet."""
         is_ahead = self._is_ahead()
         if self.in_hand is not None:
             self.serve_by_task()
@@ -241,26 +238,33 @@ class Connection(RequestHandler):
         # No request is in flight and none is complete, so this is part of a head.
         if self._current_request is None and not self._messages:
             self._watch_head()
-        elif self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        else:
+            self._head_is_complete()
 
     def _begin_direct(self, direct: Direct, data: bytes) -> bool:
         """Begin a request without a task, if it came whole on an idle connection, with a head that is known."""
         waiter, parser = self._waiter, self._requests
         if self.in_hand is not None or waiter is None or waiter.done() or parser is None or self._paused:
             return False
-        if direct.is_off or self._upgraded or self._close or self._force_close:
+        if direct.begin is None or self._upgraded or self._close or self._force_close:
             return False
-        if (known := parser.known(data)) is None or (request := direct.begin(self, *known)) is None:
+        if (known := parser.known(data)) is None:
             return False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        head, body = known
+        if not body:
+            self._held, self._held_timer = data, self._loop.call_later(_BODY_SECONDS, self._parse_held)
+            return True
+        if (request := direct.begin(self, head, body)) is None:
+            return False
+        self._head_is_complete()
         self.in_hand = request
         if not request.waits:
             self.serve_by_task()
         return True
+
+    def _parse_held(self) -> None:
+        data, self._held, self._held_timer = self._held, b"", None
+        self._parse(data)
 
     def serve_by_task(self) -> None:
         """Have the task of the connection serve the request in hand."""
@@ -324,24 +328,20 @@ class Connection(RequestHandler):
     def unsent(self, count: int) -> None:
         """Count the part of a reply that its handler has not written yet."""
         self.unread.unsent = count
-        self._count_unread()
+        self.unread.count(is_behind=self._paused)
 
     def pause_writing(self) -> None:
         """Count what the client has not read."""
         super().pause_writing()
-        self._count_unread()
+        self.unread.count(is_behind=self._paused)
         if self._finishing and not self.unread.unsent:
             self.unread.watch()
 
     def resume_writing(self) -> None:
         """Stop counting: the client has read everything."""
         super().resume_writing()
-        self._count_unread()
+        self.unread.count(is_behind=self._paused)
         self.unread.caught_up()
-
-    def _count_unread(self) -> None:
-        if self._requests is not None:  # else the connection is lost
-            self.unread.count(is_behind=self._paused)
 
     def handle_error(
         self,
@@ -367,8 +367,9 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what the connection still waited for."""
-        if self._head_timer is not None:
-            self._head_timer.cancel()
+        self._head_is_complete()
+        if self._held_timer is not None:
+            self._held_timer.cancel()
         self.unread.close()
         for request in (self.in_hand, self._next):
             if request is not None:
@@ -384,15 +385,12 @@ class Connection(RequestHandler):
             seconds = self._traffic.limits.value.receive_seconds
             self._head_timer = self._loop.call_later(seconds, self._give_up)
 
+    def _head_is_complete(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     def _give_up(self) -> None:
         self._head_timer = None
         if self.transport is not None:
             self.transport.abort()
-
-
-def _kernel_queue(of: socket.socket) -> int:
-    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
-    try:
-        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # closed, or not a TCP socket
-        return 0

@@ -188,7 +188,7 @@ class Listener:
         """Close each connection after its next reply, so that its client opens the next one elsewhere."""
         self._server.request_class = _LastRequest
         if self._server.direct is not None:
-            self._server.direct.is_off = True
+            self._server.direct.begin = None
 
     async def stop_accepting(self) -> None:
         """Refuse new connections; open ones are served on."""

@@ -167,12 +167,17 @@ class RequestParser(HttpRequestParser):
         return self.body is not None and not self.body.is_eof()
 
     def known(self, data: bytes) -> tuple[ParsedHead, bytes] | None:
-        """Return a whole request that needs no parsing, with its body; None if the bytes have to be parsed."""
+        """Return a request that needs no parsing; its body is whole, or empty if none of it is here.
+
+        None if the bytes have to be parsed.
+        """
         if self._heads is None or self._head or self._left or self._is_chunked or self._is_broken:
             return None
         end = data.find(_HEAD_END) + len(_HEAD_END)
         head = self._heads.find(data[:end])
-        return (head, data[end:]) if head is not None and head.length == len(data) - end else None
+        if head is None or len(data) - end not in (0, head.length):
+            return None
+        return head, data[end:]
 
     def feed_data(self, data: bytes) -> tuple[Messages, bool, bytes]:  # type: ignore[override]
         """Parse bytes; raises Malformed, unless the error is in the body of a request that is being served."""

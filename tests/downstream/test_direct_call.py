@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from gateway.http import connection as connections
 from gateway.http.connection import Connection
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -179,6 +180,56 @@ async def test_such_a_request_is_checked_like_any_other(
         assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
     assert len(gate.ended) == calls + 1
     assert stand.gateway.downstream.in_flight == 0
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head waits for its body as long as the test runs."""
+    monkeypatch.setattr(connections, "_BODY_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_body_in_a_packet_of_its_own_needs_no_task_either(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        await raw.send(body)
+        await eventually(lambda: direct(stand) == 1, "no task serves it")
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 4
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        connection(stand)._parse_held()
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
+        await raw.send(body + sent[:40])
+        assert b" 200 OK" in (await reply(raw))[0]
+        await raw.send(sent[40:])
+        assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 5
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        await eventually(lambda: connection(stand)._held, "the head is here")
+    await eventually(lambda: not stand.gateway._client_listener.connections)
+    assert gate.ended == [True] * 3
 
 
 async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
