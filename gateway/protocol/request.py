@@ -9,7 +9,7 @@ Validation), server/utilities/logging.
 
 import re
 from functools import _lru_cache_wrapper, lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -37,7 +37,7 @@ _PROTOCOL_META: Final = frozenset(
         mcp.META_PROGRESS_TOKEN,
     }
 )
-_OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
+_OURS: Final = ("_meta", "inputResponses", "requestState", "task")
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
@@ -69,6 +69,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     method: str
     params: jsonrpc.Fields
     meta: jsonrpc.Fields | None
+    declarations: "_Declarations | None" = None
+    """What `meta` says, if it is valid, and known from an earlier request."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,41 @@ def _repeated_key(body: bytes) -> InvalidRequest:
     return error
 
 
+class _UsualParams(msgspec.Struct, gc=False):
+    name: Raw
+    arguments: Raw
+    meta: Raw = msgspec.field(name="_meta")
+
+
+class _UsualCall(msgspec.Struct, gc=False):
+    jsonrpc: Literal["2.0"]
+    id: Raw
+    method: Literal["tools/call"]
+    params: _UsualParams
+
+
+_decode_usual = msgspec.json.Decoder(_UsualCall).decode
+_USUAL: Final = b'{"jsonrpc":"2.0","id":,"method":"tools/call","params":{"name":,"arguments":,"_meta":}}'
+
+
+def _usual_call(body: bytes) -> ParsedBody | None:
+    """Open a body that calls a tool, and is as short as it can be; None for any other body.
+
+    As the values' lengths add up to the body's, it has no other members, no white space, and no member twice.
+    """
+    try:
+        call = _decode_usual(body)
+        params, id_ = call.params, call.id
+        name, arguments, meta = params.name, params.arguments, params.meta
+        if len(body) != len(_USUAL) + len(id_) + len(name) + len(arguments) + len(meta):
+            return None
+        if not (bytes(id_).isdigit() and len(id_) < _USUAL_DIGITS) and not jsonrpc.is_id(id_):
+            return None
+        return _with_meta(id_, call.method, {"name": name, "arguments": arguments, "_meta": meta})
+    except (msgspec.DecodeError, RecursionError, DownstreamError):
+        return None
+
+
 def read(body: bytes, max_depth: int) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
@@ -119,6 +156,9 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
     """
     try:
         jsonrpc.check_bounds(body, max_depth)
+        usual = _usual_call(body)
+        if usual is not None:
+            return usual
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
         raise _repeated_key(body) from exc
@@ -154,21 +194,27 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
         raise InvalidRequest('"method" must be a string')
     if "id" in opened and id_ is None:
         raise InvalidRequest('"id" must be a string or an integer')
-    params = _object(opened.get("params"), '"params"', InvalidRequest)
-    return ParsedBody(id_, method, params, _read_meta(params["_meta"]) if "_meta" in params else None)
+    return _with_meta(id_, method, _object(opened.get("params"), '"params"', InvalidRequest))
 
 
-def _read_meta(raw: Raw) -> jsonrpc.Fields:
-    """Open `_meta`. The result must not be changed, since the requests of one client share it."""
+def _with_meta(id_: Raw | None, method: str, params: jsonrpc.Fields) -> ParsedBody:
+    if "_meta" not in params:
+        return ParsedBody(id_, method, params, None)
+    raw = params["_meta"]
     data = bytes(raw)
-    if len(data) > _REMEMBERED_BYTES or data.find(_PROGRESS_TOKEN) >= 0:
-        return _object(raw, '"params._meta"', InvalidParams)
-    return _usual_meta(data)
+    if len(data) > _REMEMBERED_BYTES or data.find(_PROGRESS_TOKEN) >= 0:  # else each differs
+        return ParsedBody(id_, method, params, _object(raw, '"params._meta"', InvalidParams))
+    return ParsedBody(id_, method, params, *_usual_meta(data))
 
 
 @lru_cache(maxsize=1024)
-def _usual_meta(raw: bytes) -> jsonrpc.Fields:
-    return _object(Raw(raw), '"params._meta"', InvalidParams)
+def _usual_meta(raw: bytes) -> "tuple[jsonrpc.Fields, _Declarations | None]":
+    """Open `_meta`, cached, because a client says the same in every request. The results must not be changed."""
+    meta = _object(Raw(raw), '"params._meta"', InvalidParams)
+    try:
+        return meta, _declarations(meta)
+    except DownstreamError:
+        return meta, None
 
 
 def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc.Fields:
@@ -204,15 +250,12 @@ def names_modern(version: str | None) -> bool:
 def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     """Check a modern request; raises the DownstreamError of the first check that fails."""
     assert parsed.id is not None, "the caller answers notifications"
-    raw = parsed.params.get("_meta")
-    data = b"" if raw is None else bytes(raw)
-    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and data.find(_PROGRESS_TOKEN) < 0  # else each differs
-    meta = _usual_declarations(data) if is_usual else _declarations(parsed.meta or {})
+    meta = parsed.declarations or _declarations(parsed.meta or {})
     version, declared_raw, declared, log_level, progress_token, client_info, user_meta = meta
     target = header_mismatch.check(parsed.method, parsed.params, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
-    if parsed.method not in _methods(declared):
+    if parsed.method not in mcp.METHODS and not _is_first_form(parsed.method, declared):
         raise MethodNotFound(f"Method not found: {parsed.method[:80]}")
     asking = parsed.method in mcp.ASKING
     if asking and target is None:
@@ -221,11 +264,14 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     if asking:
         _check_numbers(parsed.params)
     answers = asking or parsed.method in _ANSWERING
+    params = parsed.params.copy()
+    for key in _OURS:
+        _ = params.pop(key, None)
     return Request(
         id=parsed.id,
         method=parsed.method,
         version=version,
-        params={key: value for key, value in parsed.params.items() if key not in _OURS},
+        params=params,
         user_meta=user_meta,
         target=target or "",
         client_info=client_info,
@@ -239,9 +285,9 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     )
 
 
-def _methods(declared: Capabilities) -> frozenset[str]:
-    """The methods that exist for a client: SEP-2322's first form of tasks is withdrawn for those of the extension."""
-    return mcp.METHODS | mcp.FIRST_FORM_METHODS if declared.legacy_tasks and not declared.tasks else mcp.METHODS
+def _is_first_form(method: str, declared: Capabilities) -> bool:
+    """Whether a method exists for this client: SEP-2322's tasks are withdrawn for clients of the extension."""
+    return method in mcp.FIRST_FORM_METHODS and declared.legacy_tasks and not declared.tasks
 
 
 class _Declarations(NamedTuple):
@@ -263,12 +309,6 @@ def _declarations(meta: jsonrpc.Fields) -> _Declarations:
     log_level, progress_token, client_info = _log_level(meta), _progress_token(meta), _client_info(meta)
     user_meta = {key: value for key, value in meta.items() if key not in _PROTOCOL_META}
     return _Declarations(version, capabilities, declared, log_level, progress_token, client_info, user_meta)
-
-
-@lru_cache(maxsize=1024)
-def _usual_declarations(raw: bytes) -> _Declarations:
-    """Cached, because a client says the same in every request."""
-    return _declarations(_usual_meta(raw))
 
 
 def _check_numbers(params: jsonrpc.Fields) -> None:
