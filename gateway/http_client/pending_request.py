@@ -46,7 +46,7 @@ class Carrier(Protocol):
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
 
-    __slots__ = ("_carrier", "_connecting", "is_lenient", "is_over", "is_paused", "is_silent", "listener")
+    __slots__ = ("_carrier", "_connecting", "is_lenient", "is_over", "is_paused", "is_read", "is_silent", "listener")
 
     def __init__(self, listener: ReplyListener, *, is_lenient: bool = False) -> None:
         self.listener = listener
@@ -56,6 +56,8 @@ class PendingRequest:
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False
+        self.is_read = False
+        """Whether the whole reply was read before the listener hears of it."""
         self.is_silent = False
         """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
         self._carrier: Carrier | None = None
