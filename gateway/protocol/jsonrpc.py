@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
+_RESULT_FIRST: Final = b'{"result":'
+"""How responses of the TypeScript SDK begin."""
 
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 300
@@ -298,10 +300,24 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (encode(method), encode(params))
 
 
-def result(id_: bytes | Raw, body: bytes | Raw) -> bytes:
-    """A result response; `id_` and `body` are JSON."""
+def result(id_: bytes | Raw, *body: bytes | Raw | memoryview) -> bytes:
+    """A result response; `id_` and the parts of `body` are JSON."""
     # Not formatted: a join copies a large body once.
-    return b"".join((b'{"jsonrpc":"2.0","id":', bytes(id_), b',"result":', bytes(body), b"}"))
+    begin, *parts = (memoryview(part) for part in (id_, *body))
+    return b"".join((b'{"jsonrpc":"2.0","id":', begin, b',"result":', *parts, b"}"))
+
+
+def unchecked_result(data: bytes, id_: bytes) -> Raw | None:
+    """The result of a response in the form that the SDKs write: one with this id and nothing else.
+
+    If what is returned is one JSON value, then the response is valid. Until this is checked, it may be anything.
+    """
+    begin = b'{"jsonrpc":"2.0","id":%b,"result":' % id_
+    if data.startswith(begin):
+        return Raw(memoryview(data)[len(begin) : -1]) if data.endswith(b"}") else None
+    if data.startswith(_RESULT_FIRST) and data.endswith(end := b',"jsonrpc":"2.0","id":%b}' % id_):
+        return Raw(memoryview(data)[len(_RESULT_FIRST) : -len(end)])
+    return None
 
 
 def answer(id_: bytes | Raw, body: Raw | Error) -> bytes:
