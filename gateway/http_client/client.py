@@ -29,6 +29,8 @@ class HttpClient:
         self._tasks = tasks
         self._connector = Connector()
         self._idle = IdleConnections(tasks, keep_alive_seconds)
+        self.freed = self._idle.put
+        """Keeps a connection for the next request."""
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
@@ -118,6 +120,7 @@ class HttpClient:
             self._fail(pending, exc)
             return
         self._connections.add(connection)
+        pending.connected()
         if connection.is_open and not pending.is_over:
             connection.start(pending, head, body, is_head=is_head)
         else:
@@ -148,10 +151,6 @@ class HttpClient:
             self.listener_raised(exc)
 
     # -- from connections ---------------------------------------------------------------------------------------
-
-    def freed(self, connection: Connection) -> None:
-        """Keep a connection for the next request."""
-        self._idle.put(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._heard = False
         self._requests += 1
         self._pending = pending
-        pending.carried(self)
+        pending.carrier = self
         if pending.is_paused:
             transport.pause_reading()
         if len(body) <= _PART_BYTES:

@@ -58,7 +58,9 @@ class FamiliarHead(ReplyHead):
     __slots__ = ("_form", "_values")
 
     def __init__(self, form: Form, values: re.Match[bytes]) -> None:
-        super().__init__(form.status, "1.1", None, form.reason)
+        # Without the constructor of the class: every call comes here.
+        self.status, self.version, self.raw_reason = form.status, "1.1", form.reason
+        self._fields = self._first = None
         self._form, self._values = form, values
 
     def _read_fields(self) -> list[tuple[bytes, bytes]]:
@@ -95,8 +97,16 @@ class FamiliarHeads:
             if found is not None:
                 if number:
                     self._forms.insert(0, self._forms.pop(number))
-                parts = _body(data, found, form.length)
-                return None if parts is None else WholeReply(FamiliarHead(form, found), parts, form.keep_alive_seconds)
+                begin = found.end()
+                if form.length is None:
+                    parts = _chunks(data, begin)
+                elif len(data) - begin != int(found[form.length]):
+                    parts = None
+                else:
+                    parts = (data[begin:],) if begin < len(data) else ()
+                if parts is None or begin > _MAX_HEAD_BYTES:
+                    return None
+                return WholeReply(FamiliarHead(form, found), parts, form.keep_alive_seconds)
         return None
 
     def learn(self, data: bytes) -> None:
@@ -132,18 +142,6 @@ def _value(name: bytes, value: bytes) -> bytes:
     if name == b"content-length":
         return b"([0-9]{1,15})"
     return b"(%b)" % re.escape(value) if name in _FIXED else b"([ -~]*)"
-
-
-def _body(data: bytes, head: re.Match[bytes], length: int | None) -> tuple[bytes, ...] | None:
-    """The body behind a head, if the reply ends with these bytes."""
-    begin = head.end()
-    if begin > _MAX_HEAD_BYTES:
-        return None
-    if length is None:
-        return _chunks(data, begin)
-    if len(data) - begin != int(head[length]):
-        return None
-    return (data[begin:],) if begin < len(data) else ()
 
 
 def _chunks(data: bytes, begin: int) -> tuple[bytes, ...] | None:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
+_REQUEST: Final = b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}'
 _RESULT_FIRST: Final = b'{"result":'
 """How responses of the TypeScript SDK begin."""
 
@@ -290,7 +291,10 @@ def is_null(raw: Raw) -> bool:
 
 def request(id_: bytes, method: str, params: Mapping[str, Any]) -> bytes:
     """A request; `id_` is JSON."""
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, encode(method), encode(params))
+    try:
+        return _REQUEST % (id_, _encode(method), _encode(params))
+    except UnicodeEncodeError:
+        return _REQUEST % (id_, encode(method), encode(params))
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
@@ -303,8 +307,7 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
 def result(id_: bytes | Raw, *body: bytes | Raw | memoryview) -> bytes:
     """A result response; `id_` and the parts of `body` are JSON."""
     # Not formatted: a join copies a large body once.
-    begin, *parts = (memoryview(part) for part in (id_, *body))
-    return b"".join((b'{"jsonrpc":"2.0","id":', begin, b',"result":', *parts, b"}"))
+    return b"".join((b'{"jsonrpc":"2.0","id":', id_, b',"result":', *body, b"}"))
 
 
 def unchecked_result(data: bytes, id_: bytes) -> Raw | None:

@@ -134,7 +134,8 @@ class Checkout(ABC):
         """As `take`, of a group."""
         while (session := assignment.reusable(group)) is not None:
             if not session.lost:
-                self._occupy(session)
+                self._capacity.occupied(session, group)
+                session.move(SessionState.BUSY)
                 return session
             self._drop(session, end=False)
         return None
@@ -195,7 +196,8 @@ class Checkout(ABC):
                 continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
-                self._occupy(session)
+                self._capacity.occupied(session, session.group)
+                session.move(SessionState.BUSY)
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
@@ -223,10 +225,6 @@ class Checkout(ABC):
         self._show_newcomers()
         session.move(SessionState.BUSY)
         return session
-
-    def _occupy(self, session: Session) -> None:
-        self._capacity.occupied(session, session.group)
-        session.move(SessionState.BUSY)
 
     # -- in ---------------------------------------------------------------------------------------------------------
 

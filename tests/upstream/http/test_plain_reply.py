@@ -58,7 +58,7 @@ class Reading:
     def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
         assert (message, headers) == (b"message", NO_HEADERS)
         self.pending = PendingRequest(listener)
-        self.pending.carried(self.carrier)
+        self.pending.carrier = self.carrier
         return self.pending
 
     def accepted(self, headers: Headers) -> None:
@@ -394,7 +394,7 @@ class Accepting:
 
     def _begin(self, listener: ReplyListener) -> PendingRequest:
         self.pending = PendingRequest(listener)
-        self.pending.carried(FakeCarrier())
+        self.pending.carrier = FakeCarrier()
         return self.pending
 
     def _accept(self) -> None:
