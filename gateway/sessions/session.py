@@ -450,12 +450,11 @@ class Session:
         """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
         call = self.in_flight
         try:
-            message = jsonrpc.message(data)
+            answer = inbound.answer_in(data, call)
         except (ValueError, msgspec.MsgspecError):
             return False
-        answer = inbound.answer(message, call)
-        if call is None or answer is None:
-            self._odd = data, message
+        if call is None or isinstance(answer, jsonrpc.Message):
+            self._odd = data, answer
             return False
         return self._take_for_call(call, answer, aside=False)
 
