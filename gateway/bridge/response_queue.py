@@ -97,7 +97,7 @@ class ResponseQueue:
         self._silence_timer: asyncio.TimerHandle | None = None
         """For the first keep-alive, if it is due earlier than `silence` rings."""
 
-    def awaited(self, waiter: asyncio.Future[None], seconds: float, limit: float) -> None:
+    def awaited(self, waiter: asyncio.Future[None], seconds: float = 0.0, limit: float = 0.0) -> None:
         """Somebody has waited with `waiter` for `seconds` already, of the `limit` after which a keep-alive is due."""
         self._waiter = waiter
         if seconds > TICK_SECONDS:
@@ -186,6 +186,14 @@ class ResponseQueue:
         if self._share is not None or self._messages:
             self._count()
         return taken
+
+    def take_only(self) -> FinalMessage | None:
+        """The final message, if nothing has to be sent before it; None if there is anything else to do."""
+        if self._final is None or self._messages:
+            return None
+        self.waits_no_more()
+        self._is_final_taken = True
+        return self._final
 
     def waits_no_more(self) -> None:
         """Nobody waits for a message any more."""

@@ -18,7 +18,7 @@ from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
-from gateway.downstream.legs import Legs
+from gateway.downstream.legs import Legs, Retry
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
@@ -53,13 +53,31 @@ class Continuation:
         self._retry_routing = retry_routing
         self.new_calls = new_calls
 
+    def begin(self, round_: Round) -> Retry | None:
+        """Begin a further round of a call that is held here; None if `serve` has to. Raises as `serve`."""
+        envelope = self._opened(round_)
+        driver = self.lot.find(envelope.exchange)
+        pool = round_.live.upstream.pool
+        if driver is None or driver.live.upstream.pool is not pool:
+            return None
+        pool.prove(round_.key.principal)
+        if not pool.has_authorised(round_.key, round_.headers):
+            return None
+        retry = Retry(driver, round_.queue())
+        round_.continued(Step.HELD)
+        try:
+            driver.answer(retry.queue, round_.request, envelope.round, round_.headers)
+        except BaseException:
+            retry.queue.waits_no_more()
+            raise
+        return retry
+
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
-        incoming = round_.incoming
-        envelope = self.open(incoming, round_.caller, round_.live.route.bound_headers)
+        incoming, envelope = round_.incoming, self._opened(round_)
         # The upstream asked in a call of this principal, or worked on it, or there would be no state.
         round_.live.upstream.pool.prove(round_.key.principal)
         if incoming.span is not None:
@@ -134,6 +152,12 @@ class Continuation:
 
         binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
         return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
+
+    def _opened(self, round_: Round) -> Envelope:
+        """Open the state of a round, once."""
+        if round_.envelope is None:
+            round_.envelope = self.open(round_.incoming, round_.caller, round_.live.route.bound_headers)
+        return round_.envelope
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:
         """Open the state of a removed route: it is not known any more whether the upstream saw the credential."""

@@ -1,4 +1,4 @@
-"""A request that no task serves, because it came whole: a plain call, as long as its result alone is expected."""
+"""A request that no task serves, because it came whole: a call, or a retry of a held one, until its one message."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,6 +8,7 @@ from aiohttp import web
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
+from gateway.downstream.legs import Retry
 from gateway.downstream.round import LEFT, Round
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
@@ -35,7 +36,7 @@ class DirectCall:
         self.incoming = incoming
         self.round: Round | None = None
         """Set if it is a modern request that passed all checks."""
-        self.plain: PlainCall | None = None
+        self.plain: PlainCall | Retry | None = None
         """Set once it was sent upstream."""
         self.error: Exception | None = None
         """Why it was not sent."""
@@ -46,8 +47,8 @@ class DirectCall:
         self._all = all_
         all_.add(self)
 
-    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | None]) -> None:
-        """Send it upstream, if it is a plain call."""
+    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | None]) -> None:
+        """Send it upstream, if it is a plain call or a retry of a call that is held here."""
         self.round = round_
         try:
             self.plain = begin(round_)
@@ -78,13 +79,14 @@ class DirectCall:
             self.round.count(LEFT)
 
     def _settled(self, _: asyncio.Future[None]) -> None:
-        """Send the result; anything else takes a task."""
+        """Send the only message; anything else takes a task."""
         connection, plain, round_ = self._connection, self.plain, self.round
         if connection.in_hand is not self or plain is None or round_ is None:
             return
-        if plain.final is None or len(plain.final.body) > _WHOLE_BYTES:
+        final = plain.take()
+        if final is None or final.cause is not None or len(final.body) > _WHOLE_BYTES:
             connection.serve_by_task()
             return
         self._all.discard(self)
-        round_.count(plain.final.ending)
-        connection.reply(plain.final.body, self.incoming.request_id)
+        round_.count(final.ending)
+        connection.reply(final.body, self.incoming.request_id)

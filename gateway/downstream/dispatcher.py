@@ -14,6 +14,7 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.legs import Retry
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
@@ -41,7 +42,7 @@ class Dispatcher:
         self._pinned = pinned
 
     async def serve(
-        self, round_: Round, plain: PlainCall | None = None, error: Exception | None = None
+        self, round_: Round, plain: PlainCall | Retry | None = None, error: Exception | None = None
     ) -> web.StreamResponse:
         """Serve a round, and count how it ended; `plain` or `error` is what `begin_plain` returned or raised."""
         ending = _BUG
@@ -110,10 +111,12 @@ class Dispatcher:
         shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
-    def begin_plain(self, round_: Round) -> PlainCall | None:
+    def begin_plain(self, round_: Round) -> PlainCall | Retry | None:
         """Begin a call whose reply can be sent without a task; None if a task has to find out how to serve it."""
         request = round_.request
-        if self.stopping or request.method not in mcp.ASKING or request.request_state is not None:
+        if request.request_state is not None:
+            return self._continuation.begin(round_)
+        if self.stopping or request.method not in mcp.ASKING:
             return None
         pool, key = round_.live.upstream.pool, round_.key
         self._lot.check(key.principal, round_.caller.address)

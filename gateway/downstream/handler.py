@@ -181,13 +181,14 @@ class RequestHandler:
         return direct
 
     def _plain_round(self, incoming: Incoming, live: LiveRoute, head: ParsedHead) -> Round | None:
-        """Return the round of a request that may be a plain call; None for all others. Raises DownstreamError."""
+        """Return the round of a request that may need no task; None for all others. Raises DownstreamError."""
         if incoming.caller is None:
             self._host_check.check(incoming.headers)
         if live.route.dialects or live.process.traces is not None or not self._era_routing.is_bridged(incoming, live):
             return None
-        if incoming.parsed().id is None or (request := incoming.request()).request_state is not None:
+        if incoming.parsed().id is None:
             return None
+        request = incoming.request()
         started = time.monotonic()
         caller = incoming.caller
         if caller is None:

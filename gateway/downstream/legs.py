@@ -6,9 +6,38 @@ from contextlib import contextmanager
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
-from gateway.bridge.response_queue import ResponseQueue
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
+
+
+class Retry:
+    """A further leg of a held call that waits without a task, as a plain call does; `final` is never set."""
+
+    __slots__ = ("driver", "queue", "waiter")
+
+    final: FinalMessage | None = None
+
+    def __init__(self, driver: Driver, queue: ResponseQueue) -> None:
+        """Wait from now on, so that the exchange may answer at once."""
+        self.driver = driver
+        self.queue = queue
+        self.waiter = asyncio.get_running_loop().create_future()
+        """Done when the queue has something for the client."""
+        queue.awaited(self.waiter)
+
+    def take(self) -> FinalMessage | None:
+        """The one message for the client, if nothing has to be sent before it; for when the waiter is done."""
+        return self.queue.take_only()
+
+    def leave(self) -> None:
+        """The client has closed its connection."""
+        self.queue.waits_no_more()
+        self.driver.leave(self.queue.leg)
+
+    def promote(self) -> Driver:
+        """The exchange of the call."""
+        return self.driver
 
 
 class Legs:
@@ -17,7 +46,7 @@ class Legs:
     def __init__(self) -> None:
         self._running: set[Driver] = set()
         """Those with a leg of a client of this replica."""
-        self._plain: set[PlainCall] = set()
+        self._plain: set[PlainCall | Retry] = set()
         self.relayed: set[Driver] = set()
         """Those with a leg of a request that another replica forwarded."""
 
@@ -26,7 +55,7 @@ class Legs:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
         return self._running | {plain.promote() for plain in self._plain if plain.final is None}
 
-    async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
+    async def write_plain(self, round_: Round, plain: PlainCall | Retry) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
         self._plain.add(plain)
         try:

@@ -16,6 +16,7 @@ from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import NoHandshake
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
+from gateway.seal.request_state import Envelope
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import PoolKey
 from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span, Step
@@ -39,6 +40,8 @@ class Round(msgspec.Struct, eq=False):
     """The headers that go upstream."""
     started: float
     """Monotonic."""
+    envelope: Envelope | None = None
+    """What the state of a further round says, once it is opened."""
     is_counted: bool = False
 
     @property

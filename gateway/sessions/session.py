@@ -453,10 +453,10 @@ class Session:
             answer = inbound.answer_in(data, call)
         except (ValueError, msgspec.MsgspecError):
             return False
-        if call is None or isinstance(answer, jsonrpc.Message):
+        if isinstance(answer, jsonrpc.Message):
             self._odd = data, answer
             return False
-        return self._take_for_call(call, answer, aside=False)
+        return call is not None and self._take_for_call(call, answer, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
