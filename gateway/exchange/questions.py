@@ -135,7 +135,12 @@ def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Asked:
     except (ValueError, RecursionError) as exc:
         raise Malformed(f"{method}: {exc}") from exc
     hint = jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title
-    return Asked(required, allowed, hint, _modern_params(opened, meta))
+    return Asked(required, allowed, hint, _modern_params(opened, meta, nulls=_has_null(params)))
+
+
+def _has_null(raw: Raw | UnsetType) -> bool:
+    """Whether there may be a null in it, of which most questions and answers have none."""
+    return isinstance(raw, Raw) and bytes(raw).find(jsonrpc.NULL) >= 0
 
 
 def _requirement(
@@ -161,11 +166,11 @@ def _requirement(
     return {"elicitation": {"form": {}}}, declared.form, elicit.requestedSchema.title
 
 
-def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields) -> Raw:
+def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields, *, nulls: bool) -> Raw:
     parts: list[tuple[str, bytes | Raw]] = [
-        (k, v) for k, v in opened.items() if k not in _REMOVED and not jsonrpc.is_null(v)
+        (k, v) for k, v in opened.items() if k not in _REMOVED and not (nulls and jsonrpc.is_null(v))
     ]
-    kept = [(k, v) for k, v in meta.items() if k not in _REMOVED_META]
+    kept = [(k, v) for k, v in meta.items() if k not in _REMOVED_META] if meta else ()
     if kept:
         parts.append(("_meta", jsonrpc.merge(kept)))
     return Raw(jsonrpc.merge(parts))
@@ -195,7 +200,9 @@ def check_answer(question: Question, answer: Raw) -> Raw:
             f"inputResponses[{question.key!r}] is not a valid {kind[question.method]}: {exc}; "
             "the call still waits: answer again with the same requestState"
         ) from exc
-    kept: dict[str, bytes | Raw] = {k: v for k, v in opened.items() if not jsonrpc.is_null(v)}
+    kept: dict[str, bytes | Raw] = {**opened}
+    if _has_null(answer):
+        kept = {k: v for k, v in opened.items() if not jsonrpc.is_null(v)}
     if isinstance(parsed, SampleAnswer) and isinstance(parsed.content, list) and len(parsed.content) == 1:
         # 2025-06-18 and earlier allow a single content block only; unwrap a list of one.
         kept["content"] = jsonrpc.items(opened["content"])[0]

@@ -4,7 +4,6 @@ Only the lot finds an exchange by its id. It also keeps exchanges that have ende
 been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
-from collections import Counter
 from collections.abc import Iterator, ValuesView
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -61,8 +60,8 @@ class Lot(Generic[P]):
         self.results = results
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
-        self._per_principal: Counter[bytes] = Counter()
-        self._per_address: Counter[str] = Counter()
+        self._per_principal: dict[bytes, int] = {}
+        self._per_address: dict[str, int] = {}
         self.cold = ColdCalls(hold, cold_bytes, self._count)
         """Calls that count for their callers and addresses as parked ones do, but not against `hold.max_calls`."""
 
@@ -100,7 +99,7 @@ class Lot(Generic[P]):
         """Raise Busy if another call of this principal could not be parked, or of this address unless it is empty."""
         hold = self._hold.value
         of_address = hold.max_calls_per_address
-        if of_address is not None and address and self._per_address[address] >= of_address:
+        if of_address is not None and address and self._per_address.get(address, 0) >= of_address:
             raise Busy(
                 "Your address has as many unanswered calls as one address may have (hold.max_calls_per_address); "
                 "answer or abandon some first",
@@ -179,8 +178,8 @@ class Lot(Generic[P]):
             _change(self._per_address, call.address, change)
 
 
-def _change(counts: Counter[K], key: K, change: int) -> None:
+def _change(counts: dict[K, int], key: K, change: int) -> None:
     """Count more or less, and keep no zero."""
-    counts[key] += change
-    if not counts[key]:
+    count = counts[key] = counts.get(key, 0) + change
+    if not count:
         del counts[key]

@@ -141,15 +141,21 @@ def bind(route: str, request: Request, principal: bytes, names: tuple[str, ...] 
         arguments = _digest(request.params)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
+    target = request.target
     return Binding(
         route,
         request.method,
-        hashlib.sha256(request.target.encode("utf-8", "surrogatepass")).digest(),
+        _remembered_target(target) if len(target) <= _REMEMBERED_BYTES else _remembered_target.__wrapped__(target),
         arguments,
         principal,
         names,
         digest(names) if names else b"",
     )
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _remembered_target(target: str) -> bytes:
+    return hashlib.sha256(target.encode("utf-8", "surrogatepass")).digest()
 
 
 def _digest(members: jsonrpc.Fields) -> bytes:

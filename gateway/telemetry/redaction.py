@@ -103,13 +103,14 @@ def _is_secret(key: str) -> bool:
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Mask secrets by key and by pattern, at every depth; the result is plain JSON."""
-    return {key: _plain(key, value) for key, value in event.items()}
+    return {  # no key of these is a secret's
+        key: _repeated_text(value) if key in _REPEATED and isinstance(value, str) else _plain(key, value)
+        for key, value in event.items()
+    }
 
 
 def _plain(key: str, value: object) -> Any:
     """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
-    if key in _REPEATED and isinstance(value, str):  # no key of these is a secret's
-        return _repeated_text(value)
     if value is None or (isinstance(value, _NUMBERS) and math.isfinite(value)):
         return value
     return MASK if _is_secret(key) else _plain_text(key, value)
