@@ -6,7 +6,7 @@ Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -28,7 +28,7 @@ _UPSTREAM_DATA: Final = "upstreamData"
 _NULL: Final = Raw(b"null")
 
 
-class Modern(NamedTuple):
+class Modern(msgspec.Struct, frozen=True, gc=False):
     """A complete result of 2026-07-28."""
 
     parts: tuple[bytes | memoryview, ...]

@@ -10,6 +10,8 @@ delimit the message, describe the body, or decide about the connection. Whatever
 import re
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gateway.http_client.reply_head import ReplyHead
 
 _CANONICAL: Final = re.compile(
@@ -72,7 +74,7 @@ class FamiliarHead(ReplyHead):
         return self._form.content_type
 
 
-class WholeReply(NamedTuple):
+class WholeReply(msgspec.Struct, frozen=True, gc=False):
     """A reply that was read at once."""
 
     head: ReplyHead

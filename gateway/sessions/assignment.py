@@ -299,7 +299,8 @@ class Capacity(Generic[S]):
         if session in self.evictable:
             quota = self._quotas[group.principal]
             del quota.evictable[session], self.evictable[session]
-            self.evictable_newcomers.pop(session, None)
+            if not quota.is_proven:
+                self.evictable_newcomers.pop(session, None)
             if session in self._address_of:
                 del self._addresses[self._address_of[session]].evictable[session]
             if quota.openers:
