@@ -82,6 +82,10 @@ class Parser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
+        is_between = not (self._size or self._unfinished or self._after_cr)
+        if is_between and len(chunk) <= self._max and (only := only_event(chunk)) is not None:
+            self._started = True
+            return [Event(only)]
         if not self._started:
             chunk = self._without_bom(chunk)
         chunk = self._with_line_feeds(chunk)

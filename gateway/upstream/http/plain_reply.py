@@ -284,6 +284,10 @@ class PlainReply(BegunReply):
                 self._answered()
                 return False
             parser = self._parser = sse.Parser(self._owner.max_event_bytes)
+            if only and len(data) <= self._owner.max_event_bytes:
+                if self._becomes_followed():
+                    _ = self._hand_over((sse.Event(only),))
+                return False
         try:
             events = parser.feed(data)
         except sse.EventTooLarge:
