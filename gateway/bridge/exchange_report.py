@@ -181,7 +181,7 @@ class Report:
             target=request.target[:_TARGET_CHARACTERS],
             rounds=rounds,
             outcome=self._outcome,
-            seconds=round(time.monotonic() - self._started, 3),
+            seconds=round((time.monotonic() - self._started) * 1000) / 1000,
             request_id=self._context.request_id,
             **({"cause": self._cause} if self._cause else {}),
             **({"fix": error.fix} if error is not None else {}),

@@ -8,8 +8,12 @@ fills the disk, forges a line or commands the operator's terminal.
 import json
 import logging
 import sys
+import time
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TextIO
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
+from typing import Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
@@ -17,6 +21,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 from gateway.telemetry.redaction import redact
 
 Logger = FilteringBoundLogger
+_NUMBERS: Final = (int, float)
 
 
 class Event(StrEnum):
@@ -69,11 +74,11 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,  # before redact: messages of exceptions quote what failed
     ]
-    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)  # behind redact, which would search it for secrets
-    end: list[Processor] = [redact, stamp, _in_order, _renderer(format, stream)]
+    render = _renderer(format, stream)
+    end: list[Processor] = [redact, _in_order, render]
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=ours + end,
+        processors=[_json_at_once] if render is _json else ours + end,
         wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
@@ -83,8 +88,30 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
 
 def _in_order(_: object, __: str, line: EventDict) -> EventDict:
     """Begin each line with its time, its level and its event, where a reader looks first."""
-    first = {key: line.pop(key) for key in ("timestamp", "level", "event") if key in line}
-    return {**first, **line}
+    first = {key: line.pop(key) for key in ("level", "event") if key in line}
+    return {"timestamp": _now(), **first, **line}  # behind redact, which would search the time for secrets
+
+
+def _json_at_once(logger: object, level: str, line: EventDict) -> str:
+    """Do all of that for one line, at half the cost: each call that asks is logged."""
+    if "exc_info" in line:
+        line = structlog.processors.format_exc_info(logger, level, line)
+    written = redact(logger, level, {"level": _LEVELS[level], "event": "", **line})
+    return f'{{"timestamp": "{_now()}", {_json(logger, level, written)[1:]}'
+
+
+_LEVELS: Final = {level: level for level in ("debug", "info", "warning", "error", "critical")} | {"exception": "error"}
+_second = (0, "")
+"""The newest second of a line, and how it is written: that is most of the work."""
+
+
+def _now() -> str:
+    """The time in ISO 8601."""
+    global _second  # noqa: PLW0603
+    second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    if second != _second[0]:
+        _second = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
+    return f"{_second[1]}.{nanoseconds // 1000:06d}Z"
 
 
 def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
@@ -94,12 +121,23 @@ def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
     return _json
 
 
-_encode_json = json.JSONEncoder().encode
-"""Made once, because structlog's own renderer makes an encoder for each line. Lines are plain JSON after `redact`."""
-
-
 def _json(_: object, __: str, line: EventDict) -> str:
-    return _encode_json(line)
+    """Write a line, which is plain JSON after `redact`."""
+    written = [
+        _quoted(key) + (encode_basestring_ascii(value) if isinstance(value, str) else _encode_json(value))
+        for key, value in line.items()
+    ]
+    return f"{{{', '.join(written)}}}"
+
+
+@lru_cache(maxsize=256)
+def _quoted(key: str) -> str:
+    return f"{encode_basestring_ascii(key)}: "
+
+
+def _encode_json(value: object) -> str:
+    """As Python's encoder, which is slow for a single number."""
+    return repr(value) if type(value) in _NUMBERS else json.dumps(value)
 
 
 def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:

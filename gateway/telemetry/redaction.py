@@ -44,7 +44,7 @@ _REPEATED = frozenset({"event", "level", "route", "upstream", "method", "outcome
 
 def mask(text: str) -> str:
     """Return `text` without what looks like a token, a JWT, a sealed state or a key, and of URLs the secret parts."""
-    if len(text) < _SHORTEST_SECRET or (len(text) < _LONGEST_WORD and _is_word(text)):
+    if len(text) < _SHORTEST_SECRET:
         return text
     masked = _SECRET_TEXT.sub(_masked, text)
     return _URL_QUERY.sub(rf"\1{MASK}", masked) if "?" in masked else masked
@@ -119,6 +119,8 @@ def _plain(key: str, value: object) -> Any:
 def _plain_text(key: str, value: object) -> Any:
     """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
     if isinstance(value, str):
+        if len(value) < _LONGEST_WORD and _is_word(value):
+            return value
         return _text(value, keeps_lines=key in _SEVERAL_LINES)
     match value:
         case bytes() | bytearray() | memoryview():

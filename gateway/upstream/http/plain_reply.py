@@ -279,15 +279,10 @@ class PlainReply(BegunReply):
         """Read a part of a stream; returns whether the answer is still expected, and nothing else came."""
         parser = self._parser
         if parser is None:
-            only = sse.only_event(data)
-            if only is not None and self._receive(only):
-                self._answered()
+            if only := sse.only_event(data):
+                self._hear_only(only)
                 return False
             parser = self._parser = sse.Parser(self._owner.max_event_bytes)
-            if only and len(data) <= self._owner.max_event_bytes:
-                if self._becomes_followed():
-                    _ = self._hand_over((sse.Event(only),))
-                return False
         try:
             events = parser.feed(data)
         except sse.EventTooLarge:
@@ -305,6 +300,13 @@ class PlainReply(BegunReply):
                 self._answered()
                 return False
         return True
+
+    def _hear_only(self, data: bytes) -> None:
+        """Take the first message of the stream, which came by itself."""
+        if self._receive(data):
+            self._answered()
+        elif self._becomes_followed():
+            _ = self._hand_over((sse.Event(data),))
 
     def _becomes_followed(self) -> bool:
         """Say that something else came; returns whether the stream is followed from now on."""
