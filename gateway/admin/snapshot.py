@@ -23,6 +23,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.routes.table import RouteTable
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
+from gateway.telemetry.metrics.saturation import Load, RouteLoad, Use
 from gateway.telemetry.process_status import (
     MOST_HELD,
     MOST_PEERS,
@@ -39,7 +40,6 @@ from gateway.telemetry.process_status import (
     health,
 )
 from gateway.telemetry.recent_errors import RecentErrors, presentable
-from gateway.telemetry.saturation import Load, RouteLoad, Use
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CALLER_BYTES: Final = 4

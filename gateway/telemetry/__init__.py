@@ -1,7 +1,8 @@
 """Log events, metrics, traces: each event or metric is declared once."""
 
 from gateway.telemetry.body_log import Direction, bodies
-from gateway.telemetry.labels import (
+from gateway.telemetry.log import Event, configure_logging, get_logger
+from gateway.telemetry.metrics.labels import (
     COMPLETE,
     OTHER_ERROR,
     TOOL_ERROR,
@@ -24,8 +25,7 @@ from gateway.telemetry.labels import (
     UpstreamEra,
     UpstreamFailure,
 )
-from gateway.telemetry.log import Event, configure_logging, get_logger
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.redaction import secret_arguments
 from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.tracing_setup import check_traces, open_traces

@@ -12,6 +12,8 @@ from typing import Final, Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.telemetry.metrics.process import BudgetStatus
+
 MOST_HELD: Final = 200
 MOST_ROUTES: Final = 200
 MOST_PEERS: Final = 200
@@ -132,15 +134,6 @@ class Notice(Struct, frozen=True):
     detail: str = ""
     is_bad: bool = True
     """False for a mere advisory."""
-
-
-class BudgetStatus(Struct, frozen=True):
-    """A budget of bytes that many holders share."""
-
-    used: int
-    limit: int
-    given_way: int
-    """How many holders gave their bytes up because the budget was full."""
 
 
 class ProcessStatus(Struct, frozen=True, kw_only=True):

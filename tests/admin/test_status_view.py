@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin.status_view import ago, counted, duration, used, view
-from gateway.telemetry.process_status import BudgetStatus, ErrorStatus, Failure, Notice, ProcessStatus, Status
+from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.process_status import ErrorStatus, Failure, Notice, ProcessStatus, Status
 from tests.support.status import held, process, route, status_of
 
 

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import telemetry
 from gateway.telemetry import Metrics
-from gateway.telemetry.saturation import Load, Use
+from gateway.telemetry.metrics.saturation import Load, Use
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
 from tests.parts.clients.drive import ModernClient, available, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream

@@ -28,7 +28,7 @@ from gateway.telemetry import (
     UpstreamEra,
     UpstreamFailure,
 )
-from gateway.telemetry.process_status import BudgetStatus
+from gateway.telemetry.metrics.process import BudgetStatus
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start

@@ -19,7 +19,7 @@ from gateway.telemetry import (
 E = TypeVar("E", bound=GatewayError)
 
 
-SOURCES = sorted((Path(__file__).parents[2] / "gateway").rglob("*.py"))
+SOURCES = sorted((Path(__file__).parents[3] / "gateway").rglob("*.py"))
 
 
 def subclasses(kind: type[E]) -> set[type[E]]:
