@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import model
+from gateway.config import model, route_model
 from gateway.config.model import Config
 from gateway.config.route_overrides import OWN_SECTIONS
 
@@ -38,7 +38,8 @@ def descriptions() -> dict[tuple[str, str], str]:
     It is the text below the field, which Python does not keep. A section has the docstring of its struct. A key that
     only overrides another one refers to that.
     """
-    structs = {node.name: node for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef)}
+    sources = "".join(map(inspect.getsource, (model, route_model)))
+    structs = {node.name: node for node in ast.parse(sources).body if isinstance(node, ast.ClassDef)}
     found: dict[tuple[str, str], str] = {}
     for struct in structs.values():
         for node, below in pairwise([*struct.body, ast.Pass()]):
