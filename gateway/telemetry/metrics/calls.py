@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.telemetry.metrics.label_values import bounded
-from gateway.telemetry.metrics.labels import ColdEnding, StateReason, Step
+from gateway.telemetry.metrics.labels import STATE_REASONS, ColdEnding, Step
 from gateway.telemetry.metrics.series import Series
 
 _HOLDS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -36,7 +36,7 @@ class CallMetrics(Series):
         )
         self._seals = self._counter("seals_total", "requestState values that this process sealed.")[()]
         self._state_rejections = self._counter(
-            "state_rejected_total", "requestState values that were rejected.", "reason", zero=(StateReason,)
+            "state_rejected_total", "requestState values that were rejected.", "reason", zero=(STATE_REASONS,)
         )
 
     def call_parked(self, route: str) -> None:
@@ -77,5 +77,5 @@ class CallMetrics(Series):
         self._seals.inc()
 
     def state_rejected(self, reason: str) -> None:
-        """Count a requestState that was not accepted, by a `StateReason`."""
-        self._state_rejections[bounded(reason, StateReason),].inc()
+        """Count a requestState that was not accepted, by one of `STATE_REASONS`."""
+        self._state_rejections[bounded(reason, STATE_REASONS),].inc()

@@ -1,6 +1,6 @@
 """Bounds label values that come from clients or upstreams: text that is in no list becomes `other`."""
 
-from enum import StrEnum
+from collections.abc import Container
 from typing import Final
 
 from gateway.protocol import mcp
@@ -63,6 +63,6 @@ def bounded_kind(method: str) -> str:
     return method.removeprefix("notifications/") if method in _NOTIFICATIONS else OTHER
 
 
-def bounded(reason: str, known: type[StrEnum]) -> str:
-    """Return a value of an enum unchanged, any other text as `other`."""
-    return reason if reason in known._value2member_map_ else OTHER
+def bounded(reason: str, known: Container[str]) -> str:
+    """Return a known value unchanged, any other text as `other`."""
+    return reason if reason in known else OTHER

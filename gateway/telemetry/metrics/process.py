@@ -6,7 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.telemetry.metrics.label_values import bounded
-from gateway.telemetry.metrics.labels import PeerOutcome, PeerReason
+from gateway.telemetry.metrics.labels import PEER_REASONS, PeerOutcome
 from gateway.telemetry.metrics.saturation import Load, Saturation
 from gateway.telemetry.metrics.series import Series
 
@@ -43,7 +43,7 @@ class ProcessMetrics(Series):
             "peer_rejected_total",
             "Requests on the peer listener that no replica sealed, or that arrived twice.",
             "reason",
-            zero=(PeerReason,),
+            zero=(PEER_REASONS,),
         )
         self._sent_on = self._counter(
             "calls_sent_on_total", "New calls that this replica sent to another one while it drained."
@@ -86,8 +86,8 @@ class ProcessMetrics(Series):
         self._peer_requests[outcome,].inc()
 
     def peer_rejected(self, reason: str) -> None:
-        """Count a request on the peer listener that was refused, by a `PeerReason`."""
-        self._peer_rejections[bounded(reason, PeerReason),].inc()
+        """Count a request on the peer listener that was refused, by one of `PEER_REASONS`."""
+        self._peer_rejections[bounded(reason, PEER_REASONS),].inc()
 
     def sent_on(self) -> None:
         """Count a new call that another replica served during the drain of this one."""

@@ -13,11 +13,11 @@ from gateway.telemetry.metrics.label_values import (
 )
 from gateway.telemetry.metrics.labels import (
     OTHER_ERROR,
+    REJECTIONS,
     Ending,
     Malformation,
     NestedOutcome,
     Passed,
-    Rejection,
     TrafficEra,
 )
 from gateway.telemetry.metrics.series import DURATIONS, Series, Times
@@ -50,7 +50,7 @@ class RequestMetrics(Series):
             "downstream_rejected_total",
             "Requests that the gateway refused before they reached an upstream.",
             "reason",
-            zero=(Rejection,),
+            zero=(REJECTIONS,),
         )
         self._malformations = self._counter(
             "malformed_requests_total",
@@ -85,8 +85,8 @@ class RequestMetrics(Series):
         times.observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:
-        """Count a refused request, by a `Rejection`."""
-        self._rejections[bounded(reason, Rejection),].inc()
+        """Count a refused request, by one of `REJECTIONS`."""
+        self._rejections[bounded(reason, REJECTIONS),].inc()
 
     def malformed(self, reason: Malformation) -> None:
         """Count a request that was not well-formed HTTP."""

@@ -1,10 +1,13 @@
 """Counts sessions, tasks, subscriptions."""
 
 from collections import Counter as Counts
+from typing import Final
 
 from gateway.telemetry.metrics.label_values import bounded
 from gateway.telemetry.metrics.labels import SessionLimit, SessionState, TaskOutcome
 from gateway.telemetry.metrics.series import Series
+
+_LIMITS: Final = frozenset(map(str, SessionLimit))
 
 
 class SessionMetrics(Series):
@@ -54,7 +57,7 @@ class SessionMetrics(Series):
 
     def session_refused(self, route: str, limit: str) -> None:
         """Count a request that got no session, by a `SessionLimit`."""
-        self._refused[route, bounded(limit, SessionLimit)].inc()
+        self._refused[route, bounded(limit, _LIMITS)].inc()
 
     def session_lost(self, route: str) -> None:
         """Count a session that its upstream no longer knows."""

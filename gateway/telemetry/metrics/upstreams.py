@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.telemetry.metrics.label_values import ERROR_TYPES, bounded, bounded_method
-from gateway.telemetry.metrics.labels import OTHER_ERROR, Ending, UpstreamEra, UpstreamFailure
+from gateway.telemetry.metrics.labels import OTHER_ERROR, UPSTREAM_FAILURES, Ending, UpstreamEra
 from gateway.telemetry.metrics.series import DURATIONS, Series, Times
 
 _WHY: Final = ("asked", "unasked")
@@ -22,7 +22,7 @@ class UpstreamMetrics(Series):
             DURATIONS,
         )
         self._failures = self._counter(
-            "upstream_errors_total", "Failures of upstreams, by kind.", "route", "kind", zero=(UpstreamFailure,)
+            "upstream_errors_total", "Failures of upstreams, by kind.", "route", "kind", zero=(UPSTREAM_FAILURES,)
         )
         self._probes = self._counter(
             "era_probes_total", "Probes of upstreams, by the era found.", "route", "era", zero=(UpstreamEra,)
@@ -56,8 +56,8 @@ class UpstreamMetrics(Series):
         times.observe(seconds)
 
     def upstream_failed(self, route: str, kind: str) -> None:
-        """Count a failure, by an `UpstreamFailure`."""
-        self._failures[route, bounded(kind, UpstreamFailure)].inc()
+        """Count a failure, by one of `UPSTREAM_FAILURES`."""
+        self._failures[route, bounded(kind, UPSTREAM_FAILURES)].inc()
 
     def era_probed(self, route: str, era: UpstreamEra) -> None:
         """Count a probe."""

@@ -18,15 +18,11 @@ from gateway.telemetry import (
     Outcome,
     Passed,
     PeerOutcome,
-    PeerReason,
-    Rejection,
     SessionLimit,
     SessionState,
-    StateReason,
     Step,
     TrafficEra,
     UpstreamEra,
-    UpstreamFailure,
 )
 from gateway.telemetry.metrics.process import BudgetStatus
 from tests.parts.launch import free_port
@@ -41,7 +37,7 @@ def exercised() -> Metrics:
     """Return metrics on which every method was called."""
     metrics = Metrics("1.2.3", ["/mcp"])
     metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
-    metrics.downstream_rejected(Rejection.HEADERS)
+    metrics.downstream_rejected("header_mismatch")
     metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
     metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
     metrics.era_probed("/mcp", UpstreamEra.MODERN)
@@ -59,7 +55,7 @@ def exercised() -> Metrics:
     metrics.watch_budget("limits.results_bytes", lambda: BudgetStatus(7, 9, 2))
     metrics.exchange_finished("/mcp", 3)
     metrics.continued("/mcp", Step.HELD)
-    metrics.state_rejected(StateReason.EXPIRED)
+    metrics.state_rejected("expired")
     metrics.sealed()
     metrics.session_opened("/mcp")
     metrics.session_refused("/mcp", SessionLimit.RATE)
@@ -73,10 +69,10 @@ def exercised() -> Metrics:
     metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
     metrics.child_started("/mcp")
     metrics.child_ended("/mcp", asked=False)
-    metrics.upstream_failed("/mcp", UpstreamFailure.CALL_LOST)
+    metrics.upstream_failed("/mcp", "call_lost")
     metrics.config_reloaded(applied=False)
     metrics.peer_asked(PeerOutcome.STALLED)
-    metrics.peer_rejected(PeerReason.REPLAYED)
+    metrics.peer_rejected("replayed")
     metrics.worker_restarted()
     metrics.task_failed()
     return metrics
