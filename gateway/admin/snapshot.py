@@ -15,6 +15,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from gateway import __version__
+from gateway.admin.merge_statuses import cut, failing_first, health
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
@@ -35,9 +36,6 @@ from gateway.telemetry.process_status import (
     ProcessStatus,
     RouteStatus,
     Status,
-    cut,
-    failing_first,
-    health,
 )
 from gateway.telemetry.recent_errors import RecentErrors, presentable
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin import status_page
+from gateway.admin.merge_statuses import cut
 from gateway.admin.status_page import every_seconds, page, prefers_json
 from gateway.telemetry.process_status import (
     MOST_HELD,
@@ -19,7 +20,6 @@ from gateway.telemetry.process_status import (
     PeerStatus,
     ProcessStatus,
     Status,
-    cut,
 )
 from tests.support.status import held, process, route, status_of
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from gateway.telemetry.cluster_status import STATUS_BYTES, Heard, chosen, read, told
+from gateway.admin.cluster_status import STATUS_BYTES, Heard, chosen, read, told
 from gateway.telemetry.process_status import MOST_HELD, KeyStatus, Notice, PeerStatus, ProcessStatus, Status
 from tests.support.status import held, status_of
 

@@ -1,13 +1,10 @@
-"""The status as pure data: the health of a route, several workers merged into one."""
+"""Statuses are merged into one; the latest answer or failure decides the health of a route."""
 
+from gateway.admin.merge_statuses import health, together
 from gateway.admin.snapshot import about
 from gateway.admin.status_page import page
 from gateway.config import parse
-from gateway.telemetry.process_status import (
-    Failure,
-    health,
-    together,
-)
+from gateway.telemetry.process_status import Failure
 from tests.support.status import held, process, route, status_of
 from tests.support.workbench import configuration
 
