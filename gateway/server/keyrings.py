@@ -19,7 +19,7 @@ from gateway.telemetry import Event, get_logger
 
 log = get_logger()
 
-_KEY_BYTES: Final = 32
+KEY_BYTES: Final = 32
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Keyrings:
         """Return the configured keys, then the own one if there is any; the first one seals."""
         configured = config.state.raw_keys()
         if not configured and not self._own:
-            self._own = (_ephemeral_key(),)
+            self._own = (ephemeral_key("this process"),)
         return (*configured, *self._own)
 
     @property
@@ -86,10 +86,8 @@ class Keyrings:
         return self.state.value.key_ids
 
 
-def _ephemeral_key() -> bytes:
-    log.warning(
-        Event.CONFIG_LOADED,
-        note="state.keys is empty: states are sealed with a key of this process alone and end with it; "
-        "run `mrtr-gateway keygen` and set state.keys",
-    )
-    return secrets.token_bytes(_KEY_BYTES)
+def ephemeral_key(whose: str) -> bytes:
+    """Make a key in place of `state.keys`, and log a warning."""
+    note = f"states are sealed with a key that ends with {whose}; run `mrtr-gateway keygen` and set state.keys"
+    log.warning(Event.CONFIG_LOADED, note=f"state.keys is empty: {note}")
+    return secrets.token_bytes(KEY_BYTES)

@@ -25,37 +25,3 @@ from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.redaction import secret_arguments
 from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.tracing_setup import check_traces, open_traces
-
-__all__ = [
-    "COMPLETE",
-    "OTHER_ERROR",
-    "TOOL_ERROR",
-    "TOOL_FAILED",
-    "ClientRequest",
-    "ColdEnding",
-    "Direction",
-    "Ending",
-    "Event",
-    "Malformation",
-    "Metrics",
-    "NestedOutcome",
-    "Operation",
-    "Outcome",
-    "Passed",
-    "PeerOutcome",
-    "SessionLimit",
-    "SessionState",
-    "Span",
-    "Step",
-    "TaskOutcome",
-    "Traces",
-    "TracesUnavailable",
-    "TrafficEra",
-    "UpstreamEra",
-    "bodies",
-    "check_traces",
-    "configure_logging",
-    "get_logger",
-    "open_traces",
-    "secret_arguments",
-]
