@@ -5,7 +5,6 @@ from gateway.telemetry.log import Event, configure_logging, get_logger
 from gateway.telemetry.metrics.labels import (
     COMPLETE,
     OTHER_ERROR,
-    TOOL_ERROR,
     TOOL_FAILED,
     ColdEnding,
     Ending,
