@@ -1,10 +1,12 @@
 """Statuses are merged into one; the latest answer or failure decides the health of a route."""
 
+from msgspec.structs import replace
+
 from gateway.admin.merge_statuses import health, together
 from gateway.admin.snapshot import about
 from gateway.admin.status_page import page
 from gateway.config import parse
-from gateway.telemetry.process_status import Failure
+from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus
 from tests.support.status import held, process, route, status_of
 from tests.support.workbench import configuration
 
@@ -54,3 +56,39 @@ def test_workers_with_different_configurations_are_a_notice() -> None:
     whole = together(about(config, "gw-1", 0, is_draining=False), parts)
     assert "different configurations (aaa, bbb)" in whole.notices[0].text
     assert together(about(config, "gw-1", 0, is_draining=True), parts).state == "draining"
+
+
+def merged_peers(*peers: PeerStatus) -> tuple[PeerStatus, ...]:
+    parts = [replace(status_of(process(number)), peers=(each,)) for number, each in enumerate(peers)]
+    return together(status_of(), parts).peers
+
+
+def test_of_a_peer_the_latest_answer_counts() -> None:
+    def peer(state: PeerState, ago: float | None) -> PeerStatus:
+        return PeerStatus(id="gw-2", address="x:1", state=state, last_answer_seconds_ago=ago)
+
+    asked, unasked = peer("answered", 3.0), peer("not asked", None)
+    assert merged_peers(unasked, asked) == merged_peers(asked, unasked) == (asked,)
+    later = peer("dead", 1.0)
+    assert merged_peers(asked, later) == merged_peers(later, asked) == (later,)
+    assert merged_peers(peer("silent", None), asked)[0].state == "silent"
+
+
+def test_the_same_error_of_several_workers_is_one() -> None:
+    def error(count: int, first: float, last: float) -> ErrorStatus:
+        return ErrorStatus(
+            kind="k", route="/mcp", text="t", fix="f", count=count, first_seconds_ago=first, last_seconds_ago=last
+        )
+
+    parts = [status_of(process(0), errors=(error(1, 9, 5),)), status_of(process(1), errors=(error(2, 8, 3),))]
+    assert together(status_of(), parts).errors == (error(3, 9, 3),)
+
+
+def test_children_are_added_up_where_there_are_any() -> None:
+    def children(*counts: int | None) -> tuple[int | None, int | None]:
+        rows = (route(children=count, children_limit=None if count is None else 32) for count in counts)
+        (row,) = together(status_of(), [status_of(routes=(each,)) for each in rows]).routes
+        return row.children, row.children_limit
+
+    assert children(2, 3) == (5, 64)
+    assert children(None, None) == (None, None)

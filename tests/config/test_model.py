@@ -43,4 +43,6 @@ def test_the_times_of_drains_and_peers_have_their_defaults() -> None:
 
 
 def test_the_keys_of_a_state_are_read_as_bytes() -> None:
-    assert State(keys=(KEY, OTHER_KEY)).raw_keys() == (bytes(range(32)), bytes(range(200, 240)))
+    state = State(keys=(KEY,), session_keys=(OTHER_KEY,))
+    assert state.raw_keys() == (bytes(range(32)),)
+    assert state.raw_session_keys() == (bytes(range(200, 240)),)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from gateway.config import parse
-from gateway.config.route_model import Cache, Freshness
+from gateway.config.route_model import Cache, Freshness, Upstream
 
 TRACE_AND_PROXY = [
     *("traceparent", "tracestate", "baggage", "x-request-id", "x-forwarded-for", "x-forwarded-user"),
@@ -39,3 +39,11 @@ def test_freshness_of_one_method_overrides_that_of_all() -> None:
     assert cache.of("tools/list") == (5, "public")
     assert cache.of("prompts/list") == (7, "private")
     assert cache.of("resources/list") == (5, "private")
+
+
+def test_an_upstream_is_named_without_what_may_be_secret() -> None:
+    assert Upstream(url="http://user:pw@h:1/mcp?key=x").name == "http://h:1/mcp"
+    child = Upstream(command=("server", "--token", "s3cret"), env={"KEY": "s3cret"})
+    assert child.name == "server"
+    assert "s3cret" not in repr(child)
+    assert "command=('server', '...')" in repr(child)
