@@ -114,10 +114,7 @@ def _number(process: str) -> tuple[str, int]:
 
 
 def _merged(
-    parts: Sequence[Status],
-    rows: Callable[[Status], Sequence[T]],
-    name: Callable[[T], str],
-    add: Callable[[T, T], T],
+    parts: Sequence[Status], rows: Callable[[Status], Sequence[T]], name: Callable[[T], str], add: Callable[[T, T], T]
 ) -> list[T]:
     """Merge the rows that have the same name, in the order in which the names first appear."""
     found: dict[str, T] = {}

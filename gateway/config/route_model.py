@@ -255,16 +255,7 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 _NO_CREDENTIALS = frozenset(
-    {
-        "accept-language",
-        "baggage",
-        "forwarded",
-        "traceparent",
-        "tracestate",
-        "user-agent",
-        "via",
-        "x-request-id",
-    }
+    {"accept-language", "baggage", "forwarded", "traceparent", "tracestate", "user-agent", "via", "x-request-id"}
 )
 
 

@@ -25,11 +25,7 @@ def json_schema() -> dict[str, Any]:
             name: {"description": texts[struct, name], **_or_variable(item)}
             for name, item in section["properties"].items()
         }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "mrtr-gateway configuration",
-        **schema,
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mrtr-gateway configuration", **schema}
 
 
 def descriptions() -> dict[tuple[str, str], str]:

@@ -89,9 +89,7 @@ def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipad
 
 
 def client_address(
-    peer: str | None,
-    forwarded_for: str | None,
-    networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network],
+    peer: str | None, forwarded_for: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 ) -> str:
     """The address by which a client's calls and sessions are counted: IPv6 by its /64, which one customer has.
 
