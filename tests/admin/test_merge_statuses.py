@@ -1,12 +1,12 @@
 """Statuses are merged into one; the latest answer or failure decides the health of a route."""
 
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from gateway.admin.merge_statuses import health, together
 from gateway.admin.snapshot import about
 from gateway.admin.status_page import page
 from gateway.config import parse
-from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus
+from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus, RouteStatus
 from tests.support.status import held, process, route, status_of
 from tests.support.workbench import configuration
 
@@ -92,3 +92,11 @@ def test_children_are_added_up_where_there_are_any() -> None:
 
     assert children(2, 3) == (5, 64)
     assert children(None, None) == (None, None)
+
+
+def test_every_number_of_a_route_is_added_up_but_those_of_one_address() -> None:
+    numbers = [field.name for field in fields(RouteStatus) if field.type is int]
+    parts = [status_of(routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
+    (row,) = together(status_of(), parts).routes
+    expected = {**dict.fromkeys(numbers, 3), "of_one_address": 2, "of_one_address_limit": 1}
+    assert {name: getattr(row, name) for name in numbers} == expected
