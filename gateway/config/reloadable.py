@@ -1,7 +1,7 @@
 """Compares two configurations to tell which changes a running process can apply.
 
 A reload applies whole sections: everything reads them through an `InForce`, so their new keys are applied too. A key
-of another section needs a restart unless it is listed. `tests/config/test_reloadable.py` has all that need one.
+of another section needs a restart unless it is listed (decision 56).
 """
 
 from collections.abc import Iterator
