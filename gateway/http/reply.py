@@ -66,6 +66,33 @@ class ReplyWriter(ABC):
         """Send one body and nothing else."""
 
 
+class WrappedReply(ReplyWriter):
+    """Another reply, some of whose methods a subclass changes; `whole` and `started` are not the other reply's."""
+
+    def __init__(self, reply: ReplyWriter) -> None:
+        self._reply = reply
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._reply.share_unread()
+
+    async def start(self) -> None:
+        """See `ReplyWriter`."""
+        await self._reply.start()
+
+    async def write(self, data: bytes) -> None:
+        """See `ReplyWriter`."""
+        await self._reply.write(data)
+
+    async def end(self, ending: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        return await self._reply.end(ending)
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        return await self._reply.only(body, status, headers, ending)
+
+
 class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""
 

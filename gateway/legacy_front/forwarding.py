@@ -3,7 +3,6 @@
 A request is sent there once. If that process has ended, its sessions have ended too, and clients begin new ones.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -16,14 +15,13 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerReplaced, ReplyBroken
 from gateway.http.incoming import Incoming
-from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.reply import HttpReply, ReplyWriter, WrappedReply
 from gateway.legacy_front.backend import request_id
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import SessionId
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, OwnerStalled, Stopping
-from gateway.runtime.budget import Share
-from gateway.telemetry import COMPLETE, Ending
+from gateway.telemetry import COMPLETE
 
 _EVENT_BYTES: Final = 1 << 30
 """The owner has applied the limit of the configuration."""
@@ -94,24 +92,21 @@ def _named(incoming: Incoming, given: str) -> Incoming:
     return msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers))
 
 
-class _WatchedReply(ReplyWriter):
+class _WatchedReply(WrappedReply):
     """A reply on its way through; it notes whether the response to the request has gone by."""
 
     def __init__(self, reply: ReplyWriter, request: bytes | None) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._request = None if request is None else request_id(Raw(request))
         self._parser = sse.Parser(_EVENT_BYTES)
         self.is_answered = False
 
-    def share_unread(self) -> Share:
-        return self._reply.share_unread()
-
     async def start(self) -> None:
-        await self._reply.start()
+        await super().start()
         self.started = True
 
     async def write(self, data: bytes) -> None:
-        await self._reply.write(data)
+        await super().write(data)
         if self._request is not None:
             for event in self._parser.feed(data):
                 self._note(event.data)
@@ -121,9 +116,3 @@ class _WatchedReply(ReplyWriter):
             opened = jsonrpc.message(data)
             is_own = isinstance(opened.id, Raw) and request_id(opened.id) == self._request
             self.is_answered = self.is_answered or (opened.method is None and is_own)
-
-    async def end(self, ending: Ending) -> web.StreamResponse:
-        return await self._reply.end(ending)
-
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
-        return await self._reply.only(body, status, headers, ending)

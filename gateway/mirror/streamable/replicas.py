@@ -17,7 +17,7 @@ from gateway.cluster.peer_errors import PeerFailed, PeerStuck
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.http.incoming import Incoming
-from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.reply import HttpReply, ReplyWriter, WrappedReply
 from gateway.mirror.streamable.tokens import Place
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.budget import Share
@@ -107,15 +107,12 @@ def _check_unstarted(reply: ReplyWriter) -> None:
     raise ConnectionResetError("the replica that wrote this stream has ended")
 
 
-class OneStream(ReplyWriter):
+class OneStream(WrappedReply):
     """A reply that becomes a stream only once.
 
     If the replica that wrote it dies, its client must come back with the newest event id that it got: another replica
     could only go on from the one in the request.
     """
-
-    def __init__(self, reply: ReplyWriter) -> None:
-        self._reply = reply
 
     @property
     def started(self) -> bool:  # type: ignore[override]
@@ -123,29 +120,9 @@ class OneStream(ReplyWriter):
         _check_unstarted(self._reply)
         return False
 
-    def share_unread(self) -> Share:
-        """See `ReplyWriter`."""
-        return self._reply.share_unread()
-
-    async def start(self) -> None:
-        """See `ReplyWriter`."""
-        await self._reply.start()
-
-    async def write(self, data: bytes) -> None:
-        """See `ReplyWriter`."""
-        await self._reply.write(data)
-
-    async def end(self, ending: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`."""
-        return await self._reply.end(ending)
-
     async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """See `ReplyWriter`."""
         return await self._reply.whole(body, status, headers, ending)
-
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`."""
-        return await self._reply.only(body, status, headers, ending)
 
 
 class Unread(ReplyWriter):
