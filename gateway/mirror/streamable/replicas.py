@@ -7,7 +7,6 @@ the first living candidate of the session's key. The log level, cancellations, t
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
 
 from aiohttp import web
 
@@ -17,14 +16,11 @@ from gateway.cluster.peer_errors import PeerFailed, PeerStuck
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.http.incoming import Incoming
-from gateway.http.reply import HttpReply, ReplyWriter, WrappedReply
+from gateway.http.reply import NO_RESPONSE, HttpReply, ReplyWriter, WrappedReply
 from gateway.mirror.streamable.tokens import Place
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.budget import Share
-from gateway.seal.request_state import Binding, Envelope
 from gateway.telemetry import Ending
-
-_UNBOUND: Final = Binding("", "", b"", b"", b"")
 
 
 class Replicas:
@@ -45,17 +41,7 @@ class Replicas:
 
         Raises OwnerStalled; for a request that came through another replica also PeerReplaced.
         """
-        envelope = Envelope(
-            issued=place.issued,
-            expires=place.issued,
-            binding=_UNBOUND,
-            exchange=place.exchange,
-            round=0,
-            owner=place.owner,
-            epoch=place.epoch,
-            state="",
-        )
-        found = await self._routing.route(envelope, incoming, OneStream(reply))
+        found = await self._routing.route(place, incoming, OneStream(reply))
         if isinstance(found, TakeOver):
             _check_unstarted(reply)
         return found
@@ -141,8 +127,8 @@ class Unread(ReplyWriter):
 
     async def end(self, _: Ending) -> web.StreamResponse:
         """See `ReplyWriter`."""
-        return web.StreamResponse()
+        return NO_RESPONSE
 
     async def only(self, *_: object) -> web.StreamResponse:
         """See `ReplyWriter`."""
-        return web.StreamResponse()
+        return NO_RESPONSE
