@@ -23,7 +23,8 @@ from gateway.mirror.requests import (
     request_of,
     uri_of,
 )
-from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.runner import Runner
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
 from gateway.upstream.channel import NO_HEADERS, Headers

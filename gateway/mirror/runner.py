@@ -11,41 +11,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-import msgspec
 from msgspec import Raw
 
-from gateway.config import TaskLimits
 from gateway.mirror.call import NO_TRACE, Again, Ask, End, MirroredCall, Notify, Poll, Question, Step, with_trace
-from gateway.mirror.catalog import CallerKey, ToolCatalog
-from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, ask
+from gateway.mirror.modern_server import Outgoing, Pending, ask
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused
-from gateway.routes.live_route import LiveRoute
-from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
 
 _IDS: Final = itertools.count(1)
 _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
 """The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
-
-
-class Upstream(msgspec.Struct, frozen=True, eq=False):
-    """The server of a call, with what calls of the same caller share."""
-
-    server: ModernServer
-    catalog: ToolCatalog
-    caller: CallerKey
-    tasks: Tasks
-    drives_tasks: bool = True
-    """Whether the gateway declares tasks for a client that cannot."""
-    task_seconds: float = TaskLimits().ttl_seconds
-    """How long a task may take."""
-
-    @classmethod
-    def of(cls, live: LiveRoute, server: ModernServer, catalog: ToolCatalog, caller: CallerKey) -> "Upstream":
-        """The upstream of a route."""
-        drives, seconds = live.route.tasks.undeclared == "drive", live.config.tasks.ttl_seconds
-        return cls(server, catalog, caller, live.process.tasks, drives, seconds)
 
 
 class Hears(Protocol):

@@ -24,10 +24,10 @@ from gateway.mirror.catalog import CallerKey, ToolCatalog
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.profile import Profile, of_initialize
 from gateway.mirror.requests import cancelled_id, initialize, params_of, request_of
-from gateway.mirror.runner import Upstream
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.tokens import NoSession, Place, Session, Tokens
+from gateway.mirror.upstream import Upstream, server_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     GatewayError,
@@ -182,7 +182,7 @@ class Stateless:
             Place(bound.key, secrets.token_urlsafe(9), process.owner, process.epoch, time.time()),
             request_of(id_, replace(at.message, params=Raw(declared.params))),
             declared,
-            Upstream.of(at.live, server, catalog, (incoming.path, at.caller.principal)),
+            Upstream.of(at.live, (incoming.path, at.caller.principal), catalog, server),
             self._tokens.nested_id,
             bridge=server if isinstance(server, OwnServer) else None,
             address=at.caller.address,
@@ -260,7 +260,7 @@ class Stateless:
         """Return the server for the rounds of a request, the catalog of its tools, and the headers for it."""
         live, incoming = at.live, at.incoming
         if await _is_modern(live, at.headers):
-            return self._mirror.server(live), self._catalog, at.headers
+            return server_of(live), self._catalog, at.headers
         return OwnServer(self.modern, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
 
 

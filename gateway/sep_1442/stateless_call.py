@@ -17,9 +17,10 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Question, Request
 from gateway.mirror.modern_server import Outgoing
-from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.runner import Runner
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Nested, Place, Session
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute

@@ -10,7 +10,7 @@ import pytest
 from gateway.legacy_front.backend import ClientMessage
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.runner import Upstream
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks

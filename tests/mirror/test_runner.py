@@ -8,7 +8,8 @@ import pytest
 
 from gateway.mirror.call import Question
 from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.runner import Runner
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.runtime.tasks import Tasks

@@ -30,7 +30,6 @@ from gateway.legacy_front.session import error_response
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Progress, Question, Request
 from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.modern_server import HttpServer, ModernServer
 from gateway.mirror.profile import of_initialize
 from gateway.mirror.requests import (
     DEFAULT_LEVEL,
@@ -41,8 +40,6 @@ from gateway.mirror.requests import (
     request_of,
     uri_of,
 )
-from gateway.mirror.runner import Upstream
-from gateway.mirror.stdio_server import StdioServer
 from gateway.mirror.streamable import batch_reply, kept_log_level, nested_state
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.homes import Homes
@@ -50,6 +47,7 @@ from gateway.mirror.streamable.kept_log_level import Level
 from gateway.mirror.streamable.nested_state import InvalidRequestState
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
+from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
@@ -61,13 +59,12 @@ from gateway.protocol.errors import (
     OwnerStalled,
     ParseError,
     Stopping,
-    UpstreamError,
 )
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state
-from gateway.telemetry import COMPLETE, NestedOutcome, Step
+from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _METHODS: Final = "POST, GET, DELETE"
@@ -184,7 +181,7 @@ class Mirror:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
-        result = await initialize(self.server(at.live), profile, at.headers)
+        result = await initialize(server_of(at.live), profile, at.headers)
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
@@ -220,7 +217,7 @@ class Mirror:
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)
                 if found is not None:
                     return found[0]
-                home = self._homes.of(session, at.live, self.server(at.live))
+                home = self._homes.of(session, at.live, server_of(at.live))
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
                 if len(id_) > _MAX_ID_BYTES:
@@ -342,7 +339,7 @@ class Mirror:
         try:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
             if found is None:
-                home = self._homes.of(session, at.live, self.server(at.live))
+                home = self._homes.of(session, at.live, server_of(at.live))
                 found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
@@ -370,7 +367,7 @@ class Mirror:
                 return found[0]
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
-        _ = await initialize(self.server(at.live), session.profile, at.headers)
+        _ = await initialize(server_of(at.live), session.profile, at.headers)
         may_run = not is_own and await self._may_run_on(at, session, mark, is_proven=is_proven)
         held = self.lot.find(mark.place.exchange)
         step = Step.HELD
@@ -445,24 +442,10 @@ class Mirror:
 
     def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
         """Make backends for links that hold their own state."""
-        return partial(MirrorBackend, Upstream.of(live, self.server(live), self._catalog, (path, principal)))
+        return partial(MirrorBackend, Upstream.of(live, (path, principal), self._catalog))
 
     def _upstream(self, at: Arrival, session: Session) -> Upstream:
-        return Upstream.of(at.live, self.server(at.live), self._catalog, (at.incoming.path, session.principal))
-
-    def server(self, live: LiveRoute) -> ModernServer:
-        """The modern server of a route."""
-        if live.upstream.stdio is not None:
-            return StdioServer(live.upstream.stdio.modern, self._process.tasks)
-        assert live.upstream.era is not None, "an upstream without a command has a URL"
-
-        def failed(error: GatewayError) -> None:
-            if isinstance(error, UpstreamError):
-                self._process.metrics.upstream_failed(live.route.path, error.reason)
-            live.upstream.health.note(error)
-
-        refused = partial(self._process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
-        return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed, refused)
+        return Upstream.of(at.live, (at.incoming.path, session.principal), self._catalog)
 
 
 def _message(incoming: Incoming) -> jsonrpc.Message:

@@ -24,10 +24,11 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Progress, Question, Request
-from gateway.mirror.runner import Runner, Upstream
+from gateway.mirror.runner import Runner
 from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.held_calls import Lot  # noqa: TC001  (one import style)
