@@ -4,8 +4,8 @@ The paper has no way to come back to a stream, so a call ends with its stream. A
 leads an answer here from any replica.
 """
 
+import secrets
 import time
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -18,12 +18,12 @@ from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Question, Request
 from gateway.mirror.modern_server import Outgoing
 from gateway.mirror.runner import Runner
+from gateway.mirror.streamable.arrival import Arrival
 from gateway.mirror.streamable.call_report import CallReport
-from gateway.mirror.streamable.tokens import Nested, Place, Session
+from gateway.mirror.streamable.tokens import Nested, Session, Tokens
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
-from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
 from gateway.telemetry import Ending, Outcome
@@ -41,30 +41,25 @@ class StatelessCall:
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        live: LiveRoute,
+        at: Arrival,
         session: Session,
-        place: Place,
         request: Request,
         declared: Declared,
         upstream: Upstream,
-        sealed: Callable[[Nested], bytes],
-        *,
-        bridge: OwnServer | None,
-        address: str,
-        request_id: str,
+        tokens: Tokens,
     ) -> None:
-        """`session` is what the ids of nested requests are bound to; `sealed` gives such an id as JSON."""
-        self.id = place.exchange
-        self.principal = session.principal
-        self.address = address
-        self.bridge = bridge
+        """`session` is what the ids of nested requests are bound to."""
+        self.id = exchange = secrets.token_urlsafe(9)
+        self.principal, self.address = at.caller.principal, at.caller.address
+        self.bridge = bridge = upstream.server if isinstance(upstream.server, OwnServer) else None
         """Set if this gateway serves the rounds, which then need all headers of the client."""
-        self._place = place
+        self._place = at.new_place(session.key, exchange)
         self._request = request
         self._declared = declared
-        self._sealed = sealed
-        self._request_id = request_id
-        self._call = MirroredCall(request, declared.profile, place.exchange)
+        self._tokens = tokens
+        self._request_id = request_id = at.incoming.request_id
+        self._call = MirroredCall(request, declared.profile, exchange)
+        live = at.live
         # The bridge reports the rounds of its calls itself.
         self._report = CallReport(live, session, request) if bridge is None else None
         self._runner = Runner(self._call, upstream, self, lambda: declared.log_level)
@@ -92,7 +87,7 @@ class StatelessCall:
                 self._runner.answer(question.key, jsonrpc.Message("2.0", result=told), self._headers)
             else:
                 place = replace(self._place, issued=time.time())
-                id_ = self._sealed(Nested(place, self._call.progress.round, question.key))
+                id_ = self._tokens.nested_id(Nested(place, self._call.progress.round, question.key))
                 self._queue.ask(sse.encode(question.asked(id_)))
 
     def sending(self) -> Headers:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -24,15 +23,18 @@ from gateway.exchange.commands import Timer
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Progress, Question, Request
+from gateway.mirror.catalog import ToolCatalog
+from gateway.mirror.requests import DEFAULT_LEVEL
 from gateway.mirror.runner import Runner
 from gateway.mirror.streamable import nested_state
+from gateway.mirror.streamable.arrival import Arrival
 from gateway.mirror.streamable.call_report import CallReport
+from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.held_calls import Lot  # noqa: TC001  (one import style)
-from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
 
@@ -43,16 +45,16 @@ _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
 
 
-class Shared(msgspec.Struct, frozen=True, eq=False):
+class Shared:
     """What the mirrored calls of one process share."""
 
-    tokens: Tokens
-    lot: "Lot[HeldCall]"
-    """The calls that may ask, and their responses for a while."""
-    running: dict[tuple[str, bytes], "HeldCall"]
-    """All calls without a response, by the session's key with the JSON of the request's id."""
-    ended: OrderedDict[str, None]
-    """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
+    def __init__(self, tokens: Tokens, lot: "Lot[HeldCall]", homes: Homes, catalog: ToolCatalog) -> None:
+        """`lot` has the calls that may ask, and their responses for a while."""
+        self.tokens, self.lot, self.homes, self.catalog = tokens, lot, homes, catalog
+        self.running: dict[tuple[str, bytes], HeldCall] = {}
+        """All calls without a response, by the session's key with the JSON of the request's id."""
+        self.ended: OrderedDict[str, None] = OrderedDict()
+        """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
 
     def note_ended(self, exchange: str) -> None:
         """Remember that a call of a dead replica is over."""
@@ -67,28 +69,23 @@ class HeldCall:
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         shared: Shared,
-        live: LiveRoute,
+        at: Arrival,
         session: Session,
-        place: Place,
+        exchange: str,
         request: Request,
-        upstream: Upstream,
-        *,
-        level: str,
         progress: Progress | None = None,
-        address: str = "",
     ) -> None:
         """`progress` is set if this continues a call that a dead replica began."""
-        self.id = place.exchange
-        self.principal = session.principal
-        self.address = address
+        self.id = exchange
+        self.principal, self.address = at.caller.principal, at.caller.address
         self.session = session
         self._shared = shared
-        self._live = live
-        self._place = place
+        self._live = at.live
+        self._place = at.new_place(session.key, exchange)
         self._is_continued = progress is not None
-        call = MirroredCall(request, session.profile, place.exchange, progress or Progress())
-        self.call = call
-        self.runner = Runner(call, upstream, self, lambda: level)
+        self.call = call = MirroredCall(request, session.profile, exchange, progress or Progress())
+        level = shared.homes.level(session, DEFAULT_LEVEL)
+        self.runner = Runner(call, Upstream.of(at.live, at.caller_key, shared.catalog), self, lambda: level)
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
@@ -97,7 +94,8 @@ class HeldCall:
         """The events of the round's questions, with the number of the last one in each."""
         if request.method in mcp.ASKING:
             shared.lot.park(self, is_continued=self._is_continued)
-        self.report = CallReport(live, session, request)
+        self.report = CallReport(at.live, session, request)
+        self.report.trace(at.incoming)
         self._final: FinalMessage | None = None
         self._final_event = b""
         self._reply: ReplyWriter | None = None

@@ -1,0 +1,78 @@
+"""One request of a client whose sessions or calls any replica may serve."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from aiohttp import web
+from msgspec import Raw
+
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import ReplyWriter
+from gateway.mirror.catalog import CallerKey
+from gateway.mirror.streamable.tokens import Nested, NoSession, Place, Session, Tokens
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidRequest, InvalidState
+from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import COMPLETE, Step
+from gateway.upstream.channel import NO_HEADERS, Headers
+
+
+class Arrival(msgspec.Struct, frozen=True, eq=False):
+    """A request with the reply to it, and what was found out about both."""
+
+    incoming: Incoming
+    reply: ReplyWriter
+    live: LiveRoute
+    caller: Caller
+    headers: Headers
+    """The headers that go upstream."""
+
+    @property
+    def caller_key(self) -> CallerKey:
+        """The caller, as the catalog of tools knows it."""
+        return self.incoming.path, self.caller.principal
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a token that is rejected."""
+        try:
+            yield
+        except (InvalidState, NoSession) as exc:
+            self.live.process.metrics.state_rejected(exc.reason)
+            raise
+
+    def session(self, token: str, tokens: Tokens) -> Session:
+        """The session whose id the request brings; raises NoSession."""
+        with self.counted():
+            seconds = self.live.config.state.session_ttl_seconds
+            return tokens.session(token, *self.caller_key, time.time(), seconds)
+
+    def nested(self, message: jsonrpc.Message, tokens: Tokens, session: Session) -> Nested:
+        """The nested request that a response answers; raises InvalidRequest."""
+        token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
+        try:
+            with self.counted():
+                return tokens.nested(token or "", session)
+        except InvalidState as exc:
+            raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
+
+    def new_place(self, session: str, exchange: str) -> Place:
+        """The place of a call that this process holds."""
+        process = self.live.process
+        return Place(session, exchange, process.owner, process.epoch, time.time())
+
+    def is_own(self, place: Place) -> bool:
+        """Whether this process holds the call, or held it."""
+        process = self.live.process
+        return (place.owner, place.epoch) == (process.owner, process.epoch)
+
+    def continued(self, step: Step) -> None:
+        """Count how the request found its call, but only at the replica that the client reached."""
+        if step is not Step.FORWARDED or self.incoming.peer_request is None:
+            self.live.process.metrics.continued(self.live.route.path, step)
+
+    async def accept(self) -> web.StreamResponse:
+        """Reply that a notification or a response was taken."""
+        return await self.reply.only(b"", 202, NO_HEADERS, COMPLETE)
