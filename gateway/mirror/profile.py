@@ -23,10 +23,6 @@ _OTHER: Final = ("experimental", "extensions")
 _NAME_CHARACTERS: Final = 200
 
 
-class _State(msgspec.Struct):
-    scopes: list[str] = []
-
-
 class Profile(msgspec.Struct, frozen=True, array_like=True):
     """The negotiated version, `clientInfo` as JSON, and the capabilities as a modern client declares them."""
 
@@ -66,9 +62,11 @@ def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profi
     if requested is None:
         raise InvalidParams('initialize needs "params.protocolVersion", a string')
     version = requested if requested in mcp.LEGACY_VERSIONS else mcp.LEGACY
-    keeps_state = keeps_state and client_state.declares(params.get("capabilities", jsonrpc.EMPTY))
-    capabilities = _capabilities(params, (*_OTHER, "state") if keeps_state else _OTHER)
-    return Profile(version, _info(params), capabilities, _echoes_state(params), keeps_state)
+    declared = params.get("capabilities", jsonrpc.EMPTY)
+    keeps_state = keeps_state and client_state.declares(declared)
+    capabilities = _capabilities(declared, (*_OTHER, "state") if keeps_state else _OTHER)
+    echoes_state = client_state.declares(declared, "request")
+    return Profile(version, _info(params), capabilities, echoes_state, keeps_state)
 
 
 def _info(params: jsonrpc.Fields) -> bytes:
@@ -83,9 +81,9 @@ def _info(params: jsonrpc.Fields) -> bytes:
     return jsonrpc.encode({"name": name[:_NAME_CHARACTERS], "version": version[:_NAME_CHARACTERS]})
 
 
-def _capabilities(params: jsonrpc.Fields, others: tuple[str, ...]) -> bytes:
+def _capabilities(declared: msgspec.Raw, others: tuple[str, ...]) -> bytes:
     try:
-        opened = jsonrpc.fields(params.get("capabilities", jsonrpc.EMPTY))
+        opened = jsonrpc.fields(declared)
         kept = {key: bytes(opened[key]) for key in (*_ASKABLE, *others) if _is_object(opened.get(key))}
         if "roots" in kept:
             kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
@@ -99,16 +97,6 @@ def _capabilities(params: jsonrpc.Fields, others: tuple[str, ...]) -> bytes:
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.capabilities" is not ClientCapabilities: {exc}') from exc
     return modern
-
-
-def _echoes_state(params: jsonrpc.Fields) -> bool:
-    state = jsonrpc.fields(params.get("capabilities", jsonrpc.EMPTY)).get("state")
-    if state is None:
-        return False
-    try:
-        return "request" in msgspec.json.decode(state, type=_State).scopes
-    except msgspec.MsgspecError:
-        return False  # a capability that cannot be read is not declared
 
 
 def _is_object(raw: msgspec.Raw | None) -> bool:

@@ -1,9 +1,7 @@
 """A modern server that is a child process."""
 
-import asyncio
-
 from gateway.bridge.upstream_call import BUG
-from gateway.mirror.modern_server import Listener, Outgoing
+from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -16,9 +14,9 @@ class StdioServer:
         self._modern = modern
         self._tasks = tasks
 
-    def begin(self, request: Outgoing, listener: Listener) -> "_Pending":
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`."""
-        return _Pending(self._tasks.start(self._run(request.body, listener), "modern request"))
+        return PendingTask(self._tasks.start(self._run(request.body, listener), "modern request"))
 
     async def _run(self, body: bytes, listener: Listener) -> None:
         try:
@@ -30,15 +28,3 @@ class StdioServer:
         except Exception:  # the outermost edge of the request's task, where it is counted
             listener.on_failed(CallLost(BUG))
             raise
-
-
-class _Pending:
-    """One request, which is a task."""
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-
-    def abort(self) -> None:
-        """See `Pending`."""
-        if self._task is not asyncio.current_task():
-            _ = self._task.cancel()

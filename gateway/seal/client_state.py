@@ -33,13 +33,13 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
-def declares(capabilities: bytes | Raw) -> bool:
-    """Whether a client keeps session state; SEP-1685 added the scopes to the capability."""
+def declares(capabilities: bytes | Raw, scope: str = "session") -> bool:
+    """Whether a client keeps state of this scope; SEP-1685 added the scopes to the capability."""
     try:
         state = jsonrpc.inspect(_decode_declared, capabilities).state
     except (ValueError, RecursionError):
         return False  # a capability that cannot be read is not declared
-    return state is not None and "session" in state.scopes
+    return state is not None and scope in state.scopes
 
 
 def taken(meta: jsonrpc.Fields, name: str) -> tuple[jsonrpc.Fields, Raw | None]:

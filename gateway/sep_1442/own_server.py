@@ -1,6 +1,5 @@
 """This gateway as the modern server of the dialect's calls: their rounds are bridged like those of modern clients."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -12,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
-from gateway.mirror.modern_server import Listener, Outgoing
+from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.protocol.header_mismatch import encode_value
@@ -42,10 +41,10 @@ class OwnServer:
         self._reply = reply
         self._live = live
 
-    def begin(self, request: Outgoing, listener: Listener) -> "_Pending":
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`; the headers are those that the client sent."""
         tasks = self._live.process.tasks
-        return _Pending(tasks.start(self._run(request, listener), "modern request"))
+        return PendingTask(tasks.start(self._run(request, listener), "modern request"))
 
     def give_up(self, request: Outgoing) -> None:
         """End the call that waits for this request, which will not be sent."""
@@ -69,18 +68,6 @@ class OwnServer:
             _ = await self._side.serve(self._modern(request), reply)
         if not reply.is_over:
             listener.on_failed(CallLost("The gateway lost the call; it may have had effects"))
-
-
-class _Pending:
-    """One request, which is a task."""
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-
-    def abort(self) -> None:
-        """See `Pending`."""
-        if self._task is not asyncio.current_task():
-            _ = self._task.cancel()
 
 
 def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
