@@ -18,7 +18,7 @@ from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds
 from gateway.legacy_front.session_table import SessionTable
 from gateway.legacy_front.stream_writer import StreamWriter
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, Stopping
+from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, Stopping
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
@@ -169,30 +169,24 @@ class LegacyFront:
             case "GET" if session.front == "http":
                 return await self._get(session, incoming, reply)
             case "DELETE" if session.front == "http":
-                ended = InvalidRequest("The client has ended the session")
-                ended.status = (
-                    200  # clients take an HTTP error for one of the whole connection, even for a cancelled call
-                )
-                session.end(ended)
+                # Clients take an HTTP error for one of the whole connection, even for a cancelled call.
+                session.end(InvalidRequest("The client has ended the session", status=200))
                 return await reply.only(b"", 200, NO_HEADERS, COMPLETE)
-        error = InvalidRequest(f"HTTP {incoming.method[:20]} is not served in a session")
-        error.status = 405
-        error.headers["Allow"] = _METHODS if session.front == "http" else "POST"
-        raise error
+        allowed = _METHODS if session.front == "http" else "POST"
+        raise NotAllowed(f"HTTP {incoming.method[:20]} is not served in a session", allowed=allowed)
 
     async def _post(
         self, session: FrontSession, incoming: Incoming, reply: ReplyWriter, caller: Caller
     ) -> web.StreamResponse:
         batch = incoming_message.read_batch(incoming, session.live, caller, session.version)
         if batch is not None:
-            stream = session.take_batch(batch)
-            if stream is not None and session.front == "http":
-                return await StreamWriter(session, stream, reply).reply_to_batch()
-            return await reply.only(b"", 202, NO_HEADERS, COMPLETE)
-        stream = session.take(message := incoming_message.read(incoming, session.live, caller))
+            stream, is_greeting = session.take_batch(batch), False
+        else:
+            stream = session.take(message := incoming_message.read(incoming, session.live, caller))
+            is_greeting = message.opened.method == mcp.INITIALIZE
         if stream is not None and session.front == "http":
-            return await StreamWriter(session, stream, reply).reply_to_request()
-        if message.opened.method == mcp.INITIALIZE:
+            return await StreamWriter(session, stream, reply).reply()
+        if is_greeting:
             await session.initialized()  # the upstream may refuse the credential, which only a status can tell
             if session.refusal is not None:
                 raise session.refusal
@@ -219,10 +213,8 @@ def _found(session: FrontSession, place: str) -> tuple[Stream, int]:
         stream = session.streams.get(int(name))
         if stream is not None and stream.is_resumable and stream.can_resume(int(number)):
             return stream, int(number)
-    error = InvalidRequest(
+    raise NotAllowed(  # what clients take for `no stream here`, without giving up their session
         "Last-Event-ID names no event that is kept here: its stream is complete, or its events were forgotten because "
-        "those of all clients took more than limits.replay_bytes"
+        "those of all clients took more than limits.replay_bytes",
+        allowed="POST, DELETE",
     )
-    error.status = 405  # what clients take for `no stream here`, without giving up their session
-    error.headers["Allow"] = "POST, DELETE"
-    raise error

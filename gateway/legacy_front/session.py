@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import UNSET, Raw
 
 from gateway.exchange.commands import Timer
+from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, request_id
 from gateway.legacy_front.outbox import Outbox
 from gateway.legacy_front.session_ids import Front
@@ -36,7 +37,7 @@ class Stream(Outbox):
     refusal: GatewayError | None = None
     """Set instead of a response if the request is refused before its reply has begun."""
     began = False
-    """Whether the reply has begun as a stream, so that it has no status of its own any more."""
+    """Whether the reply is a stream for certain, so that no response has an HTTP status of its own."""
 
 
 class FrontSession:
@@ -47,8 +48,7 @@ class FrontSession:
         live: LiveRoute,
         front: Front,
         name: str,
-        principal: bytes,
-        address: str,
+        caller: Caller,
         budget: Budget,
         connect: Connect,
         ended: Callable[["FrontSession"], None],
@@ -57,8 +57,7 @@ class FrontSession:
         self.live = live
         self.front = front
         self.name = name
-        self.principal = principal
-        self.address = address
+        self.caller = caller
         self.is_over = False
         self._is_ending = False
         self.is_initialized = False
@@ -361,6 +360,6 @@ def error_response(request: RequestId, error: GatewayError) -> bytes:
 
 def session_gone() -> InvalidRequest:
     """The error for a session that does not exist, for whatever reason: clients begin a new one."""
-    error = InvalidRequest("The session does not exist, or not any more: send `initialize` to begin a new one")
-    error.status = 404
-    return error
+    return InvalidRequest(
+        "The session does not exist, or not any more: send `initialize` to begin a new one", status=404
+    )

@@ -50,7 +50,7 @@ class SessionTable:
         """Begin a session; raises Busy."""
         self._check(live, caller)
         name = secrets.token_hex(16)
-        session = FrontSession(live, front, name, caller.principal, caller.address, self.budget, connect, self._ended)
+        session = FrontSession(live, front, name, caller, self.budget, connect, self._ended)
         self._sessions[name] = session
         self._count(session, 1)
         if self._sweeper is None:
@@ -84,10 +84,10 @@ class SessionTable:
                 raise pool_errors.busy(live.route, is_newcomer=True)
 
     def _count(self, session: FrontSession, change: int) -> None:
-        path = session.live.route.path
+        path, caller = session.live.route.path, session.caller
         _add(self._of_route, path, change)
-        _add(self._of_principal, (path, session.principal), change)
-        _add(self._of_address, (path, session.address), change)
+        _add(self._of_principal, (path, caller.principal), change)
+        _add(self._of_address, (path, caller.address), change)
         self._metrics.relayed(path, change)
 
     def _ended(self, session: FrontSession) -> None:

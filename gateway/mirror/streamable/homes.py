@@ -22,7 +22,7 @@ from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.kept_log_level import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import mcp, sse
-from gateway.protocol.errors import GatewayError, InvalidParams, InvalidRequest
+from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
 from gateway.telemetry import COMPLETE
@@ -167,10 +167,8 @@ class Home:
             try:
                 honoured = await self._changes.listen(headers)
             except InvalidParams as exc:
-                error: GatewayError = InvalidRequest(f"There is no standalone stream: {exc.message}")
-                error.status = 405
-                error.headers["Allow"] = "POST, DELETE"
-                raise error from exc
+                said = f"There is no standalone stream: {exc.message}"
+                raise NotAllowed(said, allowed="POST, DELETE") from exc
             self._count()
             return await self._write(reply, honoured, request_id)
 
