@@ -275,7 +275,7 @@ class FrontSession:
             return
         stream = self._open[request]
         if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized, self.version = True, _version(opened.result)
+            self.is_initialized, self.version = True, negotiated(opened.result)
             self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
@@ -345,7 +345,8 @@ def _fell_behind() -> CallLost:
     )
 
 
-def _version(result: Raw) -> str | None:
+def negotiated(result: Raw) -> str | None:
+    """The protocol version in a result of `initialize`; None if it is malformed."""
     try:
         return jsonrpc.text(jsonrpc.fields(result).get("protocolVersion"))
     except ValueError:

@@ -10,19 +10,11 @@ from contextlib import suppress
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId
+from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, cancelled
 from gateway.mirror.call import MirroredCall, Question, Request
 from gateway.mirror.changes import Changes
 from gateway.mirror.profile import Profile, of_initialize
-from gateway.mirror.requests import (
-    DEFAULT_LEVEL,
-    cancelled_id,
-    initialize,
-    level_of,
-    params_of,
-    request_of,
-    uri_of,
-)
+from gateway.mirror.requests import DEFAULT_LEVEL, initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.runner import Runner
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp
@@ -55,11 +47,9 @@ class MirrorBackend:
         elif opened.method == mcp.INITIALIZED and self._changes is not None and not self._is_listening:
             self._is_listening = True
             self.upstream.tasks.spawn(self._listen(self._changes, message.headers), "listen to changes")
-        elif opened.method == mcp.CANCELLED:
-            call = self._calls.get(cancelled_id(opened) or b"")
-            if call is not None:
-                call.runner.cancel()
-                self.forget(call)
+        elif (call := self._calls.get(cancelled(opened) or b"")) is not None:
+            call.runner.cancel()
+            self.forget(call)
         elif opened.method is None and isinstance(opened.id, Raw):
             found = self._nested.pop(bytes(opened.id), None)
             if found is not None:

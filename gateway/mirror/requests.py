@@ -4,7 +4,6 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import RequestId, request_id
 from gateway.mirror.call import Request
 from gateway.mirror.modern_server import ModernServer, Outgoing, ask
 from gateway.mirror.profile import Profile
@@ -65,12 +64,3 @@ def uri_of(params: jsonrpc.Fields) -> str:
     if uri is None:
         raise InvalidParams('resources/subscribe needs "params.uri", a string')
     return uri
-
-
-def cancelled_id(message: jsonrpc.Message) -> RequestId | None:
-    """The id of the request that `notifications/cancelled` names."""
-    try:
-        raw = params_of(message).get("requestId")
-    except InvalidParams:
-        return None
-    return None if raw is None else request_id(raw)

@@ -17,12 +17,13 @@ from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front.backend import cancelled
 from gateway.legacy_front.incoming_message import read
 from gateway.mirror.call import Request
 from gateway.mirror.catalog import CallerKey, ToolCatalog
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.profile import Profile, of_initialize
-from gateway.mirror.requests import cancelled_id, initialize, params_of, request_of
+from gateway.mirror.requests import initialize, params_of, request_of
 from gateway.mirror.streamable.arrival import Arrival
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.replicas import Replicas
@@ -176,7 +177,7 @@ class Stateless:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
         if message.method == mcp.CANCELLED and session is not None:
-            call = self._of_sessions.get((session.key, cancelled_id(message) or b""))
+            call = self._of_sessions.get((session.key, cancelled(message) or b""))
             if call is not None:
                 call.cancel()
             else:

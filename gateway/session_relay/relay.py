@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, request_id
+from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, cancelled, request_id
+from gateway.legacy_front.session import negotiated
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.routes.live_route import LiveRoute
@@ -84,7 +85,7 @@ class SessionRelay:
         try:
             async with asyncio.timeout(seconds):
                 channel, result = await channel.open(message.data, message.headers)
-                await channel.listen(_version(result), message.headers, self._side_listener(channel))
+                await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self._side_listener(channel))
         except BaseException as exc:
             self._tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
             error = pool_errors.handshake_failed(exc, self._live.route, seconds)
@@ -143,14 +144,11 @@ class SessionRelay:
 
     def _note_cancelled(self, message: ClientMessage) -> None:
         """Give a request up that the client has cancelled if the server does not answer it: many do not."""
-        if message.opened.method != mcp.CANCELLED or not isinstance(message.opened.params, Raw):
-            return
-        with suppress(ValueError):
-            request = request_id(jsonrpc.fields(message.opened.params).get("requestId", Raw(b"null")))
-            if request in self._open and request not in self._give_ups:
-                seconds = self._live.config.timeouts.cancel_seconds
-                give_up = self._tasks.guard(lambda: self._give_up(request), "cancelled request")
-                self._give_ups[request] = asyncio.get_running_loop().call_later(seconds, give_up)
+        request = cancelled(message.opened)
+        if request in self._open and request not in self._give_ups:
+            seconds = self._live.config.timeouts.cancel_seconds
+            give_up = self._tasks.guard(lambda: self._give_up(request), "cancelled request")
+            self._give_ups[request] = asyncio.get_running_loop().call_later(seconds, give_up)
 
     def _give_up(self, request: RequestId) -> None:
         self._hear(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), request)
@@ -175,7 +173,8 @@ class SessionRelay:
         try:
             opened = jsonrpc.message(data)
             if opened.method is None:
-                self._answered(opened)
+                if isinstance(opened.id, Raw):
+                    self._forget(request_id(opened.id))
             elif request is None:
                 request = self._related(opened)
         except ValueError:
@@ -183,12 +182,8 @@ class SessionRelay:
             return
         self._link.send(data, request)
 
-    def _answered(self, response: jsonrpc.Message) -> None:
-        """Forget a request that is answered, wherever its answer came."""
-        if isinstance(response.id, Raw):
-            self._forget(request_id(response.id))
-
     def _forget(self, request: RequestId) -> None:
+        """Forget a request that is answered, wherever its answer came."""
         self._open.pop(request, None)
         timer = self._give_ups.pop(request, None)
         if timer is not None:
@@ -263,13 +258,6 @@ class SessionRelay:
 def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:
     """Return the factory of a route's relays."""
     return lambda link: SessionRelay(live, link)
-
-
-def _version(result: Raw) -> str:
-    try:
-        return jsonrpc.text(jsonrpc.fields(result).get("protocolVersion")) or mcp.LEGACY
-    except ValueError:
-        return mcp.LEGACY
 
 
 def _progress_token(request: jsonrpc.Message) -> RequestId | None:

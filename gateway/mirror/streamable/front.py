@@ -21,19 +21,12 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front import batch, incoming_message
-from gateway.legacy_front.backend import Connect, request_id
+from gateway.legacy_front.backend import Connect, cancelled, request_id
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Request
 from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.profile import of_initialize
-from gateway.mirror.requests import (
-    cancelled_id,
-    initialize,
-    level_of,
-    params_of,
-    request_of,
-    uri_of,
-)
+from gateway.mirror.requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.streamable import batch_reply, kept_log_level
 from gateway.mirror.streamable.arrival import Arrival
 from gateway.mirror.streamable.call_continuation import CallContinuation
@@ -46,11 +39,7 @@ from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import (
-    GatewayError,
-    InvalidRequest,
-    Stopping,
-)
+from gateway.protocol.errors import GatewayError, InvalidRequest, Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
@@ -162,7 +151,7 @@ class Mirror:
 
     async def _notified(self, at: Arrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
         if message.method == mcp.CANCELLED:
-            held = self._shared.running.get((session.key, cancelled_id(message) or b""))
+            held = self._shared.running.get((session.key, cancelled(message) or b""))
             if held is not None:
                 held.abandon()
             else:
