@@ -228,17 +228,13 @@ class _Stream:
             if notification is not None and self.acknowledged.done():
                 self._deliver(notification)
         elif isinstance(message.error, Raw):
-            self._ended(
-                InvalidParams(f"The server refused subscriptions/listen: {jsonrpc.error(message.error).message}")
-            )
+            said = jsonrpc.error(message.error).message
+            self.on_failed(InvalidParams(f"The server refused subscriptions/listen: {said}"))
         elif isinstance(message.result, Raw):
-            self._ended(CallLost("The server ended its subscription"))
+            self.on_failed(CallLost("The server ended its subscription"))
 
     def on_failed(self, error: GatewayError, /) -> None:
-        """See `Listener`."""
-        self._ended(error)
-
-    def _ended(self, error: GatewayError) -> None:
+        """See `Listener`; a response ends the stream too."""
         self.is_over = True
         if self.acknowledged.done():
             self._lost(self)

@@ -17,7 +17,6 @@ from gateway.seal import client_state
 _MAX_INFO_BYTES: Final = 1_024
 _MAX_CAPABILITIES_BYTES: Final = 2_048
 """Larger declarations lose what only describes, because the session id, a header, carries them."""
-_TASKS: Final = "io.modelcontextprotocol/tasks"
 _ASKABLE: Final = ("elicitation", "sampling", "roots")
 _OTHER: Final = ("experimental", "extensions")
 _NAME_CHARACTERS: Final = 200
@@ -89,7 +88,7 @@ def _capabilities(declared: msgspec.Raw, others: tuple[str, ...]) -> bytes:
             kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
         if "extensions" in kept:
             extensions = jsonrpc.fields(kept["extensions"])
-            kept["extensions"] = jsonrpc.merge((key, raw) for key, raw in extensions.items() if key != _TASKS)
+            kept["extensions"] = jsonrpc.merge((key, raw) for key, raw in extensions.items() if key != mcp.TASKS)
         modern = jsonrpc.merge(kept.items())
         if len(modern) > _MAX_CAPABILITIES_BYTES:
             modern = jsonrpc.merge((key, _brief(kept[key])) for key in _ASKABLE if key in kept)
