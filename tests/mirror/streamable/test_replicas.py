@@ -32,6 +32,23 @@ async def asked(stream: Stream) -> tuple[Json, str]:
     return question, stream.last_id
 
 
+async def pair(server: FakeModern, cluster: Cluster, **sections: Any) -> tuple[Stand, Stand, LegacyClient]:
+    """Two replicas before a server whose tool asks, and a client of the first one."""
+    server.tools["ask"] = ask
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR | sections)
+    return one, two, await session(one)
+
+
+async def asked_by_a_replica_that_dies(
+    cluster: Cluster, dying: Stand, client: LegacyClient, arguments: Json | None = None
+) -> tuple[Json, str]:
+    """The question of a call, with the id of its event."""
+    async with client.call("ask", arguments) as stream:
+        found = await asked(stream)
+        await cluster.crash(dying)
+    return found
+
+
 async def answered_at(url: str, client: LegacyClient, question: Json, place: str) -> None:
     """Come back to a replica for a call, and answer its question there."""
     async with client.get(place, url=url) as stream:
@@ -58,6 +75,12 @@ class Gate:
         await self.go.wait()
         return call.text(call.answers)
 
+    async def answered_by(self, client: LegacyClient, stream: Stream) -> None:
+        """Answer the question, and wait until the server has the answer."""
+        question, _ = await asked(stream)
+        assert await client.answer(question, ACCEPT) == 202
+        await self.answered.wait()
+
 
 async def test_an_answer_at_another_replica_reaches_the_call(server: FakeModern, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
@@ -73,21 +96,15 @@ async def test_an_answer_at_another_replica_reaches_the_call(server: FakeModern,
 async def test_a_client_whose_stream_broke_comes_back_by_way_of_another_replica(
     server: FakeModern, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
+    _, two, client = await pair(server, cluster)
     async with client.call("ask") as stream:
         question, place = await asked(stream)
     await answered_at(two.url, client, question, place)
 
 
 async def test_a_question_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
-    async with client.call("ask") as stream:
-        question, place = await asked(stream)
-        await cluster.crash(one)
+    one, two, client = await pair(server, cluster)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     await answered_at(two.url, client, question, place)
     assert len(server.of("tools/call")) == 2, "the round before the question ran once, and so did the one after it"
 
@@ -96,9 +113,7 @@ async def test_an_answer_may_come_before_the_client_does(server: FakeModern, clu
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
     server.tools["ask"] = ask
     client = await session(one)
-    async with client.call("ask") as stream:
-        question, place = await asked(stream)
-        await cluster.crash(one)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     assert await client.answer(question, ACCEPT, url=two.url) == 202
     await eventually(lambda: len(server.of("tools/call")) == 2)
     async with client.get(place, url=three.url) as stream:
@@ -107,9 +122,8 @@ async def test_an_answer_may_come_before_the_client_does(server: FakeModern, clu
 
 
 async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    one, two, client = await pair(server, cluster)
     server.tools["both"] = both
-    client = await session(one)
     async with client.call("both") as stream:
         first, second = await stream.message(), await stream.message()
         before = stream.last_id
@@ -127,13 +141,10 @@ async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeMod
 
 
 async def test_a_call_that_ran_is_lost_with_its_replica(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    one, two, client = await pair(server, cluster)
     gate = Gate(server)
-    client = await session(one)
     async with client.call("slow") as stream:
-        question, _ = await asked(stream)
-        assert await client.answer(question, ACCEPT) == 202
-        await gate.answered.wait()
+        await gate.answered_by(client, stream)
         place = await stream.place()
         await cluster.crash(one)
     async with client.get(place, url=two.url) as stream:
@@ -143,13 +154,10 @@ async def test_a_call_that_ran_is_lost_with_its_replica(server: FakeModern, clus
 
 
 async def test_an_ephemeral_call_that_ran_is_run_again(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", route={"era": "mirror", "ephemeral": ["slow"]})
+    one, two, client = await pair(server, cluster, route={"era": "mirror", "ephemeral": ["slow"]})
     gate = Gate(server)
-    client = await session(one)
     async with client.call("slow", {"n": 1}) as stream:
-        question, _ = await asked(stream)
-        assert await client.answer(question, ACCEPT) == 202
-        await gate.answered.wait()
+        await gate.answered_by(client, stream)
         place = await stream.place()
         await cluster.crash(one)
     gate.go.set()
@@ -161,17 +169,13 @@ async def test_an_ephemeral_call_that_ran_is_run_again(server: FakeModern, clust
 
 
 async def test_what_no_id_can_carry_is_lost_with_its_replica(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
+    one, two, client = await pair(server, cluster)
     async with client.call("ask", {"text": "x" * 5_000}) as stream:
         question, place = await asked(stream)
         assert len(question["id"]) < 1_000
         assert await client.answer(question, ACCEPT, url=two.url) == 202, "as long as it lives, it is answered"
         assert text(await stream.message()) == {"name": ACCEPT}
-    async with client.call("ask", {"text": "x" * 5_000}) as stream:
-        question, place = await asked(stream)
-        await cluster.crash(one)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client, {"text": "x" * 5_000})
     assert await client.answer(question, ACCEPT, url=two.url) == 202
     async with client.get(place, url=two.url) as stream:
         assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
@@ -192,21 +196,17 @@ async def test_an_older_client_cannot_come_back_so_its_answer_runs_nothing(
 
 
 async def test_a_cancellation_reaches_the_replica_that_holds_the_call(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    _, two, client = await pair(server, cluster)
     gate = Gate(server)
-    client = await session(one)
     async with client.request("tools/call", {"name": "slow", "arguments": {}}, id_="c1") as stream:
-        question, _ = await asked(stream)
-        assert await client.answer(question, ACCEPT) == 202
-        await gate.answered.wait()
+        await gate.answered_by(client, stream)
         assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}, url=two.url) == 202
         await eventually(lambda: server.left == 1)
 
 
 async def test_all_replicas_know_the_log_level(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    _, two, client = await pair(server, cluster)
     server.tools["level"] = lambda call: call.text(call.meta[mcp.META_LOG_LEVEL])
-    client = await session(one)
     async with client.request("logging/setLevel", {"level": "alert"}) as stream:
         assert (await stream.message())["result"] == {}
     mirror = two.gateway.downstream._legacy.mirror
@@ -281,9 +281,7 @@ async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
     server: FakeModern, cluster: Cluster
 ) -> None:
     """Its client comes back with the newest event id; the one of its last request would be too old."""
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
+    one, two, client = await pair(server, cluster)
     async with client.call("ask") as stream:
         question, place = await asked(stream)
     async with client.get(place, url=two.url) as stream:
@@ -296,12 +294,8 @@ async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
 
 
 async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
-    async with client.call("ask") as stream:
-        question, place = await asked(stream)
-        await cluster.crash(one)
+    one, two, client = await pair(server, cluster)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     tokens = two.gateway.downstream._legacy.mirror._tokens
     known = tokens._session(client.session or "")
     nested, mark = tokens.nested(question["id"], known), tokens.mark(place, known)
@@ -316,12 +310,8 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
 async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ended(
     server: FakeModern, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR, hold={"linger_seconds": 0})
-    server.tools["ask"] = ask
-    client = await session(one)
-    async with client.call("ask") as stream:
-        question, place = await asked(stream)
-        await cluster.crash(one)
+    one, two, client = await pair(server, cluster, hold={"linger_seconds": 0})
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     assert await client.answer(question, ACCEPT, url=two.url) == 202
     await eventually(lambda: len(server.of("tools/call")) == 2)
     await eventually(lambda: not list(two.gateway.downstream._legacy.mirror.lot), "the response is forgotten")
@@ -334,9 +324,7 @@ async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ende
 async def test_a_cancellation_has_reached_every_replica_when_it_is_accepted(
     server: FakeModern, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
+    one, two, client = await pair(server, cluster)
     async with client.request("tools/call", {"name": "ask", "arguments": {}}, id_="c") as stream:
         _ = await asked(stream)
         assert await client.notify(mcp.CANCELLED, {"requestId": "c"}, url=two.url) == 202
@@ -362,9 +350,7 @@ async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeMode
 
 
 async def test_a_question_outlives_a_drain_that_ends_before_its_answer(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0}, **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
+    one, two, client = await pair(server, cluster, hold={"drain_seconds": 0})
     async with client.call("ask") as stream:
         question, place = await asked(stream)
         async with asyncio.timeout(DEADLINE):
@@ -382,8 +368,7 @@ async def test_a_question_outlives_a_drain_that_ends_before_its_answer(server: F
 async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
     server: FakeModern, cluster: Cluster
 ) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    client = await session(one)
+    one, two, client = await pair(server, cluster)
     async with client.get() as stream:
         _ = await stream.place()
         async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
