@@ -4,32 +4,33 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import for_call, own_headers
 from gateway.legacy_front import batch
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, ParseError
-from gateway.routes.live_route import LiveRoute
 
 
-def read_batch(
-    incoming: Incoming, live: LiveRoute, caller: Caller, version: str | None
-) -> Sequence[ClientMessage] | None:
+def read_batch(at: Arrival, version: str | None) -> Sequence[ClientMessage] | None:
     """Return the messages of a batch; None if the body is none. Raises ParseError or InvalidRequest."""
+    incoming = at.incoming
     if not batch.is_batch(incoming.body):
         return None
     members = batch.members(incoming.body, incoming.json_depth, version)
-    return [read(incoming.with_body(member.data), live, caller) for member in members]
+    return [read(replace(at, incoming=incoming.with_body(member.data))) for member in members]
 
 
-def read(incoming: Incoming, live: LiveRoute, caller: Caller) -> ClientMessage:
+def read(at: Arrival) -> ClientMessage:
     """Return the message with the headers that go upstream; raises ParseError or InvalidRequest."""
+    incoming, route = at.incoming, at.live.route
     message = opened(incoming)
-    headers = for_call(live.route, incoming.headers)
-    _ = headers.pop(caller.distrusted_header or "", None)
-    headers.update(own_headers(live.route))
+    headers = for_call(route, incoming.headers)
+    _ = headers.pop(at.caller.distrusted_header or "", None)
+    headers.update(own_headers(route))
     return ClientMessage(incoming.body, message, headers)
 
 

@@ -17,6 +17,7 @@ from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
 from gateway.legacy_front.incoming_message import read
 from gateway.mirror.call import Request
@@ -24,7 +25,7 @@ from gateway.mirror.catalog import CallerKey, ToolCatalog
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.profile import Profile, of_initialize
 from gateway.mirror.requests import initialize, params_of, request_of
-from gateway.mirror.streamable.arrival import Arrival
+from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.replicas import Replicas
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
@@ -94,8 +95,8 @@ class Stateless:
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
         assert incoming.caller is not None, "the caller is identified before"
-        sent = read(incoming, live, incoming.caller)
-        at, message = Arrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
+        sent = read(Arrival(incoming, reply, live, incoming.caller))
+        at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
         id_ = bytes(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method is None:
@@ -112,7 +113,7 @@ class Stateless:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    async def _request(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _request(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         declared = vocabulary.declared(params_of(message), at.incoming.values)
         session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
@@ -122,7 +123,8 @@ class Stateless:
             case mcp.PING:
                 return await _result(at, id_, b"{}")
             case mcp.INITIALIZE:
-                return await self._initialize(at, id_, params_of(message), declared.profile.version)
+                profile = replace(of_initialize(params_of(message)), version=declared.profile.version)
+                return await self._initialize(at, id_, profile)
             case mcp.DISCOVER:
                 server, _, headers = await self._server(at)
                 found = await initialize(server, declared.profile, headers)
@@ -134,14 +136,13 @@ class Stateless:
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
-    async def _initialize(self, at: Arrival, id_: bytes, params: jsonrpc.Fields, version: str) -> web.StreamResponse:
-        profile = replace(of_initialize(params), version=version)
+    async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> web.StreamResponse:
         server, _, headers = await self._server(at)
         found = await initialize(server, profile, headers)
         token = self._tokens.new_session(*at.caller_key, profile, time.time())
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
-    async def _listen(self, at: Arrival, id_: bytes, declared: Declared) -> web.StreamResponse:
+    async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> web.StreamResponse:
         if self._mirror.stopping:
             raise Stopping("The gateway is shutting down; listen again, another replica will serve it")
         server, _, headers = await self._server(at)
@@ -149,7 +150,7 @@ class Stateless:
         return await listening.serve(server, declared.profile, headers, at.reply)
 
     async def _call(
-        self, at: Arrival, request: Request, declared: Declared, session: Session | None
+        self, at: MirrorArrival, request: Request, declared: Declared, session: Session | None
     ) -> web.StreamResponse:
         if self._mirror.refuses_calls:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
@@ -173,7 +174,7 @@ class Stateless:
 
     # -- notifications ------------------------------------------------------------------------------------------
 
-    async def _notified(self, at: Arrival, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _notified(self, at: MirrorArrival, message: jsonrpc.Message) -> web.StreamResponse:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
         if message.method == mcp.CANCELLED and session is not None:
@@ -186,11 +187,11 @@ class Stateless:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _answered(self, at: Arrival, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _answered(self, at: MirrorArrival, message: jsonrpc.Message) -> web.StreamResponse:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         nested = at.nested(message, self._tokens, _stateless(at))
         call = self.lot.find(nested.place.exchange)
-        if call is None and not at.is_own(nested.place):
+        if call is None and not at.holds(nested.place):
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
                 at.continued(Step.FORWARDED)
@@ -202,7 +203,7 @@ class Stateless:
 
     # -- sessions, servers --------------------------------------------------------------------------------------
 
-    def _session(self, at: Arrival) -> Session | None:
+    def _session(self, at: MirrorArrival) -> Session | None:
         """The session that a request names in its header; raises InvalidSession."""
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
@@ -212,7 +213,7 @@ class Stateless:
         except NoSession as exc:
             raise InvalidSession from exc
 
-    async def _server(self, at: Arrival) -> tuple[ModernServer, ToolCatalog, Headers]:
+    async def _server(self, at: MirrorArrival) -> tuple[ModernServer, ToolCatalog, Headers]:
         """Return the server for the rounds of a request, the catalog of its tools, and the headers for it."""
         live, incoming = at.live, at.incoming
         if await _is_modern(live, at.headers):
@@ -229,11 +230,11 @@ async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
     return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
 
 
-def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
+def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:
     """Return the binding of the ids of nested requests: not a session, but the route with the caller."""
     bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
     return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 
 
-async def _result(at: Arrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> web.StreamResponse:
+async def _result(at: MirrorArrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> web.StreamResponse:
     return await at.reply.only(jsonrpc.result(id_, result), 200, headers, COMPLETE)

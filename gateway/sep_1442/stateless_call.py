@@ -18,7 +18,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.mirror.call import MirroredCall, Question, Request
 from gateway.mirror.modern_server import Outgoing
 from gateway.mirror.runner import Runner
-from gateway.mirror.streamable.arrival import Arrival
+from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Nested, Session, Tokens
 from gateway.mirror.upstream import Upstream
@@ -41,7 +41,7 @@ class StatelessCall:
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        at: Arrival,
+        at: MirrorArrival,
         session: Session,
         request: Request,
         declared: Declared,

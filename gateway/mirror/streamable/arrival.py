@@ -4,28 +4,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
-from aiohttp import web
 from msgspec import Raw
 
-from gateway.http.incoming import Caller, Incoming
-from gateway.http.reply import ReplyWriter
+from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.catalog import CallerKey
 from gateway.mirror.streamable.tokens import Nested, NoSession, Place, Session, Tokens
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, InvalidState
-from gateway.routes.live_route import LiveRoute
-from gateway.telemetry import COMPLETE, Step
-from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.telemetry import Step
+from gateway.upstream.channel import Headers
 
 
-class Arrival(msgspec.Struct, frozen=True, eq=False):
+class MirrorArrival(Arrival, frozen=True, eq=False):
     """A request with the reply to it, and what was found out about both."""
 
-    incoming: Incoming
-    reply: ReplyWriter
-    live: LiveRoute
-    caller: Caller
     headers: Headers
     """The headers that go upstream."""
 
@@ -63,16 +55,11 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         process = self.live.process
         return Place(session, exchange, process.owner, process.epoch, time.time())
 
-    def is_own(self, place: Place) -> bool:
+    def holds(self, place: Place) -> bool:
         """Whether this process holds the call, or held it."""
-        process = self.live.process
-        return (place.owner, place.epoch) == (process.owner, process.epoch)
+        return self.is_own(place.owner, place.epoch)
 
     def continued(self, step: Step) -> None:
         """Count how the request found its call, but only at the replica that the client reached."""
         if step is not Step.FORWARDED or self.incoming.peer_request is None:
             self.live.process.metrics.continued(self.live.route.path, step)
-
-    async def accept(self) -> web.StreamResponse:
-        """Reply that a notification or a response was taken."""
-        return await self.reply.only(b"", 202, NO_HEADERS, COMPLETE)

@@ -13,7 +13,7 @@ from gateway.legacy_front.session import error_response
 from gateway.mirror.call import Progress, Question
 from gateway.mirror.requests import initialize
 from gateway.mirror.streamable import nested_state
-from gateway.mirror.streamable.arrival import Arrival
+from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.nested_state import InvalidRequestState
 from gateway.mirror.streamable.replicas import Replicas
@@ -35,7 +35,7 @@ class CallContinuation:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def answer(self, at: Arrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
+    async def answer(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         shared = self._shared
         nested = at.nested(message, shared.tokens, session)
@@ -44,7 +44,7 @@ class CallContinuation:
             nested, message = nested_state.taken(nested, message, shared.tokens)
         held = shared.lot.find(nested.place.exchange)
         if held is None:
-            if at.is_own(nested.place):
+            if at.holds(nested.place):
                 if is_echo:
                     raise InvalidRequestState("ended")
                 return await at.accept()  # the call is over
@@ -64,14 +64,14 @@ class CallContinuation:
             held.answer(nested, message, at.headers)
         return await at.accept()
 
-    def _check_open(self, at: Arrival, held: HeldCall | None, nested: Nested) -> None:
+    def _check_open(self, at: MirrorArrival, held: HeldCall | None, nested: Nested) -> None:
         """Check that a state counts now; raises InvalidRequestState."""
         if held is None:
             raise InvalidRequestState("expired" if _is_old(at, nested.place, nested.progress) else "ended")
         if not held.is_open(nested):
             raise InvalidRequestState("answered")
 
-    def _restored(self, at: Arrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
+    def _restored(self, at: MirrorArrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
         if nested.request is None or self._is_over(at, nested.place, nested.progress):
             return None
@@ -81,13 +81,13 @@ class CallContinuation:
         held.wait()
         return held
 
-    def _is_over(self, at: Arrival, place: Place, progress: Progress) -> bool:
+    def _is_over(self, at: MirrorArrival, place: Place, progress: Progress) -> bool:
         """Whether a call of a replica that has died cannot go on."""
         return place.exchange in self._shared.ended or _is_old(at, place, progress)
 
     # -- clients that come back ---------------------------------------------------------------------------------
 
-    async def resume(self, at: Arrival, session: Session, token: str) -> web.StreamResponse:
+    async def resume(self, at: MirrorArrival, session: Session, token: str) -> web.StreamResponse:
         """Go on with a stream that broke."""
         try:
             with at.counted():
@@ -96,7 +96,7 @@ class CallContinuation:
             raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
         if mark.is_final:
             raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
-        is_own, is_proven, lot = at.is_own(mark.place), True, self._shared.lot
+        is_own, is_proven, lot = at.holds(mark.place), True, self._shared.lot
         if lot.find(mark.place.exchange) is None and not is_own:
             found = await self._replicas.route(mark.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
@@ -123,7 +123,7 @@ class CallContinuation:
         replied, _ = await held.write(at.reply, at.incoming.request_id, mark.number if is_own else 0)
         return replied
 
-    def _continued(self, at: Arrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
+    def _continued(self, at: MirrorArrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
         """The call of a replica that has died; None if it is lost.
 
         `may_run`: it may run from its beginning, or go on if it is a task.
@@ -139,7 +139,7 @@ class CallContinuation:
             held.runner.run(at.headers)
         return held
 
-    async def _may_run_on(self, at: Arrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
+    async def _may_run_on(self, at: MirrorArrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
         """Whether a call that was upstream may run from its beginning, or go on if it is a task.
 
         A task has one driver, because the second one would cancel it when its client stays away.
@@ -156,13 +156,13 @@ class CallContinuation:
         return catalog.find(at.caller_key, request.target).ephemeral
 
 
-def _is_old(at: Arrival, place: Place, progress: Progress) -> bool:
+def _is_old(at: MirrorArrival, place: Place, progress: Progress) -> bool:
     config = at.live.config
     seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
     return place.issued + seconds < time.time()
 
 
-async def _lost(at: Arrival, mark: Mark) -> web.StreamResponse:
+async def _lost(at: MirrorArrival, mark: Mark) -> web.StreamResponse:
     """Tell the client that its call is lost, as the response to it."""
     await at.reply.start()
     body = error_response(mark.rpc_id, owner_lost(mark.place.owner))

@@ -21,6 +21,7 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front import batch, incoming_message
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect, cancelled, request_id
 from gateway.mirror.backend import MirrorBackend
 from gateway.mirror.call import Request
@@ -28,7 +29,7 @@ from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.profile import of_initialize
 from gateway.mirror.requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.streamable import batch_reply, kept_log_level
-from gateway.mirror.streamable.arrival import Arrival
+from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.held_call import HeldCall, Shared
 from gateway.mirror.streamable.homes import Homes
@@ -41,7 +42,6 @@ from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, Stopping
 from gateway.routes.held_calls import Lot
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state
 from gateway.telemetry import COMPLETE
@@ -83,11 +83,11 @@ class Mirror:
         """Whether a request belongs to a mirrored session."""
         return self._tokens.is_session(incoming.headers.get(mcp.SESSION_ID))
 
-    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
-        """Serve one request of a legacy client, whose caller is known; raises GatewayError."""
-        assert incoming.caller is not None, "the caller is told before"
+    async def serve(self, came: Arrival) -> web.StreamResponse:
+        """Serve one request of a legacy client; raises GatewayError."""
+        incoming, live = came.incoming, came.live
         headers = probe_headers(self._headers.upstream(incoming, live.route))
-        at = Arrival(incoming, reply, live, incoming.caller, headers)
+        at = MirrorArrival(incoming, came.reply, live, came.caller, headers)
         match incoming.method:
             case "POST":
                 return await self._post(at)
@@ -100,7 +100,7 @@ class Mirror:
 
     # -- POST ---------------------------------------------------------------------------------------------------
 
-    async def _post(self, at: Arrival) -> web.StreamResponse:
+    async def _post(self, at: MirrorArrival) -> web.StreamResponse:
         incoming = at.incoming
         if not batch.is_batch(incoming.body):
             return await self._take(at)
@@ -111,7 +111,7 @@ class Mirror:
 
         return await batch_reply.answer(at.reply, found, take)
 
-    async def _take(self, at: Arrival) -> web.StreamResponse:
+    async def _take(self, at: MirrorArrival) -> web.StreamResponse:
         message = incoming_message.opened(at.incoming)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
@@ -127,7 +127,7 @@ class Mirror:
             exc.request_id = exc.request_id or id_
             raise
 
-    def _session(self, at: Arrival) -> Session:
+    def _session(self, at: MirrorArrival) -> Session:
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
             raise InvalidRequest(
@@ -141,7 +141,7 @@ class Mirror:
             self._homes.check(session)
         return session
 
-    async def _initialize(self, at: Arrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
@@ -149,7 +149,7 @@ class Mirror:
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
-    async def _notified(self, at: Arrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
         if message.method == mcp.CANCELLED:
             held = self._shared.running.get((session.key, cancelled(message) or b""))
             if held is not None:
@@ -159,7 +159,7 @@ class Mirror:
         return await at.accept()
 
     async def _request(
-        self, at: Arrival, session: Session, id_: bytes, message: jsonrpc.Message
+        self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
         response = jsonrpc.result(id_, b"{}")
         keeps_level = kept_log_level.is_kept(at.live, session)
@@ -189,7 +189,7 @@ class Mirror:
                 return await self._call(at, session, request_of(id_, message))
         return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
 
-    async def _call(self, at: Arrival, session: Session, request: Request) -> web.StreamResponse:
+    async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
         held = HeldCall(self._shared, at, session, secrets.token_urlsafe(9), request)
@@ -199,7 +199,7 @@ class Mirror:
 
     # -- GET ----------------------------------------------------------------------------------------------------
 
-    async def _get(self, at: Arrival) -> web.StreamResponse:
+    async def _get(self, at: MirrorArrival) -> web.StreamResponse:
         session = self._session(at)
         place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
         if place is not None and (subscribed := self._tokens.subscribed(place, session)) is None:
@@ -217,14 +217,14 @@ class Mirror:
             self.long_lived -= 1
         return found[0]
 
-    def _check_home(self, at: Arrival) -> None:
+    def _check_home(self, at: MirrorArrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
         if self.stopping and at.incoming.peer_request is not None:
             raise PeerReplaced(self._replicas.own)
 
     # -- DELETE -------------------------------------------------------------------------------------------------
 
-    async def _delete(self, at: Arrival) -> web.StreamResponse:
+    async def _delete(self, at: MirrorArrival) -> web.StreamResponse:
         """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
@@ -235,6 +235,6 @@ class Mirror:
 
     # -- the upstream -------------------------------------------------------------------------------------------
 
-    def connect(self, live: LiveRoute, path: str, principal: bytes) -> Connect:
+    def connect(self, at: Arrival) -> Connect:
         """Make backends for links that hold their own state."""
-        return partial(MirrorBackend, Upstream.of(live, (path, principal), self._catalog))
+        return partial(MirrorBackend, Upstream.of(at.live, (at.incoming.path, at.caller.principal), self._catalog))

@@ -27,7 +27,7 @@ from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.requests import DEFAULT_LEVEL
 from gateway.mirror.runner import Runner
 from gateway.mirror.streamable import nested_state
-from gateway.mirror.streamable.arrival import Arrival
+from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
@@ -69,7 +69,7 @@ class HeldCall:
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         shared: Shared,
-        at: Arrival,
+        at: MirrorArrival,
         session: Session,
         exchange: str,
         request: Request,
