@@ -93,7 +93,6 @@ class _ReplyWithItem(WrappedReply):
 
     @property
     def started(self) -> bool:  # type: ignore[override]
-        """See `ReplyWriter`."""
         return self._reply.started
 
     def whole(

@@ -121,8 +121,7 @@ class MirrorBackend:
 
     async def _subscribe(self, method: str, uri: str, headers: Headers) -> bytes:
         assert self._changes is not None, "there is a profile"
-        change = self._changes.subscribe if method == mcp.SUBSCRIBE else self._changes.unsubscribe
-        await change(uri, headers)
+        await self._changes.change(method, uri, headers)
         return b"{}"
 
     def _tell(self, message: bytes) -> None:
@@ -144,7 +143,7 @@ class MirrorBackend:
 
 
 class _LinkedCall:
-    """One call of the session."""
+    """One call of the session (`Hears`)."""
 
     def __init__(self, backend: MirrorBackend, request: Request, profile: Profile) -> None:
         self.id = request.id
@@ -153,24 +152,19 @@ class _LinkedCall:
         self.runner = Runner(call, backend.upstream, self, lambda: backend.level)
 
     def notify(self, message: bytes) -> None:
-        """See `Hears`."""
         self._backend.link.send(message, self.id)
 
     def ask(self, questions: tuple[Question, ...]) -> None:
-        """See `Hears`."""
         for question in questions:
             self._backend.ask(self, question)
 
     def sending(self) -> Headers:
-        """See `Hears`."""
         return NO_HEADERS
 
     def end(self, message: bytes) -> None:
-        """See `Hears`."""
         self._backend.forget(self)
         self._backend.link.send(message, self.id)
 
     def fail(self, error: GatewayError) -> None:
-        """See `Hears`."""
         self._backend.forget(self)
         self._backend.link.refuse(self.id, error)

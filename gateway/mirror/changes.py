@@ -82,6 +82,10 @@ class Changes:
         """The size of the URIs of all subscriptions."""
         return sum(map(_size, self.uris))
 
+    async def change(self, method: str, uri: str, headers: Headers) -> None:
+        """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
+        await (self.subscribe if method == mcp.SUBSCRIBE else self.unsubscribe)(uri, headers)
+
     async def subscribe(self, uri: str, headers: Headers) -> None:
         """Listen to a resource too; raises InvalidParams if the server does not offer that, or UpstreamError."""
         async with self._in_turn():
@@ -202,7 +206,7 @@ class Changes:
 
 
 class _Stream:
-    """One subscriptions/listen in flight."""
+    """One subscriptions/listen in flight (`Listener`)."""
 
     def __init__(self, deliver: Callable[[bytes], None], lost: Callable[["_Stream"], None]) -> None:
         self.pending: Pending
@@ -217,7 +221,6 @@ class _Stream:
         self.pending.abort()
 
     def on_message(self, data: bytes, /) -> None:
-        """See `Listener`."""
         message = jsonrpc.message(data)
         if message.method == mcp.ACKNOWLEDGED:
             if not self.acknowledged.done():

@@ -1,4 +1,4 @@
-"""A modern server as the mirror uses it, with its implementation for streamable HTTP."""
+"""A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 from yarl import URL
 
+from gateway.bridge.upstream_call import BUG
 from gateway.http.client import REDIRECTS, Client
 from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_url import Endpoint
@@ -18,7 +19,9 @@ from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.protocol.header_mismatch import encode_value
 from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
+from gateway.upstream.children.modern_stdio import ModernStdio
 
 T = TypeVar("T")
 
@@ -59,7 +62,7 @@ class Pending(Protocol):
 
 
 class PendingTask(NamedTuple):
-    """A `Pending` that is a task."""
+    """A request whose reply a task waits for (`Pending`)."""
 
     task: asyncio.Task[None]
 
@@ -132,8 +135,30 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
         return _Reply(self, request, listener).begin()
 
 
+class StdioServer(NamedTuple):
+    """A modern server that is a child process, which all requests share."""
+
+    modern: ModernStdio
+    tasks: Tasks
+
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
+        """See `ModernServer`."""
+        return PendingTask(self.tasks.start(self._run(request.body, listener), "modern request"))
+
+    async def _run(self, body: bytes, listener: Listener) -> None:
+        try:
+            await self.modern.request(body, listener.on_message)
+        except GatewayError as exc:
+            listener.on_failed(exc)
+        except ValueError as exc:
+            listener.on_failed(CallLost(f"The server sent a malformed message ({exc}); the call may have had effects"))
+        except Exception:  # the outermost edge of the request's task, where it is counted
+            listener.on_failed(CallLost(BUG))
+            raise
+
+
 class _Reply:
-    """One request with its reply."""
+    """One request over HTTP with its reply (`Pending`, `ReplyListener`)."""
 
     def __init__(self, server: HttpServer, request: Outgoing, listener: Listener) -> None:
         self._server = server
@@ -169,7 +194,6 @@ class _Reply:
         self._restart()
 
     def abort(self) -> None:
-        """See `Pending`."""
         self._end()
         self._pending.abort()
 
@@ -197,14 +221,12 @@ class _Reply:
     # -- from the connection ------------------------------------------------------------------------------------
 
     def on_head(self, head: ReplyHead, /) -> None:
-        """See `ReplyListener`."""
         self._head = head
         self._restart()
         if head.status < 300 and head.content_type == "text/event-stream":
             self._parser = sse.Parser(self._server.client.limits.event_bytes)
 
     def on_body(self, data: bytes, /) -> None:
-        """See `ReplyListener`."""
         self._restart()
         if self._parser is None:
             self._body += data
@@ -242,7 +264,6 @@ class _Reply:
             self._lose(f"sent a malformed message ({self._endpoint.quoted(str(exc))})")
 
     def on_end(self) -> None:
-        """See `ReplyListener`."""
         if self._is_over:
             self._silence.disarm(self)
             return
@@ -283,7 +304,6 @@ class _Reply:
         return Refused(words, status=status, challenge=challenge, is_clients=as_client)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
-        """See `ReplyListener`."""
         self._silence.disarm(self)
         if not isinstance(failure, ListenerFailed):
             self._fail(failure.mapped(self._endpoint.where))

@@ -6,8 +6,7 @@ import msgspec
 
 from gateway.config import TaskLimits
 from gateway.mirror.catalog import CallerKey, ToolCatalog
-from gateway.mirror.modern_server import HttpServer, ModernServer
-from gateway.mirror.stdio_server import StdioServer
+from gateway.mirror.modern_server import HttpServer, ModernServer, StdioServer
 from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks

@@ -91,7 +91,6 @@ class _Messages(MessageReply):
         self.is_over = False
 
     def share_unread(self) -> Share:
-        """See `ReplyWriter`."""
         return self._reply.share_unread()
 
     async def take(self, message: bytes) -> None:
@@ -103,7 +102,6 @@ class _Messages(MessageReply):
             self._fail(CallLost(f"The server's answer is malformed ({exc}); the call may have had effects"))
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`."""
         if status in _PLAIN:
             await self.take(body)
         else:

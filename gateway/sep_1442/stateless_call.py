@@ -61,7 +61,7 @@ class StatelessCall:
         self._call = MirroredCall(request, declared.profile, exchange)
         live = at.live
         # The bridge reports the rounds of its calls itself.
-        self._report = CallReport(live, session, request) if bridge is None else None
+        self._report = CallReport(live, session, self._call) if bridge is None else None
         self._runner = Runner(self._call, upstream, self, lambda: declared.log_level)
         leg, behind_bytes = Leg(Raw(request.id)), live.config.limits.behind_bytes
         self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
@@ -101,13 +101,13 @@ class StatelessCall:
         is_unknown = isinstance(error, Raw) and jsonrpc.error(error).code == mcp.METHOD_NOT_FOUND
         self._queue.finish(FinalMessage(message, _NOT_FOUND if is_unknown else 200))
         if self._report is not None:
-            self._report.finished(self._call.progress.round + 1)
+            self._report.finished()
 
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
         self._queue.finish(FinalMessage.of_error(error, self._request.id, self._request_id))
         if self._report is not None:
-            self._report.failed(self._call.progress.round + 1, error)
+            self._report.failed(error)
 
     # -- from the client ----------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class StatelessCall:
         """The stream is over, so nobody can answer any more."""
         self._runner.cancel()
         if self._report is not None:
-            self._report.abandoned(self._call.progress.round + 1)
+            self._report.abandoned()
         if self._is_held and self.bridge is not None:
             request = self._request
             body = self._call.sent(b'"left"', None)

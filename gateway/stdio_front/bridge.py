@@ -4,19 +4,23 @@ What an HTTP client repeats in headers is made from the body. The caller is alwa
 """
 
 import secrets
+from collections.abc import Mapping
 from typing import Final
 
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.downstream.handler import RequestHandler
 from gateway.http import request_id as ids
 from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import NO_RESPONSE, MessageReply
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.header_mismatch import encode_value
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Share
 from gateway.stdio_front.host import Host
-from gateway.stdio_front.line_reply import LineReply
+from gateway.telemetry import Direction, Ending, bodies
 
 _HOST: Final = Caller(b"host", None)
 """The only caller there is."""
@@ -45,6 +49,32 @@ class Bridge:
         )
         reply = LineReply(self._host, self._live.config.limits.event_bytes, incoming.request_id)
         _ = await self._handler.handle_hop(incoming, reply)
+
+
+class LineReply(MessageReply):
+    """Writes the messages of a reply as lines, which are all that the host gets."""
+
+    def __init__(self, host: Host, event_bytes: int, request_id: str) -> None:
+        super().__init__(event_bytes)
+        self._host = host
+        self._request_id = request_id
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._host.share_unread()
+
+    async def take(self, message: bytes) -> None:
+        """Write one message."""
+        if bodies.on:
+            bodies.show(Direction.TO_CLIENT, message, route="stdio", request_id=self._request_id)
+        await self._host.write(message)
+
+    async def only(
+        self, body: bytes, _status: int, _headers: Mapping[str, str], _ending: Ending
+    ) -> web.StreamResponse:
+        """Write the only message."""
+        await self.take(body)
+        return NO_RESPONSE
 
 
 def _headers(parsed: ParsedBody) -> CIMultiDictProxy[str]:

@@ -59,7 +59,7 @@ class Forwarder:
 
 
 class _ToHost:
-    """Writes the messages of one reply to the host."""
+    """Writes the messages of one reply to the host (`Listener`)."""
 
     def __init__(self, host: Host, id_: Raw) -> None:
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,7 +68,6 @@ class _ToHost:
         self._id = id_
 
     def on_message(self, data: bytes, /) -> None:
-        """See `Listener`."""
         message = jsonrpc.message(data)
         self._host.send(data)
         if message.method is None:
@@ -78,7 +77,6 @@ class _ToHost:
             self._end()
 
     def on_failed(self, error: GatewayError, /) -> None:
-        """See `Listener`."""
         self._host.send(jsonrpc.failure(self._id, jsonrpc.Error(error.code, error.message)))
         self._end()
 

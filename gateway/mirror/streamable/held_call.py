@@ -94,7 +94,7 @@ class HeldCall:
         """The events of the round's questions, with the number of the last one in each."""
         if request.method in mcp.ASKING:
             shared.lot.park(self, is_continued=self._is_continued)
-        self.report = CallReport(at.live, session, request)
+        self.report = CallReport(at.live, session, call)
         self.report.trace(at.incoming)
         self._final: FinalMessage | None = None
         self._final_event = b""
@@ -142,12 +142,12 @@ class HeldCall:
 
     def end(self, message: bytes) -> None:
         """See `Hears`."""
-        self.report.finished(self.call.progress.round + 1)
+        self.report.finished()
         self._finish(FinalMessage(message))
 
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
-        self.report.failed(self.call.progress.round + 1, error)
+        self.report.failed(error)
         self._finish(FinalMessage.of_error(error, self.call.request.id, self.report.request_id))
 
     def _finish(self, final: FinalMessage) -> None:
@@ -272,7 +272,7 @@ class HeldCall:
     def abandon(self) -> None:
         """Give the call up: nobody waits for it any more."""
         self.runner.cancel()
-        self.report.abandoned(self.call.progress.round + 1)
+        self.report.abandoned()
         self._unregister()
         deadlines = self._live.deadlines.shared
         deadlines[Timer.TTL].disarm(self)

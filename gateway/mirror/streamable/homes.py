@@ -21,7 +21,7 @@ from gateway.mirror.changes import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.kept_log_level import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
-from gateway.protocol import mcp, sse
+from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
@@ -121,9 +121,8 @@ class Home:
 
     async def subscribe(self, method: str, uri: str, headers: Headers) -> None:
         """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
-        change = self._changes.subscribe if method == mcp.SUBSCRIBE else self._changes.unsubscribe
         with self._in_use():
-            await change(uri, headers)
+            await self._changes.change(method, uri, headers)
             self._count()
             if self._queue is not None and self._session.profile.resumes:
                 self._queue.send(self._prime())
