@@ -1,17 +1,5 @@
 """Fixtures: fake servers of each transport."""
 
-from collections.abc import AsyncIterator
+from tests.legacy_front.conftest import sse_server
 
-import pytest
-
-from tests.support.fake_sse import FakeSse
-
-
-@pytest.fixture
-async def sse_server() -> AsyncIterator[FakeSse]:
-    """A server of HTTP+SSE, whose version makes streams resumable."""
-    fake = FakeSse()
-    fake.version = "2025-11-25"
-    await fake.start()
-    yield fake
-    await fake.close()
+__all__ = ["sse_server"]
