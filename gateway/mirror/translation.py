@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.exchange.results import internal_error
-from gateway.mirror.profile import Profile
+from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
 
 _NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})

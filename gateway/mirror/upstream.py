@@ -5,8 +5,8 @@ from functools import partial
 import msgspec
 
 from gateway.config import TaskLimits
-from gateway.mirror.catalog import CallerKey, ToolCatalog
 from gateway.mirror.modern_server import HttpServer, ModernServer, StdioServer
+from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks

@@ -20,15 +20,15 @@ from gateway.http.reply import ReplyWriter
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
 from gateway.legacy_front.incoming_message import read
-from gateway.mirror.call import Request
-from gateway.mirror.catalog import CallerKey, ToolCatalog
+from gateway.mirror.call_rounds import Request
+from gateway.mirror.client_profile import Profile, of_initialize
+from gateway.mirror.client_requests import initialize, params_of, request_of
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.profile import Profile, of_initialize
-from gateway.mirror.requests import initialize, params_of, request_of
 from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
+from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.mirror.upstream import Upstream, server_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, MethodNotFound, Stopping

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.call import MirroredCall, Question, Request
+from gateway.mirror.call_rounds import MirroredCall, Question, Request
+from gateway.mirror.call_runner import Runner
 from gateway.mirror.modern_server import Outgoing
-from gateway.mirror.runner import Runner
 from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.tokens import Nested, Session, Tokens

@@ -42,7 +42,7 @@ from gateway.legacy_front.front import LegacyFront
 from gateway.legacy_front.session_ids import SessionIds
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter

@@ -9,9 +9,9 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.mirror.catalog import ToolCatalog
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
-from gateway.mirror.profile import Profile
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import ParsedBody

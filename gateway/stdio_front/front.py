@@ -14,9 +14,9 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
-from gateway.mirror.backend import MirrorBackend
-from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.fallback import FallbackBackend
+from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, server_of
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from msgspec import Raw
 
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.catalog import CallerKey
 from gateway.mirror.streamable.tokens import Nested, NoSession, Place, Session, Tokens
+from gateway.mirror.tool_catalog import CallerKey
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, InvalidState
 from gateway.telemetry import Step

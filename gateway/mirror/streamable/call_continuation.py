@@ -10,13 +10,13 @@ from aiohttp import web
 
 from gateway.cluster.retry_routing import TakeOver
 from gateway.legacy_front.session import error_response
-from gateway.mirror.call import Progress, Question
-from gateway.mirror.requests import initialize
+from gateway.mirror.call_rounds import Progress, Question
+from gateway.mirror.client_requests import initialize
 from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.arrival import MirrorArrival
-from gateway.mirror.streamable.held_call import HeldCall, Shared, owner_lost
 from gateway.mirror.streamable.nested_state import InvalidRequestState
-from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.replica_routing import Replicas
+from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session
 from gateway.mirror.upstream import server_of
 from gateway.passthrough.rejections import not_allowed
@@ -64,18 +64,20 @@ class CallContinuation:
             held.answer(nested, message, at.headers)
         return await at.accept()
 
-    def _check_open(self, at: MirrorArrival, held: HeldCall | None, nested: Nested) -> None:
+    def _check_open(self, at: MirrorArrival, held: StreamedCall | None, nested: Nested) -> None:
         """Check that a state counts now; raises InvalidRequestState."""
         if held is None:
             raise InvalidRequestState("expired" if _is_old(at, nested.place, nested.progress) else "ended")
         if not held.is_open(nested):
             raise InvalidRequestState("answered")
 
-    def _restored(self, at: MirrorArrival, session: Session, nested: Nested, *, is_proven: bool) -> HeldCall | None:
+    def _restored(
+        self, at: MirrorArrival, session: Session, nested: Nested, *, is_proven: bool
+    ) -> StreamedCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
         if nested.request is None or self._is_over(at, nested.place, nested.progress):
             return None
-        held = HeldCall(self._shared, at, session, nested.place.exchange, nested.request, nested.progress)
+        held = StreamedCall(self._shared, at, session, nested.place.exchange, nested.request, nested.progress)
         held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
         held.report.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
         held.wait()
@@ -123,7 +125,7 @@ class CallContinuation:
         replied, _ = await held.write(at.reply, at.incoming.request_id, mark.number if is_own else 0)
         return replied
 
-    def _continued(self, at: MirrorArrival, session: Session, mark: Mark, *, may_run: bool) -> HeldCall | None:
+    def _continued(self, at: MirrorArrival, session: Session, mark: Mark, *, may_run: bool) -> StreamedCall | None:
         """The call of a replica that has died; None if it is lost.
 
         `may_run`: it may run from its beginning, or go on if it is a task.
@@ -131,7 +133,7 @@ class CallContinuation:
         request = mark.request
         if request is None or self._is_over(at, mark.place, mark.progress) or not (mark.asking or may_run):
             return None
-        held = HeldCall(self._shared, at, session, mark.place.exchange, request, mark.progress)
+        held = StreamedCall(self._shared, at, session, mark.place.exchange, request, mark.progress)
         if mark.asking:
             held.runner.headers = at.headers
             held.call.open.update({question.key: question for question in mark.asking})

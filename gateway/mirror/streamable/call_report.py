@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.call import TRACE_CONTEXT, MirroredCall, Question, Request
+from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question, Request
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, UpstreamError

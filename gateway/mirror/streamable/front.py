@@ -23,19 +23,19 @@ from gateway.http.reply import ReplyWriter
 from gateway.legacy_front import batch, incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect, cancelled, request_id
-from gateway.mirror.backend import MirrorBackend
-from gateway.mirror.call import Request
-from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.profile import of_initialize
-from gateway.mirror.requests import initialize, level_of, params_of, request_of, uri_of
+from gateway.mirror.call_rounds import Request
+from gateway.mirror.client_profile import of_initialize
+from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
+from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.streamable import batch_reply, kept_log_level
 from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_continuation import CallContinuation
-from gateway.mirror.streamable.held_call import HeldCall, Shared
-from gateway.mirror.streamable.homes import Homes
 from gateway.mirror.streamable.kept_log_level import Level
-from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.replica_routing import Replicas
+from gateway.mirror.streamable.session_homes import Homes
+from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.rejections import not_allowed
@@ -72,7 +72,7 @@ class Mirror:
         self._headers = HeaderRules(in_force, epoch)
         self._catalog = ToolCatalog()
         cold = in_force.part(lambda it: it.limits.cold_bytes)
-        self.lot: Lot[HeldCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
+        self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
         self._homes = Homes(tokens, results)
         self._shared = Shared(tokens, self.lot, self._homes, self._catalog)
         self._calls = CallContinuation(self._shared, replicas)
@@ -192,7 +192,7 @@ class Mirror:
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
             raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
-        held = HeldCall(self._shared, at, session, secrets.token_urlsafe(9), request)
+        held = StreamedCall(self._shared, at, session, secrets.token_urlsafe(9), request)
         held.runner.run(at.headers)
         replied, _ = await held.write(at.reply, at.incoming.request_id)
         return replied

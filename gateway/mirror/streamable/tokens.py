@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from gateway.config import InForce
-from gateway.mirror.call import Progress, Question, Request
-from gateway.mirror.profile import Profile
+from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.client_profile import Profile
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.seal import token_binding
 from gateway.seal.cipher import Keyring

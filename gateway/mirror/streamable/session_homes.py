@@ -17,7 +17,7 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.changes import Changes, Honoured
+from gateway.mirror.change_subscription import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.kept_log_level import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens

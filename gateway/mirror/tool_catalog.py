@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ANSWER_SECONDS, ModernServer, Outgoing, ask
-from gateway.mirror.profile import Profile
 from gateway.mirror.translation import modern_request
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError

@@ -11,11 +11,11 @@ from contextlib import suppress
 from msgspec import Raw
 
 from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, cancelled
-from gateway.mirror.call import MirroredCall, Question, Request
-from gateway.mirror.changes import Changes
-from gateway.mirror.profile import Profile, of_initialize
-from gateway.mirror.requests import DEFAULT_LEVEL, initialize, level_of, params_of, request_of, uri_of
-from gateway.mirror.runner import Runner
+from gateway.mirror.call_rounds import MirroredCall, Question, Request
+from gateway.mirror.call_runner import Runner
+from gateway.mirror.change_subscription import Changes
+from gateway.mirror.client_profile import Profile, of_initialize
+from gateway.mirror.client_requests import DEFAULT_LEVEL, initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from gateway.exchange import questions
 from gateway.exchange.questions import KINDS, MAX_QUESTIONS, Malformed
-from gateway.mirror import task as tasks
-from gateway.mirror.profile import Profile
+from gateway.mirror import server_task as tasks
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.translation import legacy_answer, legacy_notification, legacy_result, modern_request, tool_error
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost

@@ -13,7 +13,18 @@ from typing import Final, Protocol
 
 from msgspec import Raw
 
-from gateway.mirror.call import NO_TRACE, Again, Ask, End, MirroredCall, Notify, Poll, Question, Step, with_trace
+from gateway.mirror.call_rounds import (
+    NO_TRACE,
+    Again,
+    Ask,
+    End,
+    MirroredCall,
+    Notify,
+    Poll,
+    Question,
+    Step,
+    with_trace,
+)
 from gateway.mirror.modern_server import Outgoing, Pending, ask
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, param_headers

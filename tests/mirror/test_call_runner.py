@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.call import Question
-from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.runner import Runner
+from gateway.mirror.call_rounds import Question
+from gateway.mirror.call_runner import Runner
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
-from tests.mirror.test_call import ACCEPT, answer, call
-from tests.mirror.test_task import NEEDS_TASKS
+from tests.mirror.test_call_rounds import ACCEPT, answer, call
+from tests.mirror.test_server_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM
 from tests.support.fake_server import FakeServer, Sent
 from tests.support.workbench import eventually
@@ -162,7 +162,7 @@ async def test_a_poll_that_failed_is_repeated(tasks: Tasks) -> None:
 
 
 async def test_a_task_is_lost_after_too_many_failures(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.mirror.runner._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("gateway.mirror.call_runner._PAUSES", (0.0, 0.0))
     stage = Stage(tasks)
     (await stage.task()).fails(CallLost("one"))
     for number, word in ((2, "two"), (3, "three")):

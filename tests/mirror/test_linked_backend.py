@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.legacy_front.backend import ClientMessage
-from gateway.mirror.backend import MirrorBackend
-from gateway.mirror.catalog import ToolCatalog
+from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from gateway.mirror import task
+from gateway.mirror import server_task as task
 from gateway.protocol import jsonrpc, mcp
 
 NEEDS_TASKS = {"requiredCapabilities": {"extensions": {mcp.TASKS: {}}}}

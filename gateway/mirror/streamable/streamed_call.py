@@ -22,15 +22,15 @@ from gateway.cluster.reply_relay import Replied
 from gateway.exchange.commands import Timer
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.call import MirroredCall, Progress, Question, Request
-from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.requests import DEFAULT_LEVEL
-from gateway.mirror.runner import Runner
+from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
+from gateway.mirror.call_runner import Runner
+from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_report import CallReport
-from gateway.mirror.streamable.homes import Homes
+from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
@@ -48,10 +48,10 @@ _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 class Shared:
     """What the mirrored calls of one process share."""
 
-    def __init__(self, tokens: Tokens, lot: "Lot[HeldCall]", homes: Homes, catalog: ToolCatalog) -> None:
+    def __init__(self, tokens: Tokens, lot: "Lot[StreamedCall]", homes: Homes, catalog: ToolCatalog) -> None:
         """`lot` has the calls that may ask, and their responses for a while."""
         self.tokens, self.lot, self.homes, self.catalog = tokens, lot, homes, catalog
-        self.running: dict[tuple[str, bytes], HeldCall] = {}
+        self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
         self.ended: OrderedDict[str, None] = OrderedDict()
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
@@ -63,7 +63,7 @@ class Shared:
             _ = self.ended.popitem(last=False)
 
 
-class HeldCall:
+class StreamedCall:
     """One mirrored call of this replica (`Hears`, `Parked`)."""
 
     def __init__(  # noqa: PLR0913  (what one call consists of)

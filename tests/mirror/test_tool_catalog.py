@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from gateway.mirror import catalog as module
-from gateway.mirror.catalog import ToolCatalog
-from gateway.mirror.profile import Profile
+from gateway.mirror import tool_catalog as module
+from gateway.mirror.client_profile import Profile
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from tests.support.fake_server import FakeServer

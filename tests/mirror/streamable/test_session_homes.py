@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from gateway.mirror.streamable.homes import Home
+from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FakeModern, Json

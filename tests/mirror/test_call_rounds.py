@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.call import MAX_ROUNDS, Again, Ask, End, MirroredCall, Notify, Progress, Request
-from gateway.mirror.profile import Profile
+from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Ask, End, MirroredCall, Notify, Progress, Request
+from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
 from tests.support.fake_modern import FORM, PAGE, SAMPLE
 

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
-from gateway.mirror.profile import Profile
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError

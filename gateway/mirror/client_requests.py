@@ -1,12 +1,12 @@
-"""The requests of a legacy client that are no calls: the handshake, the log level, subscriptions."""
+"""Reads the requests of a legacy client; `initialize` is answered from `server/discover`."""
 
 from typing import Final
 
 from msgspec import Raw
 
-from gateway.mirror.call import Request
+from gateway.mirror.call_rounds import Request
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing, ask
-from gateway.mirror.profile import Profile
 from gateway.mirror.translation import UNSERVED, initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, MethodNotFound, NoHandshake

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.mirror import changes as module
-from gateway.mirror.changes import Changes
-from gateway.mirror.profile import Profile
+from gateway.mirror import change_subscription as module
+from gateway.mirror.change_subscription import Changes
+from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams
 from gateway.runtime.tasks import Tasks

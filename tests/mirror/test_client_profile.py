@@ -5,7 +5,7 @@ import json
 import pytest
 from msgspec import Raw
 
-from gateway.mirror.profile import Profile, of_initialize
+from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.protocol.errors import InvalidParams
 
 INFO = {"name": "c", "version": "1"}
