@@ -14,7 +14,7 @@ from gateway.http.incoming import Incoming
 from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
-from gateway.legacy_front.forwarding import Forwarding
+from gateway.legacy_front.replica_forwarding import Forwarding
 from gateway.legacy_front.session import FrontSession, Stream, session_gone
 from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
 from gateway.legacy_front.session_table import SessionTable

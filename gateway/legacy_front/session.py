@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw
 from gateway.exchange.commands import Timer
 from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, request_id
-from gateway.legacy_front.outbox import Outbox
+from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
@@ -31,7 +31,7 @@ _MAX_OPEN_BODIES: Final = 4
 """How many requests of the largest size may be open at once."""
 
 
-class Stream(Outbox):
+class Stream(ReplayBuffer):
     """The reply to one request, or the standalone stream."""
 
     refusal: GatewayError | None = None

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from gateway.http.reply import ReplyWriter
-from gateway.legacy_front.outbox import Entry
+from gateway.legacy_front.replay_buffer import Entry
 from gateway.legacy_front.session import FrontSession, Stream
 from gateway.protocol import sse
 from gateway.telemetry import COMPLETE

@@ -37,8 +37,8 @@ from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
-from gateway.legacy_front.forwarding import Forwarding
 from gateway.legacy_front.front import LegacyFront
+from gateway.legacy_front.replica_forwarding import Forwarding
 from gateway.legacy_front.session_ids import SessionIds
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.front import Mirror

@@ -22,11 +22,11 @@ from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
 from gateway.routes.live_route import LiveRoute
-from gateway.stdio_front.bridge import Bridge
 from gateway.stdio_front.child_backend import ChildBackend
-from gateway.stdio_front.forwarder import Forwarder
+from gateway.stdio_front.handler_bridge import Bridge
 from gateway.stdio_front.host import Host
 from gateway.stdio_front.legacy_host import LegacyHost
+from gateway.stdio_front.modern_forwarder import Forwarder
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Direction, bodies
 

@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     is_droppable: bool
 
 
-class Outbox:
+class ReplayBuffer:
     """The messages of one stream, numbered from 1; one reader at a time."""
 
     def __init__(self, name: int, budget: Budget, behind_bytes: int, overflowed: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.config import InForce
-from gateway.legacy_front.outbox import Outbox
+from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.runtime.budget import Budget
 
 EVENT = 256
@@ -21,14 +21,14 @@ class Bench:
         self.overflowed: list[int] = []
         self._number = 0
 
-    def outbox(self, *, is_resumable: bool = True) -> Outbox:
+    def outbox(self, *, is_resumable: bool = True) -> ReplayBuffer:
         number, self._number = self._number, self._number + 1
-        box = Outbox(number, self.budget, self.behind_bytes, lambda: self.overflowed.append(number))
+        box = ReplayBuffer(number, self.budget, self.behind_bytes, lambda: self.overflowed.append(number))
         box.is_resumable = is_resumable
         return box
 
 
-def read(box: Outbox, position: int = 0, *, count: int = 1000) -> list[bytes]:
+def read(box: ReplayBuffer, position: int = 0, *, count: int = 1000) -> list[bytes]:
     """Deliver what comes behind a position."""
     found = []
     while count and (entry := box.after(position)) is not None:
@@ -38,7 +38,7 @@ def read(box: Outbox, position: int = 0, *, count: int = 1000) -> list[bytes]:
     return found
 
 
-def waiting(box: Outbox) -> list[bytes]:
+def waiting(box: ReplayBuffer) -> list[bytes]:
     return [entry.data for entry in box.waiting()]
 
 
