@@ -23,8 +23,8 @@ from gateway.protocol import lost_session
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
-from gateway.session_relay.relay import connect
 from gateway.telemetry import Passed, TrafficEra
+from gateway.transport_relay.session_relay import connect
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
