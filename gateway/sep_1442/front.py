@@ -24,8 +24,8 @@ from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import initialize, params_of, request_of
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog

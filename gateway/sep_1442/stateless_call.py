@@ -18,8 +18,8 @@ from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Question, Request
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.modern_server import Outgoing
-from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_report import CallReport
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Nested, Session, Tokens
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse

@@ -13,7 +13,7 @@ from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question
 from gateway.mirror.client_requests import initialize
 from gateway.mirror.streamable import nested_state
-from gateway.mirror.streamable.arrival import MirrorArrival
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.nested_state import InvalidRequestState
 from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
@@ -43,11 +43,9 @@ class CallContinuation:
         if is_echo or nested_state.DIALECT in at.live.route.dialects:
             nested, message = nested_state.taken(nested, message, shared.tokens)
         held = shared.lot.find(nested.place.exchange)
-        if held is None:
-            if at.holds(nested.place):
-                if is_echo:
-                    raise InvalidRequestState("ended")
-                return await at.accept()  # the call is over
+        if held is not None:
+            at.continued(Step.HELD)
+        elif not at.holds(nested.place):
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
                 at.continued(Step.FORWARDED)
@@ -56,20 +54,11 @@ class CallContinuation:
             if held is None:
                 held = self._restored(at, session, nested, is_proven=found.proven)
                 at.continued(Step.LOST if held is None else Step.RESUMED)
-        else:
-            at.continued(Step.HELD)
         if is_echo:
-            self._check_open(at, held, nested)
+            _check_open(at, held, nested)
         if held is not None:
             held.answer(nested, message, at.headers)
         return await at.accept()
-
-    def _check_open(self, at: MirrorArrival, held: StreamedCall | None, nested: Nested) -> None:
-        """Check that a state counts now; raises InvalidRequestState."""
-        if held is None:
-            raise InvalidRequestState("expired" if _is_old(at, nested.place, nested.progress) else "ended")
-        if not held.is_open(nested):
-            raise InvalidRequestState("answered")
 
     def _restored(
         self, at: MirrorArrival, session: Session, nested: Nested, *, is_proven: bool
@@ -156,6 +145,15 @@ class CallContinuation:
         if not catalog.knows(at.caller_key, request.target):
             await catalog.read(at.caller_key, server_of(at.live), session.profile, at.headers)
         return catalog.find(at.caller_key, request.target).ephemeral
+
+
+def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: Nested) -> None:
+    """Check that a state counts now; raises InvalidRequestState."""
+    if held is None:
+        is_expired = not at.holds(nested.place) and _is_old(at, nested.place, nested.progress)
+        raise InvalidRequestState("expired" if is_expired else "ended")
+    if not held.is_open(nested):
+        raise InvalidRequestState("answered")
 
 
 def _is_old(at: MirrorArrival, place: Place, progress: Progress) -> bool:

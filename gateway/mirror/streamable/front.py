@@ -28,9 +28,9 @@ from gateway.mirror.client_profile import of_initialize
 from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.streamable import batch_reply, kept_log_level
-from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.kept_log_level import Level
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall

@@ -26,8 +26,8 @@ from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.streamable import nested_state
-from gateway.mirror.streamable.arrival import MirrorArrival
 from gateway.mirror.streamable.call_report import CallReport
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog

@@ -16,7 +16,7 @@ from gateway.upstream.channel import Headers
 
 
 class MirrorArrival(Arrival, frozen=True, eq=False):
-    """A request with the reply to it, and what was found out about both."""
+    """A request of a mirrored session, or of SEP-1442."""
 
     headers: Headers
     """The headers that go upstream."""
