@@ -96,10 +96,7 @@ class Keyring:
         """What a token of at most `most` characters says; raises InvalidState, as `open`."""
         if len(token) > most:
             raise InvalidState("too_large")
-        try:
-            return decode(self.open(token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        return decoded(decode, self.open(token))
 
     def _encrypt(self, plaintext: bytes, bound: bytes) -> bytes:
         """Salt, nonce and ciphertext."""
@@ -128,6 +125,14 @@ class Keyring:
     def _derive(self, key_id: str, salt: bytes) -> AESGCM:
         info = b"mrtr-gateway/1/" + self._purpose
         return AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
+
+
+def decoded(decode: Callable[[bytes], T], plaintext: bytes) -> T:
+    """What was sealed; raises InvalidState if another version wrote it in another form."""
+    try:
+        return decode(plaintext)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise InvalidState("version") from exc
 
 
 def _key_id(key: bytes) -> str:
