@@ -33,7 +33,7 @@ class Reader(MessageReply):
 async def test_a_reader_takes_each_message_of_a_stream_once_however_it_is_cut() -> None:
     reader = Reader()
     await reader.start()
-    stream = sse.encode(b'{"a":1}') + sse.KEEP_ALIVE + sse.encode(b'{"b":2}')
+    stream = sse.encode(b'{"a":1}') + sse.KEEP_ALIVE + b"id: 7\ndata: \n\n" + sse.encode(b'{"b":2}')
     for byte in stream:
         await reader.write(bytes((byte,)))
     assert await reader.whole(b'{"c":3}', 200, NO_HEADERS, COMPLETE) is NO_RESPONSE
