@@ -20,7 +20,7 @@ from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds
 from gateway.legacy_front.session_table import SessionTable
 from gateway.legacy_front.stream_writer import StreamWriter
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, Stopping
+from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.routes.live_route import ProcessScope
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
@@ -66,9 +66,7 @@ class LegacyFront:
     async def begin(self, front: Front, at: Arrival, connect: Connect) -> web.StreamResponse:
         """Serve a request that begins a session."""
         if self.stopping:
-            raise Stopping(
-                "The gateway is shutting down; initialize again, another replica or a new process will answer"
-            )
+            raise ShuttingDown("initialize again")
         session = self.sessions.open(at.live, front, at.caller, connect)
         goes_on = False
         try:

@@ -385,5 +385,12 @@ class Stopping(GatewayError):
         self.headers["Retry-After"] = "1"
 
 
+class ShuttingDown(Stopping):
+    """This replica begins nothing new; `what` says what its client can do."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The gateway is shutting down; {what}, another replica or a new process will answer")
+
+
 class LocalProtocolError(Exception):
     """The exchange's table forbids the event in this state: a bug in the gateway."""

@@ -31,7 +31,7 @@ from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.mirror.upstream import Upstream, server_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, MethodNotFound, Stopping
+from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
@@ -144,7 +144,7 @@ class Stateless:
 
     async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> web.StreamResponse:
         if self._mirror.stopping:
-            raise Stopping("The gateway is shutting down; listen again, another replica will serve it")
+            raise ShuttingDown("listen again")
         server, _, headers = await self._server(at)
         listening = Listening(at.live, id_, at.incoming.request_id)
         return await listening.serve(server, declared.profile, headers, at.reply)
@@ -153,7 +153,7 @@ class Stateless:
         self, at: MirrorArrival, request: Request, declared: Declared, session: Session | None
     ) -> web.StreamResponse:
         if self._mirror.refuses_calls:
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+            raise ShuttingDown("call again")
         server, catalog, headers = await self._server(at)
         may_ask = request.method in mcp.ASKING
         if may_ask:

@@ -40,7 +40,7 @@ from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules, probe_headers
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, InvalidRequest, Stopping
+from gateway.protocol.errors import GatewayError, InvalidRequest, ShuttingDown
 from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state
@@ -143,7 +143,7 @@ class Mirror:
 
     async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
         if self.refuses_calls:
-            raise Stopping("The gateway is shutting down; try again, another replica or a new process will answer")
+            raise ShuttingDown("try again")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
         token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
@@ -191,7 +191,7 @@ class Mirror:
 
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+            raise ShuttingDown("call again")
         held = StreamedCall(self._shared, at, session, secrets.token_urlsafe(9), request)
         held.runner.run(at.headers)
         replied, _ = await held.write(at.reply, at.incoming.request_id)
@@ -206,7 +206,7 @@ class Mirror:
             return await self._calls.resume(at, session, place)
         self._check_home(at)
         if self.stopping:
-            raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
+            raise ShuttingDown("open the stream again")
         self.long_lived += 1
         try:
             found = await self._replicas.at_home(session.key, at.incoming, at.reply)
