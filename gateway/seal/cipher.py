@@ -96,7 +96,7 @@ class Keyring:
         """What a token of at most `most` characters says; raises InvalidState, as `open`."""
         if len(token) > most:
             raise InvalidState("too_large")
-        return decoded(decode, self.open(token))
+        return decode_content(decode, self.open(token))
 
     def _encrypt(self, plaintext: bytes, bound: bytes) -> bytes:
         """Salt, nonce and ciphertext."""
@@ -127,7 +127,7 @@ class Keyring:
         return AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
 
 
-def decoded(decode: Callable[[bytes], T], plaintext: bytes) -> T:
+def decode_content(decode: Callable[[bytes], T], plaintext: bytes) -> T:
     """What was sealed; raises InvalidState if another version wrote it in another form."""
     try:
         return decode(plaintext)
