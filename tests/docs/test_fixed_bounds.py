@@ -12,8 +12,8 @@ from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream_writer
-from gateway.mirror import call as mirrored
-from gateway.mirror import task
+from gateway.mirror import call_rounds as mirrored
+from gateway.mirror import server_task as task
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
