@@ -58,27 +58,25 @@ class Outgoing:
         if self._is_sending:
             self.put(lambda: send(None))
             return
-        settled = self._context.live.process.tasks.short_work()
+        self._context.live.process.tasks.begin_short_work()
         try:
-            self._is_sending = begin(partial(self._accepted, settled), partial(self._unusual, settled, send))
+            self._is_sending = begin(self._accepted, partial(self._unusual, send))
         except ValueError:  # a header cannot be sent, which the task reports
             self._is_sending = False
         if not self._is_sending:
-            settled.set_result(None)
+            self._context.live.process.tasks.end_short_work()
             self.put(lambda: send(None))
 
-    def _accepted(self, settled: asyncio.Future[None]) -> None:
+    def _accepted(self) -> None:
         """The upstream has accepted the message that was begun."""
-        settled.set_result(None)
+        self._context.live.process.tasks.end_short_work()
         self._is_sending = bool(self._queue)
         if self._queue:
             self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
 
-    def _unusual(
-        self, settled: asyncio.Future[None], send: Callable[[Sending | None], Awaitable[None]], rest: Sending
-    ) -> None:
+    def _unusual(self, send: Callable[[Sending | None], Awaitable[None]], rest: Sending) -> None:
         """It takes a coroutine to find out whether the upstream accepts it."""
-        settled.set_result(None)
+        self._context.live.process.tasks.end_short_work()
         self._queue.appendleft(partial(send, rest))
         self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
 

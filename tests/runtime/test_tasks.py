@@ -61,12 +61,15 @@ async def test_short_work_is_waited_for_and_the_rest_is_cancelled() -> None:
 
 async def test_short_work_without_a_task_is_waited_for_as_well() -> None:
     tasks = Tasks(Metrics("test"))
-    work, done = tasks.short_work(), list[str]()
+    done: list[str] = []
 
-    def finish() -> None:
-        done.append("sent")
-        work.set_result(None)
+    def finish(name: str) -> None:
+        done.append(name)
+        tasks.end_short_work()
 
-    asyncio.get_running_loop().call_soon(finish)
+    for name in ("one", "other"):
+        tasks.begin_short_work()
+        asyncio.get_running_loop().call_soon(finish, name)
     await tasks.settle(60)
-    assert done == ["sent"]
+    assert done == ["one", "other"]
+    await tasks.settle(60)

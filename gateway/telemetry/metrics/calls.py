@@ -15,7 +15,7 @@ class CallMetrics(Series):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held = self._gauge("held_calls", "Calls parked between two rounds.", "route", zero=())
+        self._held = self._level("held_calls", "Calls parked between two rounds.")
         self._limit = self._gauge("held_calls_limit", "Maximum number of parked calls.")[()]
         self._cold = self._gauge("cold_calls", "Parked calls that were let go of, to be resumed.", "route", zero=())
         self._cooled = self._counter("calls_cooled_total", "Parked calls that were let go of.", "route", zero=())
@@ -45,7 +45,7 @@ class CallMetrics(Series):
 
     def call_released(self, route: str, seconds: float) -> None:
         """Remove a parked call, which was resumed or expired after `seconds`."""
-        self._held[route,].dec()
+        self._held[route,].inc(-1)
         self._pending.observe(self._hold_times, route, seconds)
 
     def set_held_limit(self, calls: int) -> None:

@@ -60,11 +60,11 @@ class Times:
 
 
 class Count:
-    """One series of a counter."""
+    """One series of a counter, or of a gauge that only counts up and down."""
 
     __slots__ = ("_metric", "_more")
 
-    def __init__(self, metric: Counter) -> None:
+    def __init__(self, metric: Counter | Gauge) -> None:
         self._metric = metric
         self._more = 0
 
@@ -80,9 +80,9 @@ class Count:
 
 
 class Counters(dict[tuple[str, ...], Count]):
-    """The series of a counter by their label values."""
+    """The series of a counter by their label values, or those of a gauge that only counts up and down."""
 
-    def __init__(self, metric: Counter) -> None:
+    def __init__(self, metric: Counter | Gauge) -> None:
         super().__init__()
         self._metric = metric
 
@@ -152,6 +152,13 @@ class Series:
         if zero is not None:
             self._of_routes.append((gauges, zero))
         return gauges
+
+    def _level(self, name: str, text: str) -> Counters:
+        """A gauge of routes that only counts up and down, from zero."""
+        levels = Counters(Gauge(f"mcp_gateway_{name}", text, ("route",), registry=self._registry))
+        self._pending.counters.append(levels)
+        self._of_routes.append((levels, ()))
+        return levels
 
     def _histogram(
         self, name: str, text: str, labels: tuple[str, ...], buckets: Iterable[float]
