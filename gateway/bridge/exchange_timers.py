@@ -23,7 +23,9 @@ class Timers:
         """The timers of the event loop, while there are any."""
 
     def __contains__(self, timer: Timer) -> bool:
-        return timer in (self._handles or ()) or self.deadline(timer) is not None
+        shared = self._live.deadlines.shared.get(timer)
+        runs = shared is not None and shared.deadline(self) is not None
+        return runs or (self._handles is not None and timer in self._handles)
 
     def arm(self, timer: Timer, fire: Callable[[Timer], None], seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual.
@@ -48,9 +50,12 @@ class Timers:
             seconds = live.config.hold.grace_seconds
         if seconds is None:
             return  # COLD, if calls do not go cold
-        guarded = live.process.tasks.guard(partial(self._ring, timer, fire), f"timer {timer}")
+        guarded = live.process.tasks.guard(partial(self._ring, timer, fire), "timer " + timer)
         handle = asyncio.get_running_loop().call_later(seconds, guarded)
-        self._handles = {**(self._handles or {}), timer: handle}
+        if self._handles is None:
+            self._handles = {timer: handle}
+        else:
+            self._handles[timer] = handle
 
     def deadline(self, timer: Timer) -> float | None:
         """Return the monotonic time at which a shared timer rings; None if it does not run."""

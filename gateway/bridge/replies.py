@@ -8,7 +8,7 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import GatewayError, LocalProtocolError
 from gateway.telemetry import Ending, Outcome
 
 _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
@@ -39,8 +39,10 @@ class Replies:
             self._queues = tuple([queue for queue in self._queues if queue.leg is not leg])
 
     def _queue(self, leg: Leg) -> ResponseQueue:
-        (queue,) = [queue for queue in self._queues if queue.leg is leg]
-        return queue
+        for queue in self._queues:
+            if queue.leg is leg:
+                return queue
+        raise LocalProtocolError("a message for a leg that does not wait")
 
     def forward(self, leg: Leg, message: bytes) -> None:
         """Send a leg one notification."""
@@ -70,7 +72,10 @@ class Replies:
 
     def _finish(self, leg: Leg, last: FinalMessage) -> None:
         queue = self._queue(leg)
-        self.discard(leg)
+        if len(self._queues) == 1:
+            self._queues = ()
+        else:
+            self.discard(leg)
         queue.finish(last)
         self.last_bytes = len(last.body)
         if queue.dropped:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from json.encoder import encode_basestring_ascii
 from operator import add
@@ -32,6 +32,7 @@ _RESULT_FIRST: Final = b'{"result":'
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 300
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
+_LONG_KEY: Final = 64
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 _LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
 _BRACKETS: Final = b"[]{}"
@@ -561,7 +562,15 @@ def _canonical(raw: Raw) -> bytes:
 
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
     """An object from keys and JSON values."""
-    return b"{%b}" % b",".join([b"%b:%b" % (encode(key), bytes(value)) for key, value in parts])
+    return b"{%b}" % b",".join(
+        [b"%b:%b" % (_key(key) if len(key) < _LONG_KEY else encode(key), bytes(value)) for key, value in parts]
+    )
+
+
+@lru_cache(maxsize=1024)
+def _key(key: str) -> bytes:
+    """Cached, because the keys of messages are few; long ones are not kept."""
+    return encode(key)
 
 
 def without_line_ends(message: bytes) -> bytes:

@@ -233,7 +233,7 @@ class Checkout(ABC):
     def rest(self, session: Session, *, resting: bool) -> None:
         """The call of a session was parked, or continues."""
         session.resting = resting
-        if resting:
+        if resting and (session.group.takers or self._capacity.is_asked_for_room):
             self._assign(session.group)
 
     def release(self, session: Session, *, clean: bool) -> None:
