@@ -10,8 +10,6 @@ delimit the message, describe the body, or decide about the connection. Whatever
 import re
 from typing import Final, NamedTuple
 
-import msgspec
-
 from gateway.http_client.reply_head import ReplyHead
 
 _CANONICAL: Final = re.compile(
@@ -74,13 +72,16 @@ class FamiliarHead(ReplyHead):
         return self._form.content_type
 
 
-class WholeReply(msgspec.Struct, frozen=True, gc=False):
+class WholeReply:
     """A reply that was read at once."""
 
-    head: ReplyHead
-    parts: tuple[bytes, ...]
-    """The body; none is empty."""
-    keep_alive_seconds: int | None
+    __slots__ = ("head", "keep_alive_seconds", "parts")
+
+    def __init__(self, head: ReplyHead, parts: tuple[bytes, ...], keep_alive_seconds: int | None) -> None:
+        self.head = head
+        self.parts = parts
+        """The body; none is empty."""
+        self.keep_alive_seconds = keep_alive_seconds
 
 
 class FamiliarHeads:

@@ -1,4 +1,4 @@
-"""Parses the replies on one connection with llhttp, and hands them to their listeners.
+"""Parses the replies on one connection with llhttp, for their listeners.
 
 Rule: llhttp parses strictly. Allowed are lines that end in a bare LF, and spaces behind the size of a chunk, which
 servers send in the wild. For a request that passes through, the values of headers may have control characters too;

@@ -127,10 +127,10 @@ def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
     return None
 
 
-def answer_in(data: bytes, call: InFlight | None) -> Answer | jsonrpc.Message:
-    """As `answer`, of a message as it came, or else that message; raises what `jsonrpc.message` raises.
+def plain_answer(data: bytes, call: InFlight | None) -> Answer | None:
+    """The response to the call in flight if it has the usual form, and a result of a tool that is plain.
 
-    A plain result of a tool in a response of the usual form is read once, and not copied.
+    Such a result is read once, and not copied. For all other messages, None says nothing. Raises UnicodeDecodeError.
     """
     if call is not None and (result := jsonrpc.unchecked_result(data, call.id)) is not None:
         is_tool_error = results.plain(result)
@@ -138,8 +138,7 @@ def answer_in(data: bytes, call: InFlight | None) -> Answer | jsonrpc.Message:
             if not data.isascii():
                 _ = data.decode()
             return Answer(on.Resulted(result, is_tool_error=is_tool_error))
-    message = jsonrpc.message(data)
-    return answer(message, call) or message
+    return None
 
 
 def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Change | Notice | Unrelated:

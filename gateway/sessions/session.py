@@ -450,13 +450,14 @@ class Session:
         """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
         call = self.in_flight
         try:
-            answer = inbound.answer_in(data, call)
+            answer = inbound.plain_answer(data, call)
+            if answer is None:
+                message = jsonrpc.message(data)
+                answer = inbound.answer(message, call)
+                self._odd = (data, message) if answer is None else None
         except (ValueError, msgspec.MsgspecError):
             return False
-        if isinstance(answer, jsonrpc.Message):
-            self._odd = data, answer
-            return False
-        return call is not None and self._take_for_call(call, answer, aside=False)
+        return call is not None and answer is not None and self._take_for_call(call, answer, aside=False)
 
     def _hear_side(self, data: bytes) -> bool:
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)

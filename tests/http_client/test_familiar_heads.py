@@ -1,5 +1,7 @@
 """Which replies are recognised by an earlier one, and that llhttp would have read them in the same way."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,24 +170,38 @@ async def test_a_recognised_reply_is_heard_like_any_other(client: HttpClient, is
 
 
 async def test_a_reply_to_head_is_never_recognised(client: HttpClient) -> None:
-    async with FakeHttp(answers(EMPTY)) as server:
+    async with FakeHttp(answers(OK)) as server:
         sender = Sender(client, server.url)
         _ = await sender.send()
         heard = await sender.send("HEAD", b"")
         assert heard.words == ["head", "end"]
-        await eventually(lambda: not client.open_connections)
+        assert client.idle_connections == 0
+
+
+async def test_a_reply_after_which_the_server_closes_is_not_learnt(
+    client: HttpClient, is_recognised: list[bool]
+) -> None:
+    async with FakeHttp(answers(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) as server:
+        sender = Sender(client, server.url)
+        for _ in range(2):
+            assert (await sender.send()).words == ["head", "body", "end"]
+            assert client.idle_connections == 0
+        assert is_recognised == [False, False]
 
 
 @pytest.mark.parametrize("when", ["head", "body"])
 async def test_an_abort_in_a_recognised_reply_is_the_last_word(
     client: HttpClient, is_recognised: list[bool], when: str
 ) -> None:
+    bugs: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
     async with FakeHttp(answers(OK)) as server:
         sender = Sender(client, server.url)
         _ = await sender.send()
         heard, pending = sender.begin()
         heard.react = lambda word: pending.abort() if word == when else None
         await eventually(lambda: not client.open_connections)
+        assert not bugs
         assert heard.words == ["head", "body"][: 1 + (when == "body")]
         assert is_recognised == [False, True]
 

@@ -180,7 +180,9 @@ FAILED = b'{"content":[],"isError":true}'
 def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
     data: bytes, result: bytes | None, *, is_tool_error: bool | None
 ) -> None:
-    answer = inbound.answer_in(data, CALL)
+    plain = inbound.plain_answer(data, CALL)
+    assert (plain is not None) is (is_tool_error is not None)
+    answer = plain or inbound.answer(jsonrpc.message(data), CALL)
     if result is None:
         assert answer is None
         return
@@ -202,4 +204,5 @@ def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
 )
 def test_an_answer_of_the_usual_form_that_is_not_json_is_refused(data: bytes) -> None:
     with pytest.raises((ValueError, msgspec.MsgspecError)):
-        _ = inbound.answer_in(data, CALL)
+        assert inbound.plain_answer(data, CALL) is None
+        _ = jsonrpc.message(data)

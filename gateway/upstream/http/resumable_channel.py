@@ -1,4 +1,4 @@
-"""Reads the replies of one session over streamable HTTP, and resumes their streams.
+"""Reads the replies of one session over streamable HTTP, whose broken streams it resumes.
 
 A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.http.resumption`). `streamable_http` sends
 the requests.

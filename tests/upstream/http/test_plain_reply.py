@@ -295,6 +295,13 @@ async def test_a_followed_stream_has_room_for_more_than_the_limit_in_all() -> No
     assert reading.broke == 0
 
 
+async def test_a_stream_that_begins_with_more_than_the_limit_in_all_is_followed() -> None:
+    reading = Following(max_bytes=100)
+    reading.stream(event(OTHER) * 9 + event(ANSWER))
+    assert reading.heard == [OTHER] * 9 + [ANSWER]
+    assert reading.broke == 0
+
+
 async def test_a_batch_on_a_followed_stream_may_hold_the_answer() -> None:
     reading = Following()
     reading.stream(event(b"[" + OTHER + b"," + ANSWER + b"]"))
