@@ -35,7 +35,6 @@ from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.table import RouteTable
-from gateway.sep_1442.own_server import OwnSide
 from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536
@@ -68,7 +67,6 @@ class RequestHandler:
         self.front = legacy.front
         self._mirror = legacy.mirror
         self.stateless = legacy.stateless
-        self.stateless.modern = OwnSide(self.handle_hop, continuation.give_up)
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         pinned = PinnedClients(routes.process, continuation.new_calls)

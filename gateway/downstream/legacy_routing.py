@@ -4,13 +4,13 @@ A server of the client's own transport gets its requests unchanged. One of anoth
 at a time. A server that refuses `initialize` because it is modern is mirrored.
 """
 
-from functools import partial
 from typing import Final
 
 from aiohttp import web
 
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.legacy_front.front import LegacyFront, beginning
 from gateway.legacy_front.session import session_gone
@@ -23,8 +23,8 @@ from gateway.protocol import lost_session
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
-from gateway.session_relay.relay import connect
 from gateway.telemetry import Passed, TrafficEra
+from gateway.transport_relay.session_relay import connect
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
@@ -46,84 +46,78 @@ class LegacyRouting:
 
     async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> web.StreamResponse:
         """Serve a request of a legacy client; raises GatewayError."""
+        at = Arrival(incoming, reply, live, caller)
         if self.mirror.owns(incoming):
-            return await self._mirrored(None, incoming, reply, live, caller)
-        served = await self.front.continued(incoming, reply, live, caller)
+            return await self._mirrored(None, at)
+        served = await self.front.continued(at)
         if served is not None:
             return served
         is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
         spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
         if await _is_mirrored(live):
-            return await self._mirrored(front, incoming, reply, live, caller)
+            return await self._mirrored(front, at)
         if given_id(incoming) is not None and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is None or (front == "sse" and spoken == "sse"):
             return await self._passthrough.legacy(incoming, reply, live)
         if spoken is not None and spoken != _TRANSPORTS[front]:
-            return await self.front.begin(front, incoming, reply, live, caller, self._connect(live, caller))
-        return await self._found_out(front, incoming, reply, live, caller)
+            return await self.front.begin(front, at, self._connect(at))
+        return await self._found_out(front, at)
 
     async def hop(
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, *, is_relayed: bool
     ) -> web.StreamResponse | None:
         """Serve a request of a session that another replica received; None if it belongs to no session."""
+        at = Arrival(incoming, reply, live, caller)
         if is_relayed:
-            served = await self.front.continued(incoming, reply, live, caller)
+            served = await self.front.continued(at)
             if served is None:
                 raise session_gone()
             return served
-        return await self.mirror.serve(incoming, reply, live) if self.mirror.owns(incoming) else None
+        return await self.mirror.serve(at) if self.mirror.owns(incoming) else None
 
-    async def _found_out(
-        self, front: Front, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller
-    ) -> web.StreamResponse:
+    async def _found_out(self, front: Front, at: Arrival) -> web.StreamResponse:
         """Serve a request that begins a session: the server's refusal tells of another transport, or another era."""
-        passed = await self._passthrough.legacy(incoming, reply, live, withheld=_OTHER_TRANSPORT)
+        passed = await self._passthrough.legacy(at.incoming, at.http_reply, at.live, withheld=_OTHER_TRANSPORT)
         if not isinstance(passed, web.Response) or passed.status not in _OTHER_TRANSPORT:
             return passed
-        if front == "http" and await self._is_modern(incoming, live):
-            return await self._mirrored(front, incoming, reply, live, caller)
-        is_spoken = live.upstream.transport == _TRANSPORTS[front]
-        if is_spoken or (front == "http" and lost_session.is_answered(_body(passed), incoming.body)):
+        if front == "http" and await self._is_modern(at):
+            return await self._mirrored(front, at)
+        is_spoken = at.live.upstream.transport == _TRANSPORTS[front]
+        if is_spoken or (front == "http" and lost_session.is_answered(_body(passed), at.incoming.body)):
             return passed  # a server of streamable HTTP has read the request
         try:
-            return await self.front.begin(front, incoming, reply, live, caller, self._connect(live, caller))
+            return await self.front.begin(front, at, self._connect(at))
         except NoHandshake:
             return passed
 
-    async def _mirrored(
-        self, front: Front | None, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller
-    ) -> web.StreamResponse:
+    async def _mirrored(self, front: Front | None, at: Arrival) -> web.StreamResponse:
         """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
         if front == "sse":
-            mirror = self.mirror.connect(live, incoming.path, caller.principal)
-            return await self.front.begin(front, incoming, reply, live, caller, mirror)
-        live.process.metrics.passed(live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
-        return await self.mirror.serve(incoming, reply, live)
+            return await self.front.begin(front, at, self.mirror.connect(at))
+        at.live.process.metrics.passed(at.live.route.path, TrafficEra.LEGACY, Passed.MIRRORED, None)
+        return await self.mirror.serve(at)
 
-    def _connect(self, live: LiveRoute, caller: Caller) -> Connect:
+    def _connect(self, at: Arrival) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
+        live = at.live
         relay = connect(live)
         if live.route.era == "bridge" or live.upstream.stdio is not None:
             return relay
-        choose = partial(self._mirror_if_modern, live, caller)
+        mirror = self.mirror.connect(at)
+
+        async def mirror_if_modern(refusing: Backend, greeting: ClientMessage, _response: bytes) -> Connect | None:
+            await refusing.close()
+            era = live.upstream.era
+            return mirror if era is not None and await era.is_modern(greeting.headers, waits=True) else None
 
         def either(link: ClientLink) -> Backend:
-            return FallbackBackend(link, relay, choose, live.process.tasks, live.config.limits.body_bytes)
+            return FallbackBackend(link, relay, mirror_if_modern, live.process.tasks, live.config.limits.body_bytes)
 
         return either
 
-    async def _mirror_if_modern(
-        self, live: LiveRoute, caller: Caller, refusing: Backend, greeting: ClientMessage, _response: bytes
-    ) -> Connect | None:
-        await refusing.close()
-        era = live.upstream.era
-        if era is None or not await era.is_modern(greeting.headers, waits=True):
-            return None
-        return self.mirror.connect(live, live.route.path, caller.principal)
-
-    async def _is_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
-        return live.route.era != "bridge" and await self._passthrough.finds_modern(incoming, live)
+    async def _is_modern(self, at: Arrival) -> bool:
+        return at.live.route.era != "bridge" and await self._passthrough.finds_modern(at.incoming, at.live)
 
 
 async def _is_mirrored(live: LiveRoute) -> bool:

@@ -18,11 +18,10 @@ from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
-from gateway.http.reply import ReplyWriter
+from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import ProcessScope
-from gateway.runtime.budget import Share
 from gateway.seal import client_state
 from gateway.seal.client_state import Item
 from gateway.telemetry import Ending
@@ -85,40 +84,19 @@ class PinnedClients:
         round_.reply = _ReplyWithItem(round_.reply, self._process.items.seal(item))
 
 
-class _ReplyWithItem(ReplyWriter):
+class _ReplyWithItem(WrappedReply):
     """A reply whose result has the gateway's item."""
 
     def __init__(self, reply: ReplyWriter, item: Raw) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._item = item
 
     @property
     def started(self) -> bool:  # type: ignore[override]
-        """See `ReplyWriter`."""
         return self._reply.started
-
-    def share_unread(self) -> Share:
-        """See `ReplyWriter`."""
-        return self._reply.share_unread()
-
-    async def start(self) -> None:
-        """See `ReplyWriter`."""
-        await self._reply.start()
-
-    async def write(self, data: bytes) -> None:
-        """See `ReplyWriter`."""
-        await self._reply.write(data)
-
-    async def end(self, ending: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`."""
-        return await self._reply.end(ending)
 
     def whole(
         self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending
     ) -> Awaitable[web.StreamResponse]:
-        """See `ReplyWriter`."""
+        """See `ReplyWriter`; it ends every round."""
         return self._reply.whole(client_state.with_item(body, NAME, self._item), status, headers, ending)
-
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`; `whole` ends every round."""
-        return await self._reply.only(body, status, headers, ending)

@@ -15,7 +15,7 @@ from gateway.exchange.events import Leg
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Stopping, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
@@ -51,7 +51,7 @@ class StdioForwarding:
         if parsed.id is None:
             return web.Response(status=202)  # closing the response is what cancels
         if self.stopping and (self.refuses_calls or parsed.method == mcp.LISTEN):
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+            raise ShuttingDown("call again")
         _check(parsed, incoming)
         return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
 

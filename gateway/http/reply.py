@@ -27,6 +27,8 @@ _PIECE_BYTES: Final = 65_536
 Challenge = Callable[[web.BaseRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+NO_RESPONSE: Final = web.Response()
+"""The outcome of a reply that no HTTP client reads."""
 
 
 class ReplyWriter(ABC):
@@ -64,6 +66,58 @@ class ReplyWriter(ABC):
     @abstractmethod
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """Send one body and nothing else."""
+
+
+class WrappedReply(ReplyWriter):
+    """Another reply, some of whose methods a subclass changes; `whole` and `started` are not the other reply's."""
+
+    def __init__(self, reply: ReplyWriter) -> None:
+        self._reply = reply
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._reply.share_unread()
+
+    async def start(self) -> None:
+        """See `ReplyWriter`."""
+        await self._reply.start()
+
+    async def write(self, data: bytes) -> None:
+        """See `ReplyWriter`."""
+        await self._reply.write(data)
+
+    async def end(self, ending: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        return await self._reply.end(ending)
+
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+        """See `ReplyWriter`."""
+        return await self._reply.only(body, status, headers, ending)
+
+
+class MessageReply(ReplyWriter):
+    """A reply whose reader is in this process, and takes each message on its own."""
+
+    def __init__(self, event_bytes: int) -> None:
+        self._parser = sse.Parser(2 * event_bytes)
+
+    @abstractmethod
+    async def take(self, message: bytes) -> None:
+        """Take one message."""
+
+    async def start(self) -> None:
+        """Begin a stream, which needs no head here."""
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """Take the messages of a part of a stream."""
+        for event in self._parser.feed(data):
+            if event.data:
+                await self.take(event.data)
+
+    async def end(self, _: Ending) -> web.StreamResponse:
+        """End a stream, whose last message has been taken."""
+        return NO_RESPONSE
 
 
 class HttpReply(ReplyWriter):

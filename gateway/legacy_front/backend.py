@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Message
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -26,6 +26,17 @@ def request_id(id_: Raw) -> RequestId:
     """An id for comparison: servers and clients may escape the characters of a string in another way."""
     text = jsonrpc.text(id_)
     return bytes(id_) if text is None else jsonrpc.encode(text)
+
+
+def cancelled(message: Message) -> RequestId | None:
+    """The id of the request that `notifications/cancelled` names; None if it is another message, or malformed."""
+    if message.method != mcp.CANCELLED or not isinstance(message.params, Raw):
+        return None
+    try:
+        raw = jsonrpc.fields(message.params).get("requestId")
+    except ValueError:
+        return None
+    return None if raw is None else request_id(raw)
 
 
 class ClientMessage(msgspec.Struct, frozen=True, eq=False):

@@ -4,33 +4,43 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import for_call, own_headers
 from gateway.legacy_front import batch
+from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, ParseError
-from gateway.routes.live_route import LiveRoute
 
 
-def read_batch(
-    incoming: Incoming, live: LiveRoute, caller: Caller, version: str | None
-) -> Sequence[ClientMessage] | None:
+def read_batch(at: Arrival, version: str | None) -> Sequence[ClientMessage] | None:
     """Return the messages of a batch; None if the body is none. Raises ParseError or InvalidRequest."""
+    incoming = at.incoming
     if not batch.is_batch(incoming.body):
         return None
     members = batch.members(incoming.body, incoming.json_depth, version)
-    return [read(incoming.with_body(member.data), live, caller) for member in members]
+    return [read(replace(at, incoming=incoming.with_body(member.data))) for member in members]
 
 
-def read(incoming: Incoming, live: LiveRoute, caller: Caller) -> ClientMessage:
+def read(at: Arrival) -> ClientMessage:
+    """Return the message with the headers that go upstream; raises ParseError or InvalidRequest."""
+    incoming, route = at.incoming, at.live.route
+    message = opened(incoming)
+    headers = for_call(route, incoming.headers)
+    _ = headers.pop(at.caller.distrusted_header or "", None)
+    headers.update(own_headers(route))
+    return ClientMessage(incoming.body, message, headers)
+
+
+def opened(incoming: Incoming) -> jsonrpc.Message:
     """Return the message; raises ParseError or InvalidRequest."""
     body = incoming.body
     try:
         jsonrpc.check_bounds(body, incoming.json_depth)
         _ = jsonrpc.distinct(body)
-        opened = jsonrpc.message(body)
+        message = jsonrpc.message(body)
     except jsonrpc.RepeatedKey as exc:
         raise InvalidRequest("The message repeats a key; send each key once") from exc
     except msgspec.ValidationError as exc:
@@ -39,18 +49,15 @@ def read(incoming: Incoming, live: LiveRoute, caller: Caller) -> ClientMessage:
         raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
-    _check(opened)
-    headers = for_call(live.route, incoming.headers)
-    _ = headers.pop(caller.distrusted_header or "", None)
-    headers.update(own_headers(live.route))
-    return ClientMessage(body, opened, headers)
+    _check(message)
+    return message
 
 
-def _check(opened: jsonrpc.Message) -> None:
-    if opened.jsonrpc != "2.0":
+def _check(message: jsonrpc.Message) -> None:
+    if message.jsonrpc != "2.0":
         raise InvalidRequest('"jsonrpc" must be "2.0"')
-    if isinstance(opened.id, Raw) and not jsonrpc.is_id(opened.id):
+    if isinstance(message.id, Raw) and not jsonrpc.is_id(message.id):
         raise InvalidRequest('"id" must be a string or an integer')
-    is_response = isinstance(opened.result, Raw) or isinstance(opened.error, Raw)
-    if (opened.method is None) is not is_response or (is_response and not isinstance(opened.id, Raw)):
+    is_response = isinstance(message.result, Raw) or isinstance(message.error, Raw)
+    if (message.method is None) is not is_response or (is_response and not isinstance(message.id, Raw)):
         raise InvalidRequest("The message is neither a request, nor a notification, nor a response")

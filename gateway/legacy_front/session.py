@@ -14,8 +14,9 @@ from typing import Final
 from msgspec import UNSET, Raw
 
 from gateway.exchange.commands import Timer
+from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, request_id
-from gateway.legacy_front.outbox import Outbox
+from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
@@ -30,13 +31,13 @@ _MAX_OPEN_BODIES: Final = 4
 """How many requests of the largest size may be open at once."""
 
 
-class Stream(Outbox):
+class Stream(ReplayBuffer):
     """The reply to one request, or the standalone stream."""
 
     refusal: GatewayError | None = None
     """Set instead of a response if the request is refused before its reply has begun."""
     began = False
-    """Whether the reply has begun as a stream, so that it has no status of its own any more."""
+    """Whether the reply is a stream for certain, so that no response has an HTTP status of its own."""
 
 
 class FrontSession:
@@ -47,8 +48,7 @@ class FrontSession:
         live: LiveRoute,
         front: Front,
         name: str,
-        principal: bytes,
-        address: str,
+        caller: Caller,
         budget: Budget,
         connect: Connect,
         ended: Callable[["FrontSession"], None],
@@ -57,8 +57,7 @@ class FrontSession:
         self.live = live
         self.front = front
         self.name = name
-        self.principal = principal
-        self.address = address
+        self.caller = caller
         self.is_over = False
         self._is_ending = False
         self.is_initialized = False
@@ -276,7 +275,7 @@ class FrontSession:
             return
         stream = self._open[request]
         if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized, self.version = True, _version(opened.result)
+            self.is_initialized, self.version = True, negotiated(opened.result)
             self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
@@ -346,7 +345,8 @@ def _fell_behind() -> CallLost:
     )
 
 
-def _version(result: Raw) -> str | None:
+def negotiated(result: Raw) -> str | None:
+    """The protocol version in a result of `initialize`; None if it is malformed."""
     try:
         return jsonrpc.text(jsonrpc.fields(result).get("protocolVersion"))
     except ValueError:
@@ -361,6 +361,6 @@ def error_response(request: RequestId, error: GatewayError) -> bytes:
 
 def session_gone() -> InvalidRequest:
     """The error for a session that does not exist, for whatever reason: clients begin a new one."""
-    error = InvalidRequest("The session does not exist, or not any more: send `initialize` to begin a new one")
-    error.status = 404
-    return error
+    return InvalidRequest(
+        "The session does not exist, or not any more: send `initialize` to begin a new one", status=404
+    )

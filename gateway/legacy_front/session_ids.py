@@ -76,12 +76,7 @@ class SessionIds:
 
     def open(self, given: str, incoming: Incoming, caller: Caller) -> SessionId:
         """What an id says, if it is authentic and belongs to this route and caller; raises InvalidState."""
-        if len(given) > _MAX_CHARACTERS:
-            raise InvalidState("too_large")
-        try:
-            found = _decode(self._keyring.value.open(given))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        found = self._keyring.value.open_as(given, _decode, _MAX_CHARACTERS)
         if found.version != _VERSION:
             raise InvalidState("version")
         if found.route != incoming.path:

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from typing import Final
 
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller
@@ -20,7 +20,6 @@ from gateway.sessions import pool_errors
 from gateway.telemetry import Metrics
 
 _SWEEP_SECONDS: Final = 1.0
-K = TypeVar("K")
 
 
 class SessionTable:
@@ -32,9 +31,8 @@ class SessionTable:
         self._metrics = metrics
         self._tasks = tasks
         self._sessions: dict[str, FrontSession] = {}
-        self._of_route: Counter[str] = Counter()
-        self._of_principal: Counter[tuple[str, bytes]] = Counter()
-        self._of_address: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, ...] | tuple[str, bytes]] = Counter()
+        """By the path of a route, alone or with a principal or an address."""
         self._sweeper: asyncio.Task[None] | None = None
 
     def find(self, name: str) -> FrontSession | None:
@@ -50,7 +48,7 @@ class SessionTable:
         """Begin a session; raises Busy."""
         self._check(live, caller)
         name = secrets.token_hex(16)
-        session = FrontSession(live, front, name, caller.principal, caller.address, self.budget, connect, self._ended)
+        session = FrontSession(live, front, name, caller, self.budget, connect, self._ended)
         self._sessions[name] = session
         self._count(session, 1)
         if self._sweeper is None:
@@ -61,15 +59,15 @@ class SessionTable:
         """Raise Busy if a cap is reached."""
         route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
         path, per_address = route.path, sessions.max_per_address
-        if per_address is not None and caller.address and self._of_address[path, caller.address] >= per_address:
+        if per_address is not None and caller.address and self._counts[path, caller.address] >= per_address:
             raise pool_errors.too_many_of_address(route)
-        if self._of_principal[path, caller.principal] >= sessions.max_per_principal:
+        if self._counts[path, caller.principal] >= sessions.max_per_principal:
             raise Busy(
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
                 status=429,
             )
-        if self._of_route[path] >= pool.most:
+        if self._counts[path,] >= pool.most:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
         self._check_unproven(live)
@@ -78,16 +76,17 @@ class SessionTable:
     def _check_unproven(self, live: LiveRoute) -> None:
         """Raise Busy if uninitialized sessions have all the places of newcomers: opening such a one costs nothing."""
         path, most = live.route.path, live.upstream.pool.most_of_newcomers
-        if self._of_route[path] >= most:
+        if self._counts[path,] >= most:
             sessions = self._sessions.values()
             if sum(session.is_unproven and session.live.route.path == path for session in sessions) >= most:
                 raise pool_errors.busy(live.route, is_newcomer=True)
 
     def _count(self, session: FrontSession, change: int) -> None:
-        path = session.live.route.path
-        _add(self._of_route, path, change)
-        _add(self._of_principal, (path, session.principal), change)
-        _add(self._of_address, (path, session.address), change)
+        path, caller = session.live.route.path, session.caller
+        for key in ((path,), (path, caller.principal), (path, caller.address)):
+            self._counts[key] += change
+            if not self._counts[key]:
+                del self._counts[key]
         self._metrics.relayed(path, change)
 
     def _ended(self, session: FrontSession) -> None:
@@ -123,13 +122,6 @@ class SessionTable:
         if self._sweeper is not None:
             _ = self._sweeper.cancel()
             self._sweeper = None
-
-
-def _add(counts: Counter[K], key: K, change: int) -> None:
-    """Count up or down, and keep no zero."""
-    counts[key] += change
-    if not counts[key]:
-        del counts[key]
 
 
 def _replay_bytes(config: Config) -> int:

@@ -5,7 +5,7 @@ from typing import Final
 from aiohttp import web
 
 from gateway.http.reply import ReplyWriter
-from gateway.legacy_front.outbox import Entry
+from gateway.legacy_front.replay_buffer import Entry
 from gateway.legacy_front.session import FrontSession, Stream
 from gateway.protocol import sse
 from gateway.telemetry import COMPLETE
@@ -26,11 +26,13 @@ class StreamWriter:
         self._reply = reply
         self._keepalive_seconds = session.live.config.timeouts.keepalive_seconds
 
-    async def reply_to_request(self) -> web.StreamResponse:
-        """Write the reply to a request: one JSON body if the response comes first, else a stream."""
+    async def reply(self) -> web.StreamResponse:
+        """Write the reply to requests: one JSON body if it is the response to a single one, else a stream."""
         session, stream = self._session, self._stream
-        stream.attach(self)
         try:
+            if stream.began:
+                return await self.write(0)
+            stream.attach(self)
             first = await self._first()
             if stream.refusal is not None:
                 session.drop(stream)
@@ -39,13 +41,6 @@ class StreamWriter:
                 response = await self._reply.only(first.data, 200, NO_HEADERS, COMPLETE)
                 session.drop(stream)
                 return response
-            return await self.write(0)
-        finally:
-            self.left()
-
-    async def reply_to_batch(self) -> web.StreamResponse:
-        """Write the reply to several requests, which is a stream."""
-        try:
             return await self.write(0)
         finally:
             self.left()
@@ -85,16 +80,11 @@ class StreamWriter:
                     position = entry.number
                 elif stream.is_over:
                     break
-                else:
-                    await self._wait()
+                elif not await stream.changed(self._keepalive_seconds):
+                    await reply.write(sse.KEEP_ALIVE)
             return await reply.end(COMPLETE)
         finally:
             stream.detach(self)
-
-    async def _wait(self) -> None:
-        stream = self._stream
-        if not await stream.changed(self._keepalive_seconds):
-            await self._reply.write(sse.KEEP_ALIVE)
 
     async def _write(self, entry: Entry) -> None:
         stream = self._stream

@@ -121,19 +121,16 @@ class FallbackBackend:
 
 
 class _Link:
-    """The link of the first backend."""
+    """The link of the first backend (`ClientLink`)."""
 
     def __init__(self, fallback: FallbackBackend) -> None:
         self._fallback = fallback
 
     def send(self, message: bytes, related_to: RequestId | None) -> None:
-        """See `ClientLink`."""
         self._fallback.sent(message, related_to)
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
-        """See `ClientLink`."""
         self._fallback.refused(request, error)
 
     def close(self) -> None:
-        """See `ClientLink`."""
         self._fallback.ended()

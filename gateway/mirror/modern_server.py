@@ -1,13 +1,14 @@
-"""A modern server as the mirror uses it, with its implementation for streamable HTTP."""
+"""A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
 from yarl import URL
 
+from gateway.bridge.upstream_call import BUG
 from gateway.http.client import REDIRECTS, Client
 from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_url import Endpoint
@@ -18,7 +19,9 @@ from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.protocol.header_mismatch import encode_value
 from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
+from gateway.upstream.children.modern_stdio import ModernStdio
 
 T = TypeVar("T")
 
@@ -56,6 +59,17 @@ class Pending(Protocol):
 
     def abort(self) -> None:
         """Give the request up, which cancels it at the server. The listener hears nothing more."""
+
+
+class PendingTask(NamedTuple):
+    """A request whose reply a task waits for (`Pending`)."""
+
+    task: asyncio.Task[None]
+
+    def abort(self) -> None:
+        """See `Pending`."""
+        if self.task is not asyncio.current_task():
+            _ = self.task.cancel()
 
 
 class ModernServer(Protocol):
@@ -104,54 +118,54 @@ class _Waiting:
             self.response.set_exception(error)
 
 
-class HttpServer:
+class HttpServer(msgspec.Struct, frozen=True, eq=False):
     """A modern server over streamable HTTP."""
 
-    def __init__(
-        self,
-        client: Client,
-        endpoint: Endpoint,
-        silence: CoarseTimer,
-        failed: Callable[[GatewayError], None],
-        refused: Callable[[str], None],
-    ) -> None:
-        """`silence` limits how long a reply may be silent; `failed` is told of every request without a response.
+    client: Client
+    endpoint: Endpoint
+    silence: CoarseTimer
+    """Limits how long a reply may be silent."""
+    failed: Callable[[GatewayError], None]
+    """Is told of every request without a response."""
+    refused: Callable[[str], None]
+    """Is told of each request of the server, by its method: modern servers send none, and nobody gets it."""
 
-        `refused` is told of each request of the server, by its method: modern servers send none, and nobody gets it.
-        """
-        self._client = client
-        self._endpoint = endpoint
-        self._silence = silence
-        self._failed = failed
-        self._refused = refused
-
-    def begin(self, request: Outgoing, listener: Listener) -> "Pending":
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`."""
-        return _Reply(
-            self._client, self._endpoint, request, listener, self._silence, self._failed, self._refused
-        ).begin()
+        return _Reply(self, request, listener).begin()
+
+
+class StdioServer(NamedTuple):
+    """A modern server that is a child process, which all requests share."""
+
+    modern: ModernStdio
+    tasks: Tasks
+
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
+        """See `ModernServer`."""
+        return PendingTask(self.tasks.start(self._run(request.body, listener), "modern request"))
+
+    async def _run(self, body: bytes, listener: Listener) -> None:
+        try:
+            await self.modern.request(body, listener.on_message)
+        except GatewayError as exc:
+            listener.on_failed(exc)
+        except ValueError as exc:
+            listener.on_failed(CallLost(f"The server sent a malformed message ({exc}); the call may have had effects"))
+        except Exception:  # the outermost edge of the request's task, where it is counted
+            listener.on_failed(CallLost(BUG))
+            raise
 
 
 class _Reply:
-    """One request with its reply."""
+    """One request over HTTP with its reply (`Pending`, `ReplyListener`)."""
 
-    def __init__(  # noqa: PLR0913  (what one request consists of)
-        self,
-        client: Client,
-        endpoint: Endpoint,
-        request: Outgoing,
-        listener: Listener,
-        silence: CoarseTimer,
-        failed: Callable[[GatewayError], None],
-        refuse: Callable[[str], None],
-    ) -> None:
-        self._client = client
-        self._endpoint = endpoint
+    def __init__(self, server: HttpServer, request: Outgoing, listener: Listener) -> None:
+        self._server = server
+        self._endpoint = server.endpoint
         self._request = request
         self._listener = listener
-        self._silence = silence
-        self._failed = failed
-        self._refuse = refuse
+        self._silence = server.silence
         self._pending: PendingRequest
         self._head: ReplyHead
         self._parser: sse.Parser | None = None
@@ -176,11 +190,10 @@ class _Reply:
 
     def _begin(self, url: URL, headers: Mapping[str, str]) -> None:
         self._headers = headers
-        self._pending = self._client.begin("POST", url, headers, self._request.body, self)
+        self._pending = self._server.client.begin("POST", url, headers, self._request.body, self)
         self._restart()
 
     def abort(self) -> None:
-        """See `Pending`."""
         self._end()
         self._pending.abort()
 
@@ -194,30 +207,30 @@ class _Reply:
 
     def _silent(self) -> None:
         self._pending.abort()
-        where = self._endpoint.where
-        self._fail(CallLost(f"{where} was silent for timeouts.idle_seconds; the call may have had effects"))
+        self._lose("was silent for timeouts.idle_seconds")
+
+    def _lose(self, why: str) -> None:
+        self._fail(CallLost(f"{self._endpoint.where} {why}; the call may have had effects"))
 
     def _fail(self, error: GatewayError) -> None:
         if not self._is_over:
             self._end()
-            self._failed(error)
+            self._server.failed(error)
             self._listener.on_failed(error)
 
     # -- from the connection ------------------------------------------------------------------------------------
 
     def on_head(self, head: ReplyHead, /) -> None:
-        """See `ReplyListener`."""
         self._head = head
         self._restart()
         if head.status < 300 and head.content_type == "text/event-stream":
-            self._parser = sse.Parser(self._client.limits.event_bytes)
+            self._parser = sse.Parser(self._server.client.limits.event_bytes)
 
     def on_body(self, data: bytes, /) -> None:
-        """See `ReplyListener`."""
         self._restart()
         if self._parser is None:
             self._body += data
-            if len(self._body) > self._client.limits.event_bytes:
+            if len(self._body) > self._server.client.limits.event_bytes:
                 self._too_large()
             return
         try:
@@ -231,15 +244,14 @@ class _Reply:
 
     def _too_large(self) -> None:
         self._pending.abort()
-        said = f"{self._endpoint.where} sent a message larger than limits.event_bytes"
-        self._fail(CallLost(f"{said}; the call may have had effects"))
+        self._lose("sent a message larger than limits.event_bytes")
 
     def _take(self, data: bytes) -> None:
         """Hand a message over; the response ends the reply, even if the stream stays open."""
         try:
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
-                self._refuse(message.method)
+                self._server.refused(message.method)
                 return
             if reply_messages.is_response(message):
                 self._is_over = True
@@ -249,17 +261,14 @@ class _Reply:
         except (ValueError, RecursionError) as exc:
             self._is_over = False
             self._pending.abort()
-            said = f"{self._endpoint.where} sent a malformed message ({self._endpoint.quoted(str(exc))})"
-            self._fail(CallLost(f"{said}; the call may have had effects"))
+            self._lose(f"sent a malformed message ({self._endpoint.quoted(str(exc))})")
 
     def on_end(self) -> None:
-        """See `ReplyListener`."""
         if self._is_over:
             self._silence.disarm(self)
             return
         if self._parser is not None:
-            where = self._endpoint.where
-            self._fail(CallLost(f"{where} ended its reply without a response; the call may have had effects"))
+            self._lose("ended its reply without a response")
             return
         status = self._head.status
         if status in REDIRECTS and not self._is_redirected:
@@ -270,9 +279,9 @@ class _Reply:
             self._take(bytes(self._body))
             self._silence.disarm(self)
             if not self._is_over:
-                self._fail(self._unusable(status))
+                self._lose(f"answered HTTP {status} without a JSON-RPC response")
         else:
-            self._fail(self._unusable(status))
+            self._lose(f"answered HTTP {status} without a JSON-RPC response")
 
     def _follow(self) -> None:
         """Send the request to the address that the server names: it has not run it."""
@@ -286,10 +295,6 @@ class _Reply:
             self._body.clear()
             self._begin(self._endpoint.url, self._headers)
 
-    def _unusable(self, status: int) -> GatewayError:
-        where = self._endpoint.where
-        return CallLost(f"{where} answered HTTP {status} without a JSON-RPC response; the call may have had effects")
-
     def _refused(self, status: int) -> Refused:
         where, as_client = self._endpoint.where, self._endpoint.as_client
         whose = "the credentials" if as_client else "the credentials of routes[].credentials"
@@ -299,7 +304,6 @@ class _Reply:
         return Refused(words, status=status, challenge=challenge, is_clients=as_client)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
-        """See `ReplyListener`."""
         self._silence.disarm(self)
         if not isinstance(failure, ListenerFailed):
             self._fail(failure.mapped(self._endpoint.where))

@@ -4,29 +4,20 @@ Sources: specification 2026-07-28 basic/index, basic/versioning, server/discover
 server/resources (Error Handling), server/tools (Output Schema).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from msgspec import Raw
 
 from gateway.exchange.results import internal_error
-from gateway.mirror.profile import Profile
+from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
 
 _NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
 _OWN_META: Final = frozenset({mcp.META_VERSION, mcp.META_CLIENT_INFO, mcp.META_CAPABILITIES, mcp.META_LOG_LEVEL})
 _NOT_LEGACY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 _NOT_LEGACY_META: Final = frozenset({mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION})
-_TASKS: Final = "io.modelcontextprotocol/tasks"
-_SERVER_KEYS: Final = (
-    "completions",
-    "experimental",
-    "extensions",
-    "logging",
-    "prompts",
-    "resources",
-    "tools",
-)
+_SERVER_KEYS: Final = ("completions", "experimental", "extensions", "logging", "prompts", "resources", "tools")
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _OUR_FAULTS: Final = (mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
 """Errors about what the gateway added to the request; a legacy client cannot act on them."""
@@ -46,17 +37,14 @@ def modern_request(  # noqa: PLR0913  (what one request consists of)
 ) -> bytes:
     """The modern form of a request; `added` are further params. Raises ValueError for a `_meta` that is no object."""
     meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
-    metas: list[tuple[str, bytes | Raw]] = [(key, raw) for key, raw in meta.items() if key not in _OWN_META]
-    metas += [
-        (mcp.META_VERSION, jsonrpc.encode(mcp.MODERN)),
-        (mcp.META_CLIENT_INFO, profile.info),
-        (mcp.META_CAPABILITIES, profile.capabilities),
-    ]
+    metas: dict[str, bytes | Raw] = {key: raw for key, raw in meta.items() if key not in _OWN_META}
+    metas[mcp.META_VERSION] = jsonrpc.encode(mcp.MODERN)
+    metas[mcp.META_CLIENT_INFO], metas[mcp.META_CAPABILITIES] = profile.info, profile.capabilities
     if log_level is not None:
-        metas.append((mcp.META_LOG_LEVEL, jsonrpc.encode(log_level)))
-    parts: list[tuple[str, bytes | Raw]] = [(key, raw) for key, raw in params.items() if key not in _NOT_MODERN]
-    parts += [*(added or {}).items(), ("_meta", jsonrpc.merge(metas))]
-    written = id_, jsonrpc.encode(method), jsonrpc.merge(parts)
+        metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
+    parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
+    parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
+    written = id_, jsonrpc.encode(method), jsonrpc.merge(parts.items())
     return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % written
 
 
@@ -76,39 +64,40 @@ def initialize_result(discovered: Raw, profile: Profile) -> bytes:
 
 
 def _server_capabilities(declared: jsonrpc.Fields) -> list[tuple[str, bytes | Raw]]:
-    kept: list[tuple[str, bytes | Raw]] = [
-        (key, declared[key]) for key in _SERVER_KEYS if bytes(declared.get(key, b"")).startswith(b"{")
-    ]
-    return [(key, _without(Raw(raw), {_TASKS}) if key == "extensions" else raw) for key, raw in kept]
+    kept = [(key, declared[key]) for key in _SERVER_KEYS if bytes(declared.get(key, b"")).startswith(b"{")]
+    return [(key, _without(raw, {mcp.TASKS}) if key == "extensions" else raw) for key, raw in kept]
 
 
 def legacy_result(method: str, result: Raw) -> bytes:
     """A complete modern result as a legacy client reads it; raises ValueError if it is not an object."""
     parts: list[tuple[str, bytes | Raw]] = []
-    for key, raw in jsonrpc.fields(result).items():
-        if key in _NOT_LEGACY:
-            continue
-        if key == "_meta":
-            kept = _without(raw, _NOT_LEGACY_META)
-            if kept != b"{}":
-                parts.append((key, kept))
-        elif key == "structuredContent" and method == mcp.TOOLS_CALL:
+    for key, raw in _with_legacy_meta(jsonrpc.fields(result)):
+        if key == "structuredContent" and method == mcp.TOOLS_CALL:
             if bytes(raw).startswith(b"{"):  # other values came with 2026-07-28; the text content repeats them
                 parts.append((key, raw))
         elif key == "tools" and method == mcp.TOOLS_LIST:
-            parts.append((key, _legacy_tools(raw)))
-        else:
+            parts.append((key, _legacy_tools(bytes(raw))))
+        elif key not in _NOT_LEGACY:
             parts.append((key, raw))
     return jsonrpc.merge(parts)
+
+
+def _with_legacy_meta(fields: jsonrpc.Fields) -> Iterator[tuple[str, bytes | Raw]]:
+    """The members of an object, with what a legacy client can read of its `_meta`, if that is anything."""
+    for key, raw in fields.items():
+        if key != "_meta":
+            yield key, raw
+        elif (kept := _without(raw, _NOT_LEGACY_META)) != b"{}":
+            yield key, kept
 
 
 def _without(raw: Raw, names: set[str] | frozenset[str]) -> bytes:
     return jsonrpc.merge((key, value) for key, value in jsonrpc.fields(raw).items() if key not in names)
 
 
-def _legacy_tools(raw: Raw) -> bytes | Raw:
+def _legacy_tools(raw: bytes) -> bytes:
     """The tools without output schemas of other values than objects, for which legacy clients refuse a whole list."""
-    if b'"outputSchema"' not in bytes(raw):
+    if b'"outputSchema"' not in raw:
         return raw
     return b"[%b]" % b",".join(map(_legacy_tool, jsonrpc.items(raw)))
 
@@ -164,11 +153,5 @@ def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:
     if mcp.META_SUBSCRIPTION.encode() not in data:
         return data
     params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
-    kept: dict[str, bytes | Raw] = dict(params)
-    if "_meta" in params:
-        meta = _without(params["_meta"], _NOT_LEGACY_META)
-        if meta == b"{}":
-            del kept["_meta"]
-        else:
-            kept["_meta"] = meta
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (jsonrpc.encode(message.method), jsonrpc.merge(kept.items()))
+    written = jsonrpc.encode(message.method), jsonrpc.merge(_with_legacy_meta(params))
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % written

@@ -25,7 +25,7 @@ from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewrite
 from gateway.passthrough.upstream_reply import ReplyCut, next_part, open_reply, read_reply
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session
-from gateway.protocol.errors import DownstreamError, Stopping, UpstreamError
+from gateway.protocol.errors import DownstreamError, ShuttingDown, UpstreamError
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import Passed, TrafficEra
@@ -61,7 +61,7 @@ class Passthrough:
         if live.upstream.era is None:
             raise not_passable(incoming)
         if self.stopping and incoming.method == "GET":
-            raise Stopping("The gateway is shutting down; open the stream again, another replica will serve it")
+            raise ShuttingDown("open the stream again")
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         passage = Passage(incoming, reply, live, live.upstream.era, TrafficEra.LEGACY)
@@ -88,7 +88,7 @@ class Passthrough:
             return None
         passage = Passage(incoming, reply, live, probe, TrafficEra.MODERN)
         if self.stopping and (self.refuses_calls or passage.is_long_lived):
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+            raise ShuttingDown("call again")
         with _Counted(self, passage), closing(await self._open(passage)) as said:
             if _may_refute(said):
                 return await self._read(passage, said)

@@ -1,24 +1,18 @@
 """The errors for requests that cannot be passed through."""
 
 from gateway.http.incoming import Incoming
-from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest
+from gateway.protocol.errors import DownstreamError, GatewayError, InvalidRequest, NotAllowed
 
 
 def not_allowed(method: str, allowed: str) -> GatewayError:
     """The error for an HTTP method that is not served."""
-    error = InvalidRequest(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only")
-    error.status = 405
-    error.headers["Allow"] = allowed
-    return error
+    return NotAllowed(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only", allowed=allowed)
 
 
 def forwarding_loop(path: str) -> GatewayError:
     """The error for a request that this process has forwarded before."""
-    error = InvalidRequest(
-        f"The request returned to the gateway that had forwarded it: upstream.url of route {path} leads back here"
-    )
-    error.status = 508
-    return error
+    said = f"The request returned to the gateway that had forwarded it: upstream.url of route {path} leads back here"
+    return InvalidRequest(said, status=508)
 
 
 def not_passable(incoming: Incoming) -> GatewayError:

@@ -63,6 +63,18 @@ class ParseError(DownstreamError):
 class InvalidRequest(DownstreamError):
     """The body is JSON, but not a JSON-RPC request."""
 
+    def __init__(self, message: str, *, status: int = DownstreamError.status) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotAllowed(InvalidRequest):
+    """The HTTP method is not served here, or not for this client."""
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message, status=405)
+        self.headers["Allow"] = allowed
+
 
 class InvalidParams(DownstreamError):
     """`params` or `_meta` lacks a field, or a field has the wrong type or value."""
@@ -371,6 +383,13 @@ class Stopping(GatewayError):
     def __init__(self, message: str) -> None:
         super().__init__(message, data={"reason": "stopping"})
         self.headers["Retry-After"] = "1"
+
+
+class ShuttingDown(Stopping):
+    """This replica begins nothing new; `what` says what its client can do."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The gateway is shutting down; {what}, another replica or a new process will answer")
 
 
 class LocalProtocolError(Exception):

@@ -13,10 +13,11 @@ import base64
 import binascii
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from gateway.protocol.errors import InvalidState
 
+T = TypeVar("T")
 PREFIX: Final = "mrtr1"
 MIN_KEY_BYTES: Final = 32
 
@@ -90,6 +92,12 @@ class Keyring:
             raise InvalidState("unknown_key")
         return self._decrypt(key_id, _decode(body), f"{PREFIX}.{key_id}.".encode())
 
+    def open_as(self, token: str, decode: Callable[[bytes], T], most: int) -> T:
+        """What a token of at most `most` characters says; raises InvalidState, as `open`."""
+        if len(token) > most:
+            raise InvalidState("too_large")
+        return decode_content(decode, self.open(token))
+
     def _encrypt(self, plaintext: bytes, bound: bytes) -> bytes:
         """Salt, nonce and ciphertext."""
         if self._left == 0:
@@ -117,6 +125,14 @@ class Keyring:
     def _derive(self, key_id: str, salt: bytes) -> AESGCM:
         info = b"mrtr-gateway/1/" + self._purpose
         return AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
+
+
+def decode_content(decode: Callable[[bytes], T], plaintext: bytes) -> T:
+    """What was sealed; raises InvalidState if another version wrote it in another form."""
+    try:
+        return decode(plaintext)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise InvalidState("version") from exc
 
 
 def _key_id(key: bytes) -> str:

@@ -5,7 +5,6 @@ gateway may have an item of its own in it, which is sealed, bound to the caller 
 server. All other items are the server's, and pass untouched.
 """
 
-import hmac
 from typing import Final
 
 import msgspec
@@ -14,8 +13,8 @@ from msgspec import Raw
 from gateway.config import InForce
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
+from gateway.seal import token_binding
 from gateway.seal.cipher import Keyring
-from gateway.seal.request_state import SKEW_SECONDS
 
 DIALECT: Final = "sep-1655"
 KEY: Final = "modelcontextprotocol.io/state/session"
@@ -34,13 +33,13 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
-def declares(capabilities: bytes | Raw) -> bool:
-    """Whether a client keeps session state; SEP-1685 added the scopes to the capability."""
+def declares(capabilities: bytes | Raw, scope: str = "session") -> bool:
+    """Whether a client keeps state of this scope; SEP-1685 added the scopes to the capability."""
     try:
         state = jsonrpc.inspect(_decode_declared, capabilities).state
     except (ValueError, RecursionError):
         return False  # a capability that cannot be read is not declared
-    return state is not None and "session" in state.scopes
+    return state is not None and scope in state.scopes
 
 
 def taken(meta: jsonrpc.Fields, name: str) -> tuple[jsonrpc.Fields, Raw | None]:
@@ -104,20 +103,8 @@ class ItemSealer:
         token = jsonrpc.text(sealed)
         if token is None:
             raise InvalidState("malformed")
-        if len(token) > _MAX_CHARACTERS:
-            raise InvalidState("too_large")
-        try:
-            item = self._decode(self._keyring.value.open(token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        item = self._keyring.value.open_as(token, self._decode, _MAX_CHARACTERS)
         if item.name != name:
             raise InvalidState("other_target")
-        if item.route != route:
-            raise InvalidState("other_route")
-        if not hmac.compare_digest(item.principal, principal):
-            raise InvalidState("other_principal")
-        if item.issued > now + SKEW_SECONDS:
-            raise InvalidState("future")
-        if item.issued + ttl_seconds < now:
-            raise InvalidState("expired")
+        token_binding.check(item, route, principal, now, item.issued + ttl_seconds)
         return item

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.cipher import Keyring
+from gateway.seal.cipher import Keyring, decode_content
 
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ; a request is remembered for twice this time."""
@@ -121,10 +121,7 @@ class PeerSealer:
 
     def open(self, sealed: bytes, now: float) -> PeerRequest:
         """The request, if it is authentic, in time and new; raises InvalidState."""
-        try:
-            request = _decode_request(self.keyring.open_bytes(sealed, b"request"))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        request = decode_content(_decode_request, self.keyring.open_bytes(sealed, b"request"))
         if request.issued > now + SKEW_SECONDS:
             raise InvalidState("future")
         if request.issued < now - SKEW_SECONDS:
@@ -170,10 +167,7 @@ class Frames:
                 break
             sealed = bytes(self._received[_LENGTH_BYTES : _LENGTH_BYTES + length])
             del self._received[: _LENGTH_BYTES + length]
-            try:
-                frames.append(_decode_frame(self._keyring.open_bytes(sealed, self._place())))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-                raise InvalidState("version") from exc
+            frames.append(decode_content(_decode_frame, self._keyring.open_bytes(sealed, self._place())))
         return frames
 
     def _place(self) -> bytes:

@@ -5,17 +5,17 @@ with which the server waits for the answer, so that another replica can deliver 
 """
 
 import hmac
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
+from gateway.seal import token_binding
 from gateway.seal.cipher import Keyring
-from gateway.seal.request_state import SKEW_SECONDS, Digest, Upstream
+from gateway.seal.request_state import Digest, Upstream
 
-T = TypeVar("T")
 PURPOSE: Final = "task"
 MAX_HANDLE_BYTES: Final = 1024
 _MAX_KEY_BYTES: Final = 4096
@@ -61,8 +61,8 @@ class TaskSealer:
     def __init__(self, keyring: InForce[Keyring]) -> None:
         self._keyring = keyring
         self._encode = msgspec.msgpack.Encoder().encode
-        self._handles = msgspec.msgpack.Decoder(TaskHandle)
-        self._keys = msgspec.msgpack.Decoder(QuestionKey)
+        self._decode_handle = msgspec.msgpack.Decoder(TaskHandle).decode
+        self._decode_key = msgspec.msgpack.Decoder(QuestionKey).decode
 
     def seal(self, handle: TaskHandle) -> str:
         """The handle; one that is too large leaves out what only another replica would need."""
@@ -73,17 +73,8 @@ class TaskSealer:
 
     def open(self, sealed: str, route: str, principal: bytes, digest: Digest, now: float) -> TaskHandle:
         """The content of a handle that this caller got on this route, and whose time is not over."""
-        if len(sealed) > 2 * MAX_HANDLE_BYTES:
-            raise InvalidState("too_large")
-        handle = self._opened(sealed, self._handles)
-        if handle.issued > now + SKEW_SECONDS:
-            raise InvalidState("future")
-        if handle.expires < now:
-            raise InvalidState("expired")
-        if handle.route != route:
-            raise InvalidState("other_route")
-        if not hmac.compare_digest(handle.principal, principal):
-            raise InvalidState("other_principal")
+        handle = self._keyring.value.open_as(sealed, self._decode_handle, 2 * MAX_HANDLE_BYTES)
+        token_binding.check(handle, route, principal, now, handle.expires)
         if not hmac.compare_digest(handle.headers, digest(handle.names) if handle.names else b""):
             raise InvalidState("other_headers")
         return handle
@@ -94,12 +85,4 @@ class TaskSealer:
 
     def open_key(self, sealed: str) -> QuestionKey:
         """The content of a key."""
-        if len(sealed) > _MAX_KEY_BYTES:
-            raise InvalidState("too_large")
-        return self._opened(sealed, self._keys)
-
-    def _opened(self, sealed: str, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        try:
-            return decoder.decode(self._keyring.value.open(sealed))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        return self._keyring.value.open_as(sealed, self._decode_key, _MAX_KEY_BYTES)

@@ -6,38 +6,34 @@ reaches another replica is forwarded to the one that holds the call, which its i
 """
 
 import hashlib
-import secrets
 import time
 from typing import Final
 
-import msgspec
 from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.legacy_front.arrival import Arrival
+from gateway.legacy_front.backend import cancelled
 from gateway.legacy_front.incoming_message import read
-from gateway.mirror.catalog import CallerKey, ToolCatalog
+from gateway.mirror.call_rounds import Request
+from gateway.mirror.client_profile import Profile, of_initialize
+from gateway.mirror.client_requests import initialize, params_of, request_of
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.profile import Profile, of_initialize
-from gateway.mirror.requests import cancelled_id, initialize, params_of, request_of
-from gateway.mirror.runner import Upstream
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.streamable.replicas import Replicas
-from gateway.mirror.streamable.tokens import NoSession, Place, Session, Tokens
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
+from gateway.mirror.streamable.replica_routing import Replicas
+from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
+from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
+from gateway.mirror.upstream import Upstream, server_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import (
-    GatewayError,
-    InvalidRequest,
-    InvalidState,
-    MethodNotFound,
-    Stopping,
-)
+from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
 from gateway.routes.held_calls import Lot
-from gateway.routes.live_route import LiveRoute, ProcessScope
+from gateway.routes.live_route import LiveRoute
 from gateway.seal.cipher import PREFIX
 from gateway.sep_1442 import vocabulary
 from gateway.sep_1442.listening import Listening
@@ -62,32 +58,16 @@ class _NothingToRepeat(ToolCatalog):
         pass
 
 
-class Arrival(msgspec.Struct, frozen=True, eq=False):
-    """One message of a client."""
-
-    incoming: Incoming
-    reply: ReplyWriter
-    live: LiveRoute
-    caller: Caller
-    message: jsonrpc.Message
-    headers: Headers
-    """The headers that may go upstream."""
-
-
 class Stateless:
     """The dialect in one process."""
 
-    modern: OwnSide
-    """Set once the handler of requests of 2026-07-28 exists."""
-
     def __init__(
-        self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, process: ProcessScope, mirror: Mirror
+        self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, mirror: Mirror, own_side: OwnSide
     ) -> None:
-        self._config = in_force
         self._tokens = tokens
         self._replicas = replicas
-        self._process = process
         self._mirror = mirror
+        self._own_side = own_side
         self._catalog, self._nothing_to_repeat = ToolCatalog(), _NothingToRepeat()
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results, cold)
@@ -115,13 +95,13 @@ class Stateless:
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
         assert incoming.caller is not None, "the caller is identified before"
-        sent = read(incoming, live, incoming.caller)
-        at = Arrival(incoming, reply, live, incoming.caller, sent.opened, sent.headers)
-        id_ = bytes(at.message.id) if isinstance(at.message.id, Raw) else None
+        sent = read(Arrival(incoming, reply, live, incoming.caller))
+        at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
+        id_ = bytes(message.id) if isinstance(message.id, Raw) else None
         try:
-            if at.message.method is None:
-                return await self._answered(at)
-            return await (self._notified(at) if id_ is None else self._request(at, id_))
+            if message.method is None:
+                return await self._answered(at, message)
+            return await (self._notified(at, message) if id_ is None else self._request(at, id_, message))
         except GatewayError as exc:
             exc.request_id = exc.request_id or id_
             raise
@@ -133,16 +113,18 @@ class Stateless:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    async def _request(self, at: Arrival, id_: bytes) -> web.StreamResponse:
-        declared = vocabulary.declared(params_of(at.message), at.incoming.values)
-        session = self._session(at) if at.message.method != mcp.INITIALIZE else None
+    async def _request(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
+        declared = vocabulary.declared(params_of(message), at.incoming.values)
+        session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
             declared = replace(declared, profile=replace(declared.profile, info=session.profile.info))
-        match at.message.method:
+        request = replace(message, params=Raw(declared.params))
+        match message.method:
             case mcp.PING:
                 return await _result(at, id_, b"{}")
             case mcp.INITIALIZE:
-                return await self._initialize(at, id_, declared)
+                profile = replace(of_initialize(params_of(message)), version=declared.profile.version)
+                return await self._initialize(at, id_, profile)
             case mcp.DISCOVER:
                 server, _, headers = await self._server(at)
                 found = await initialize(server, declared.profile, headers)
@@ -150,47 +132,37 @@ class Stateless:
             case vocabulary.LISTEN:
                 return await self._listen(at, id_, declared)
             case method if method in mcp.BRIDGED:
-                return await self._call(at, id_, declared, session)
+                return await self._call(at, request_of(id_, request), declared, session)
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
-    async def _initialize(self, at: Arrival, id_: bytes, declared: Declared) -> web.StreamResponse:
-        profile = replace(of_initialize(params_of(at.message)), version=declared.profile.version)
+    async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> web.StreamResponse:
         server, _, headers = await self._server(at)
         found = await initialize(server, profile, headers)
-        token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
+        token = self._tokens.new_session(*at.caller_key, profile, time.time())
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
-    async def _listen(self, at: Arrival, id_: bytes, declared: Declared) -> web.StreamResponse:
+    async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> web.StreamResponse:
         if self._mirror.stopping:
-            raise Stopping("The gateway is shutting down; listen again, another replica will serve it")
+            raise ShuttingDown("listen again")
         server, _, headers = await self._server(at)
         listening = Listening(at.live, id_, at.incoming.request_id)
         return await listening.serve(server, declared.profile, headers, at.reply)
 
-    async def _call(self, at: Arrival, id_: bytes, declared: Declared, session: Session | None) -> web.StreamResponse:
+    async def _call(
+        self, at: MirrorArrival, request: Request, declared: Declared, session: Session | None
+    ) -> web.StreamResponse:
         if self._mirror.refuses_calls:
-            raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+            raise ShuttingDown("call again")
         server, catalog, headers = await self._server(at)
-        may_ask = at.message.method in mcp.ASKING
+        may_ask = request.method in mcp.ASKING
         if may_ask:
             self.lot.check(at.caller.principal, at.caller.address)
-        incoming, process, bound = at.incoming, self._process, _stateless(at, declared.profile)
-        call = StatelessCall(
-            at.live,
-            bound,
-            Place(bound.key, secrets.token_urlsafe(9), process.owner, process.epoch, time.time()),
-            request_of(id_, replace(at.message, params=Raw(declared.params))),
-            declared,
-            Upstream.of(at.live, server, catalog, (incoming.path, at.caller.principal)),
-            self._tokens.nested_id,
-            bridge=server if isinstance(server, OwnServer) else None,
-            address=at.caller.address,
-            request_id=incoming.request_id,
-        )
+        upstream = Upstream.of(at.live, at.caller_key, catalog, server)
+        call = StatelessCall(at, _stateless(at, declared.profile), request, declared, upstream, self._tokens)
         if may_ask:
             self.lot.park(call)
-        key = None if session is None else (session.key, id_)
+        key = None if session is None else (session.key, request.id)
         if key is not None:
             self._of_sessions[key] = call
         try:
@@ -202,66 +174,51 @@ class Stateless:
 
     # -- notifications ------------------------------------------------------------------------------------------
 
-    async def _notified(self, at: Arrival) -> web.StreamResponse:
+    async def _notified(self, at: MirrorArrival, message: jsonrpc.Message) -> web.StreamResponse:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
-        if at.message.method == mcp.CANCELLED and session is not None:
-            call = self._of_sessions.get((session.key, cancelled_id(at.message) or b""))
+        if message.method == mcp.CANCELLED and session is not None:
+            call = self._of_sessions.get((session.key, cancelled(message) or b""))
             if call is not None:
                 call.cancel()
             else:
-                self._process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
-        return await _accepted(at)
+                at.live.process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
+        return await at.accept()
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _answered(self, at: Arrival) -> web.StreamResponse:
+    async def _answered(self, at: MirrorArrival, message: jsonrpc.Message) -> web.StreamResponse:
         """Take the response to a nested request, or have the replica take it that holds the call."""
-        token = jsonrpc.text(at.message.id) if isinstance(at.message.id, Raw) else None
-        try:
-            nested = self._tokens.nested(token or "", _stateless(at))
-        except InvalidState as exc:
-            self._process.metrics.state_rejected(exc.reason)
-            raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
+        nested = at.nested(message, self._tokens, _stateless(at))
         call = self.lot.find(nested.place.exchange)
-        if call is None and not self._is_own(nested.place):
+        if call is None and not at.holds(nested.place):
             found = await self._replicas.route(nested.place, at.incoming, at.reply)
             if not isinstance(found, TakeOver):
-                self._continued_by(at, Step.FORWARDED)
+                at.continued(Step.FORWARDED)
                 return found[0]
         if call is not None:
-            self._continued_by(at, Step.HELD)
-            call.answer(nested, at.message, at.headers if call.bridge is None else at.incoming.headers)
-        return await _accepted(at)
-
-    def _is_own(self, place: Place) -> bool:
-        return (place.owner, place.epoch) == (self._process.owner, self._process.epoch)
-
-    def _continued_by(self, at: Arrival, step: Step) -> None:
-        """Count how an answer found its call, but only at the replica that the client reached."""
-        if step is not Step.FORWARDED or at.incoming.peer_request is None:
-            self._process.metrics.continued(at.live.route.path, step)
+            at.continued(Step.HELD)
+            call.answer(nested, message, at.headers if call.bridge is None else at.incoming.headers)
+        return await at.accept()
 
     # -- sessions, servers --------------------------------------------------------------------------------------
 
-    def _session(self, at: Arrival) -> Session | None:
+    def _session(self, at: MirrorArrival) -> Session | None:
         """The session that a request names in its header; raises InvalidSession."""
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
             return None
-        seconds = self._config.value.state.session_ttl_seconds
         try:
-            return self._tokens.session(token, at.incoming.path, at.caller.principal, time.time(), seconds)
+            return at.session(token, self._tokens)
         except NoSession as exc:
-            self._process.metrics.state_rejected(exc.reason)
             raise InvalidSession from exc
 
-    async def _server(self, at: Arrival) -> tuple[ModernServer, ToolCatalog, Headers]:
+    async def _server(self, at: MirrorArrival) -> tuple[ModernServer, ToolCatalog, Headers]:
         """Return the server for the rounds of a request, the catalog of its tools, and the headers for it."""
         live, incoming = at.live, at.incoming
         if await _is_modern(live, at.headers):
-            return self._mirror.server(live), self._catalog, at.headers
-        return OwnServer(self.modern, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
+            return server_of(live), self._catalog, at.headers
+        return OwnServer(self._own_side, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
 
 
 async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
@@ -273,15 +230,11 @@ async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
     return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
 
 
-def _stateless(at: Arrival, profile: Profile = _NOBODY) -> Session:
+def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:
     """Return the binding of the ids of nested requests: not a session, but the route with the caller."""
     bound = hashlib.sha256(b"%b\0%b" % (at.incoming.path.encode(), at.caller.principal)).hexdigest()
     return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 
 
-async def _accepted(at: Arrival) -> web.StreamResponse:
-    return await at.reply.only(b"", 202, NO_HEADERS, COMPLETE)
-
-
-async def _result(at: Arrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> web.StreamResponse:
+async def _result(at: MirrorArrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> web.StreamResponse:
     return await at.reply.only(jsonrpc.result(id_, result), 200, headers, COMPLETE)

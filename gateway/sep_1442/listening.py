@@ -8,8 +8,8 @@ from msgspec import Raw
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
-from gateway.mirror.profile import Profile
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError

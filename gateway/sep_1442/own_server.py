@@ -1,6 +1,5 @@
 """This gateway as the modern server of the dialect's calls: their rounds are bridged like those of modern clients."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -11,16 +10,15 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.http.incoming import Incoming
-from gateway.http.reply import ReplyWriter
-from gateway.mirror.modern_server import Listener, Outgoing
-from gateway.protocol import jsonrpc, mcp, reply_messages, sse
+from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
+from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
+from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending
 
-_NO_RESPONSE: Final = web.Response()
 _PLAIN: Final = (200, 400, 404)
 """Statuses that tell a client no more than the error in the body does."""
 
@@ -43,10 +41,10 @@ class OwnServer:
         self._reply = reply
         self._live = live
 
-    def begin(self, request: Outgoing, listener: Listener) -> "_Pending":
+    def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`; the headers are those that the client sent."""
         tasks = self._live.process.tasks
-        return _Pending(tasks.start(self._run(request, listener), "modern request"))
+        return PendingTask(tasks.start(self._run(request, listener), "modern request"))
 
     def give_up(self, request: Outgoing) -> None:
         """End the call that waits for this request, which will not be sent."""
@@ -72,18 +70,6 @@ class OwnServer:
             listener.on_failed(CallLost("The gateway lost the call; it may have had effects"))
 
 
-class _Pending:
-    """One request, which is a task."""
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
-
-    def abort(self) -> None:
-        """See `Pending`."""
-        if self._task is not asyncio.current_task():
-            _ = self._task.cancel()
-
-
 def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
     """The client's headers, with those of 2026-07-28 in place of its own."""
     kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
@@ -95,51 +81,36 @@ def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
     return CIMultiDictProxy(headers)
 
 
-class _Messages(ReplyWriter):
+class _Messages(MessageReply):
     """A reply whose messages a listener hears."""
 
     def __init__(self, listener: Listener, reply: ReplyWriter, event_bytes: int) -> None:
+        super().__init__(event_bytes)
         self._listener = listener
         self._reply = reply
-        self._parser = sse.Parser(2 * event_bytes)
         self.is_over = False
 
     def share_unread(self) -> Share:
-        """See `ReplyWriter`."""
         return self._reply.share_unread()
 
-    async def start(self) -> None:
-        """See `ReplyWriter`."""
-        self.started = True
-
-    async def write(self, data: bytes) -> None:
-        """See `ReplyWriter`."""
-        for event in self._parser.feed(data):
-            if event.data:
-                self._take(event.data)
-
-    async def end(self, _: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`."""
-        return _NO_RESPONSE
+    async def take(self, message: bytes) -> None:
+        """Hand one message over."""
+        try:
+            self.is_over |= reply_messages.is_response(jsonrpc.message(message))
+            self._listener.on_message(message)
+        except (ValueError, RecursionError) as exc:
+            self._fail(CallLost(f"The server's answer is malformed ({exc}); the call may have had effects"))
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
-        """See `ReplyWriter`."""
         if status in _PLAIN:
-            self._take(body)
+            await self.take(body)
         else:
-            self.is_over = True
-            self._listener.on_failed(_refusal(body, status, headers))
-        return _NO_RESPONSE
+            self._fail(_refusal(body, status, headers))
+        return NO_RESPONSE
 
-    def _take(self, data: bytes) -> None:
-        try:
-            self.is_over |= reply_messages.is_response(jsonrpc.message(data))
-            self._listener.on_message(data)
-        except (ValueError, RecursionError) as exc:
-            self.is_over = True
-            self._listener.on_failed(
-                CallLost(f"The server's answer is malformed ({exc}); the call may have had effects")
-            )
+    def _fail(self, error: GatewayError) -> None:
+        self.is_over = True
+        self._listener.on_failed(error)
 
 
 def _refusal(body: bytes, status: int, headers: Mapping[str, str]) -> GatewayError:

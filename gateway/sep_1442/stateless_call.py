@@ -4,8 +4,8 @@ The paper has no way to come back to a stream, so a call ends with its stream. A
 leads an answer here from any replica.
 """
 
+import secrets
 import time
-from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -15,14 +15,15 @@ from msgspec.structs import replace
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.call import MirroredCall, Question, Request
+from gateway.mirror.call_rounds import MirroredCall, Question, Request
+from gateway.mirror.call_runner import Runner
 from gateway.mirror.modern_server import Outgoing
-from gateway.mirror.runner import Runner, Upstream
 from gateway.mirror.streamable.call_report import CallReport
-from gateway.mirror.streamable.tokens import Nested, Place, Session
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
+from gateway.mirror.streamable.tokens import Nested, Session, Tokens
+from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
-from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
 from gateway.telemetry import Ending, Outcome
@@ -40,32 +41,27 @@ class StatelessCall:
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        live: LiveRoute,
+        at: MirrorArrival,
         session: Session,
-        place: Place,
         request: Request,
         declared: Declared,
         upstream: Upstream,
-        sealed: Callable[[Nested], bytes],
-        *,
-        bridge: OwnServer | None,
-        address: str,
-        request_id: str,
+        tokens: Tokens,
     ) -> None:
-        """`session` is what the ids of nested requests are bound to; `sealed` gives such an id as JSON."""
-        self.id = place.exchange
-        self.principal = session.principal
-        self.address = address
-        self.bridge = bridge
+        """`session` is what the ids of nested requests are bound to."""
+        self.id = exchange = secrets.token_urlsafe(9)
+        self.principal, self.address = at.caller.principal, at.caller.address
+        self.bridge = bridge = upstream.server if isinstance(upstream.server, OwnServer) else None
         """Set if this gateway serves the rounds, which then need all headers of the client."""
-        self._place = place
+        self._place = at.new_place(session.key, exchange)
         self._request = request
         self._declared = declared
-        self._sealed = sealed
-        self._request_id = request_id
-        self._call = MirroredCall(request, declared.profile, place.exchange)
+        self._tokens = tokens
+        self._request_id = request_id = at.incoming.request_id
+        self._call = MirroredCall(request, declared.profile, exchange)
+        live = at.live
         # The bridge reports the rounds of its calls itself.
-        self._report = CallReport(live, session, request) if bridge is None else None
+        self._report = CallReport(live, session, self._call) if bridge is None else None
         self._runner = Runner(self._call, upstream, self, lambda: declared.log_level)
         leg, behind_bytes = Leg(Raw(request.id)), live.config.limits.behind_bytes
         self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
@@ -91,7 +87,7 @@ class StatelessCall:
                 self._runner.answer(question.key, jsonrpc.Message("2.0", result=told), self._headers)
             else:
                 place = replace(self._place, issued=time.time())
-                id_ = self._sealed(Nested(place, self._call.progress.round, question.key))
+                id_ = self._tokens.nested_id(Nested(place, self._call.progress.round, question.key))
                 self._queue.ask(sse.encode(question.asked(id_)))
 
     def sending(self) -> Headers:
@@ -105,13 +101,13 @@ class StatelessCall:
         is_unknown = isinstance(error, Raw) and jsonrpc.error(error).code == mcp.METHOD_NOT_FOUND
         self._queue.finish(FinalMessage(message, _NOT_FOUND if is_unknown else 200))
         if self._report is not None:
-            self._report.finished(self._call.progress.round + 1)
+            self._report.finished()
 
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
         self._queue.finish(FinalMessage.of_error(error, self._request.id, self._request_id))
         if self._report is not None:
-            self._report.failed(self._call.progress.round + 1, error)
+            self._report.failed(error)
 
     # -- from the client ----------------------------------------------------------------------------------------
 
@@ -128,7 +124,7 @@ class StatelessCall:
         """The stream is over, so nobody can answer any more."""
         self._runner.cancel()
         if self._report is not None:
-            self._report.abandoned(self._call.progress.round + 1)
+            self._report.abandoned()
         if self._is_held and self.bridge is not None:
             request = self._request
             body = self._call.sent(b'"left"', None)

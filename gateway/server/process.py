@@ -38,12 +38,12 @@ from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
 from gateway.http_client.client import HttpClient
-from gateway.legacy_front.forwarding import Forwarding
 from gateway.legacy_front.front import LegacyFront
+from gateway.legacy_front.replica_forwarding import Forwarding
 from gateway.legacy_front.session_ids import SessionIds
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.streamable.replicas import Replicas
+from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
@@ -59,15 +59,16 @@ from gateway.seal.peer_messages import PeerSealer
 from gateway.seal.request_state import Sealer
 from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
+from gateway.sep_1442.own_server import OwnSide
 from gateway.server.drain import Drain, Listeners
 from gateway.server.keyrings import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
+from gateway.telemetry.metrics.saturation import Load
 from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.telemetry.saturation import Load
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
@@ -232,8 +233,12 @@ class Gateway:
         forwarding = Forwarding(self.members, self._peers)
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
         replicas = Replicas(self.members, self._peers, retry_routing)
-        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process, self.lot.results)
-        stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), replicas, process, mirror)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process.epoch, self.lot.results)
+        own_side = OwnSide(
+            lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
+            continuation.give_up,
+        )
+        stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), replicas, mirror, own_side)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
         task_requests = TaskRequests(process, self.task_table, retry_routing)
         return RequestHandler(

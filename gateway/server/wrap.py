@@ -7,10 +7,10 @@ from typing import Final
 from gateway.config import Config, contexts
 from gateway.protocol.errors import Stopping
 from gateway.server.process import Gateway
-from gateway.session_relay import relay as session_relay
 from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.host import Host, take_standard_streams
 from gateway.telemetry import Event, get_logger
+from gateway.transport_relay import session_relay
 
 log = get_logger()
 

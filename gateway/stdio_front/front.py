@@ -6,7 +6,6 @@ relay to a legacy server, or the mirror of a modern one, if that refuses `initia
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -15,23 +14,21 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
-from gateway.mirror.backend import MirrorBackend
-from gateway.mirror.catalog import ToolCatalog
 from gateway.mirror.fallback import FallbackBackend
-from gateway.mirror.modern_server import HttpServer, ModernServer
-from gateway.mirror.runner import Upstream
-from gateway.mirror.stdio_server import StdioServer
+from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.mirror.upstream import Upstream, server_of
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
 from gateway.routes.live_route import LiveRoute
-from gateway.stdio_front.bridge import Bridge
 from gateway.stdio_front.child_backend import ChildBackend
-from gateway.stdio_front.forwarder import Forwarder
+from gateway.stdio_front.handler_bridge import Bridge
 from gateway.stdio_front.host import Host
 from gateway.stdio_front.legacy_host import LegacyHost
+from gateway.stdio_front.modern_forwarder import Forwarder
 from gateway.stdio_front.modern_host import ModernHost
-from gateway.telemetry import Direction, NestedOutcome, bodies
+from gateway.telemetry import Direction, bodies
 
 _POLL_SECONDS: Final = 0.05
 
@@ -94,7 +91,7 @@ class StdioFront:
         live = self._live
         if live.route.era != "bridge" and await self._is_modern():
             over_http = live.upstream.stdio is None
-            serve = Forwarder(self._host, self._server(), own_headers(live.route), over_http=over_http).serve
+            serve = Forwarder(self._host, server_of(live), own_headers(live.route), over_http=over_http).serve
         else:
             serve = Bridge(self._host, self._handler, live).serve
         return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)
@@ -106,15 +103,6 @@ class StdioFront:
             return await upstream.stdio.is_modern()
         assert upstream.era is not None
         return await upstream.era.is_modern(own_headers(self._live.route), waits=True)
-
-    def _server(self) -> ModernServer:
-        upstream = self._live.upstream
-        if upstream.stdio is not None:
-            return StdioServer(upstream.stdio.modern, self._tasks)
-        assert upstream.era is not None
-        live = self._live
-        refused = partial(live.process.metrics.nested_request, live.route.path, outcome=NestedOutcome.UNSOLICITED)
-        return HttpServer(upstream.client, upstream.era.endpoint, live.deadlines.idle, upstream.health.note, refused)
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 
@@ -132,7 +120,7 @@ class StdioFront:
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, b"host")
-        return MirrorBackend(Upstream.of(self._live, self._server(), ToolCatalog(), caller), link)
+        return MirrorBackend(Upstream.of(self._live, caller, ToolCatalog()), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes

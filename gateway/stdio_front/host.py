@@ -130,16 +130,17 @@ class _Output(asyncio.Protocol):
         self.free = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        if self.free is not None:
-            self.free.set_result(None)
-            self.free = None
+        self._freed()
         self._host.count_unread()
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        self._freed()
+        self._host.lost()
+
+    def _freed(self) -> None:
         if self.free is not None:
             self.free.set_result(None)
             self.free = None
-        self._host.lost()
 
 
 def take_standard_streams() -> tuple[int, int]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import Backend, ClientMessage, Connect, RequestId, request_id
+from gateway.legacy_front.backend import Backend, ClientMessage, Connect, RequestId, cancelled, request_id
 from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
@@ -47,20 +47,13 @@ class LegacyHost:
             self._open.add(id_)
         elif opened.method is None and isinstance(opened.id, Raw):
             _ = self._asked.pop(request_id(opened.id), None)
-        elif opened.method == mcp.CANCELLED:
-            self._note_cancelled(opened)
+        elif (given_up := cancelled(opened)) in self._open:
+            self._cancelled.add(given_up)
         try:
             self._backend.receive(message)
         except GatewayError as exc:
             if id_ is not None:
                 self.refuse(id_, exc)
-
-    def _note_cancelled(self, opened: jsonrpc.Message) -> None:
-        try:
-            params = jsonrpc.fields(opened.params) if isinstance(opened.params, Raw) else {}
-        except ValueError:
-            return
-        self._cancelled |= self._open & {request_id(params.get("requestId", Raw(b"null")))}
 
     # -- the link ---------------------------------------------------------------------------------------------------
 

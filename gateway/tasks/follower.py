@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+import msgspec
 from msgspec import Raw
 
 from gateway.exchange import events as on
@@ -21,7 +22,7 @@ from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable,
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks
-from gateway.tasks.legacy_tasks import Created, Ended, Status
+from gateway.tasks.legacy_tasks import Ended, Status
 from gateway.upstream.channel import Headers
 
 _POLL_SECONDS: Final = 0.5
@@ -109,18 +110,29 @@ async def send(
     return answer.outcome
 
 
+class Past(msgspec.Struct, frozen=True):
+    """The past of a task that another replica followed before."""
+
+    looked: Callable[[Status | None], None]
+    """Hears of the task's status, which is asked for first."""
+    is_shared: bool
+    """Whether that replica may still hold tasks/result; then it is sent here only once the task is over."""
+    former_holder: str
+    """The process that held tasks/result, if it is dead."""
+
+
 class Follower:
     """One task and its session."""
 
     def __init__(
-        self, session: Session, created: Created, listener: Listener, headers: Callable[[], Headers], holder: str
+        self, session: Session, task_id: str, listener: Listener, headers: Callable[[], Headers], holder: str
     ) -> None:
         """`listener` hears the questions; `headers` returns the newest ones that a client sent.
 
         `holder` names this process, and with it the ids of the requests that are held open.
         """
         self.session = session
-        self.task_id = created.id
+        self.task_id = task_id
         self._listener = listener
         self._headers = headers
         self._holder = holder
@@ -133,22 +145,13 @@ class Follower:
         self.progress_token: bytes | None = None
         session.standing = standing(listener)
 
-    async def run(
-        self,
-        looked: Callable[[Status | None], None] | None = None,
-        *,
-        holds: bool = True,
-        former_holder: str = "",
-    ) -> Ended | None:
-        """Return how the task ended, or None if it was stopped. Raises the UpstreamError after which it is lost.
-
-        With `looked`, ask for the status first and report it. Without `holds`, leave tasks/result to another replica,
-        which may still hold it, until the task is over. `former_holder` held it, and is dead.
-        """
-        self._waits, self._looked = holds, looked
-        if former_holder:
-            for number in range(_HELD_IDS):
-                await self._withdraw(former_holder, number)
+    async def run(self, past: Past | None = None) -> Ended | None:
+        """Return how the task ended, or None if it was stopped. Raises the UpstreamError after which it is lost."""
+        if past is not None:
+            self._waits, self._looked = not past.is_shared, past.looked
+            if past.former_holder:
+                for number in range(_HELD_IDS):
+                    await self._withdraw(past.former_holder, number)
         failures = 0
         while not self._is_stopped:
             began = time.monotonic()

@@ -27,7 +27,7 @@ from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
-from gateway.tasks.follower import Follower, Relay, TaskGone, holder
+from gateway.tasks.follower import Follower, Past, Relay, TaskGone, holder
 from gateway.tasks.kept_result import KeptResult
 from gateway.tasks.legacy_tasks import Created, Ended, Status
 from gateway.tasks.modern_tasks import View
@@ -100,13 +100,13 @@ class LiveTask:
         `asked` are the open questions of the call. It has ended, so they are the task's: fastmcp 3 sends them on the
         GET stream, and they may overtake the answer that makes the task.
         """
-        follower = self._follower = self._new_follower(session, created)
+        follower = self._follower = self._new_follower(session, created.id)
         for question in asked:
             if question.upstream_id is not None and question.params is not None:
                 self._questions.add(question.method, question.params, bytes(question.upstream_id))
         relay.to(self)
         self._is_known.set()
-        self._start(lambda: self._run(follower, holds=True))
+        self._start(lambda: self._run(follower))
 
     def _start(self, follow: Callable[[], Awaitable[None]]) -> None:
         self._running = self.live.process.tasks.start(self._guarded(follow), "task")
@@ -118,9 +118,9 @@ class LiveTask:
             self.close(CallLost(BUG), ends_session=True)
             raise
 
-    def _new_follower(self, session: Session, created: Created) -> Follower:
+    def _new_follower(self, session: Session, task_id: str) -> Follower:
         own = holder(self.live.process.owner, self.live.process.epoch)
-        return Follower(session, created, self, lambda: self.headers, own)
+        return Follower(session, task_id, self, lambda: self.headers, own)
 
     def continue_(self, upstream: Upstream, former_holder: str) -> None:
         """Follow a task that another replica followed; without a `former_holder` that replica may be alive."""
@@ -149,24 +149,18 @@ class LiveTask:
         try:
             pool = self.live.upstream.pool
             session = await pool.adopt(self.key, upstream, self.headers, is_shared=not former_holder)
-            self._follower = self._new_follower(session, Created(upstream.call.decode(), None))
+            self._follower = self._new_follower(session, upstream.call.decode())
         except GatewayError as exc:
             self._lose(exc)
         else:
-            await self._run(self._follower, self._looked, holds=bool(former_holder), former_holder=former_holder)
+            past = Past(self._looked, is_shared=not former_holder, former_holder=former_holder)
+            await self._run(self._follower, past)
 
-    async def _run(
-        self,
-        follower: Follower,
-        looked: Callable[[Status | None], None] | None = None,
-        *,
-        holds: bool,
-        former_holder: str = "",
-    ) -> None:
+    async def _run(self, follower: Follower, past: Past | None = None) -> None:
         """Follow the task to its end, and keep how it ended until its time is over."""
         try:
             async with asyncio.timeout(self._seconds_left()):
-                ended = await follower.run(looked, holds=holds, former_holder=former_holder)
+                ended = await follower.run(past)
             if ended is not None:
                 self._end(ended)
         except TimeoutError:

@@ -34,12 +34,12 @@ class View(msgspec.Struct, frozen=True):
 
 def create_result(view: View) -> bytes:
     """CreateTaskResult. The task works, whatever it does by now: tasks/get tells."""
-    return jsonrpc.merge([("resultType", b'"task"'), *_fields(view, "working"), _meta(view)])
+    return jsonrpc.merge([("resultType", b'"task"'), *fields(view, "working"), _meta(view)])
 
 
 def get_result(view: View) -> bytes:
     """The answer to tasks/get."""
-    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"complete"'), *_fields(view, view.status)]
+    parts: list[tuple[str, bytes | Raw]] = [("resultType", b'"complete"'), *fields(view, view.status)]
     if view.message:
         parts.append(("statusMessage", jsonrpc.encode(view.message)))
     if view.status == "input_required":
@@ -55,14 +55,15 @@ ACKNOWLEDGED: Final = b'{"resultType":"complete"}'
 """The answer to tasks/update and tasks/cancel."""
 
 
-def _fields(view: View, status: str) -> list[tuple[str, bytes | Raw]]:
+def fields(view: View, status: str, in_ms: str = "Ms") -> list[tuple[str, bytes | Raw]]:
+    """The members of a task; `in_ms` ends the names of those that are times in milliseconds."""
     return [
         ("taskId", jsonrpc.encode(view.id)),
         ("status", jsonrpc.encode(status)),
         ("createdAt", jsonrpc.encode(view.created)),
         ("lastUpdatedAt", jsonrpc.encode(view.updated)),
-        ("ttlMs", b"%d" % view.ttl_ms),
-        ("pollIntervalMs", b"%d" % POLL_MS),
+        (f"ttl{in_ms}", b"%d" % view.ttl_ms),
+        (f"pollInterval{in_ms}", b"%d" % POLL_MS),
     ]
 
 

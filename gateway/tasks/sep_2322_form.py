@@ -10,7 +10,8 @@ from gateway.exchange import questions as inputs
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
 from gateway.protocol.request import Request
-from gateway.tasks.modern_tasks import POLL_MS, View
+from gateway.tasks import modern_tasks
+from gateway.tasks.modern_tasks import View
 
 
 def task_id(request: Request) -> str:
@@ -64,14 +65,7 @@ def payload(view: View) -> bytes:
 
 
 def _fields(view: View) -> list[tuple[str, bytes | Raw]]:
-    found: list[tuple[str, bytes | Raw]] = [
-        ("taskId", jsonrpc.encode(view.id)),
-        ("status", jsonrpc.encode(view.status)),
-        ("ttl", b"%d" % view.ttl_ms),
-        ("createdAt", jsonrpc.encode(view.created)),
-        ("lastUpdatedAt", jsonrpc.encode(view.updated)),
-        ("pollInterval", b"%d" % POLL_MS),
-    ]
+    found = modern_tasks.fields(view, view.status, in_ms="")
     return [*found, ("statusMessage", jsonrpc.encode(view.message))] if view.message else found
 
 

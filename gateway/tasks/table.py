@@ -14,7 +14,7 @@ from msgspec import Raw
 from gateway.bridge.exchange_context import Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
-from gateway.protocol.errors import Busy, Stopping, UnknownTask
+from gateway.protocol.errors import Busy, ShuttingDown, UnknownTask
 from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
@@ -137,6 +137,6 @@ class TaskTable:
 
     def leave(self, *, is_resumable: bool) -> None:
         """Let go of all tasks; if another replica cannot go on with them, their sessions end."""
-        error = Stopping("The gateway is shutting down; ask again, another replica or a new process will answer")
+        error = ShuttingDown("ask again")
         for task in self:
             task.close(error, ends_session=not is_resumable)

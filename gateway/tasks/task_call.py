@@ -25,7 +25,7 @@ from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
-from gateway.tasks.follower import Follower, Relay, holder
+from gateway.tasks.follower import Follower, Past, Relay, holder
 from gateway.tasks.legacy_tasks import Created, Status
 from gateway.telemetry import Step
 
@@ -77,7 +77,7 @@ class TaskCall(UpstreamCall):
             self.release(clean=False)
             return
         self._call, self._is_sent = Call(upstream.call, b"", self._listener), True
-        self._follower = self._new_follower(session, Created(upstream.task, None), self._listener)
+        self._follower = self._new_follower(session, upstream.task, self._listener)
 
         def looked(status: Status | None) -> None:
             if status is not None:
@@ -85,12 +85,12 @@ class TaskCall(UpstreamCall):
             opened.set_result(status is not None)
 
         former = "" if is_shared else self._former_holder
-        await self._drive(self._follower, None, looked, holds=not is_shared, former_holder=former)
+        await self._drive(self._follower, Past(looked, is_shared=is_shared, former_holder=former))
 
-    def _new_follower(self, session: Session, created: Created, listener: Listener) -> Follower:
+    def _new_follower(self, session: Session, task_id: str, listener: Listener) -> Follower:
         process = self._context.live.process
         own = holder(process.owner, process.epoch)
-        return Follower(session, created, listener, lambda: self._context.headers, own)
+        return Follower(session, task_id, listener, lambda: self._context.headers, own)
 
     async def _run(self, begun: object = None) -> None:  # noqa: ARG002  (a task is never begun as a plain call)
         live = self._context.live
@@ -135,12 +135,13 @@ class TaskCall(UpstreamCall):
         if created is None:  # the tool ended at once, or failed
             self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
             return
-        self._follower = self._new_follower(session, created, relay)
+        self._follower = self._new_follower(session, created.id, relay)
         if not self._is_wanted():
             self.cancel("the client closed its request")
             self.release(clean=False)
         elif self._adopt is None:
-            await self._drive(self._follower, call.progress_token)
+            self._follower.progress_token = call.progress_token
+            await self._drive(self._follower)
         else:
             self._hand_over(self._adopt, session, created, relay)
 
@@ -168,19 +169,10 @@ class TaskCall(UpstreamCall):
         self._session = self._follower = None
         self._listener.hear(on.Resulted(body, is_modern=True))
 
-    async def _drive(
-        self,
-        driven: Follower,
-        progress_token: bytes | None,
-        looked: Callable[[Status | None], None] | None = None,
-        *,
-        holds: bool = True,
-        former_holder: str = "",
-    ) -> None:
-        driven.progress_token = progress_token
+    async def _drive(self, driven: Follower, past: Past | None = None) -> None:
         try:
             async with asyncio.timeout(self._context.live.config.tasks.ttl_seconds):
-                ended = await driven.run(looked, holds=holds, former_holder=former_holder)
+                ended = await driven.run(past)
         except TimeoutError:
             raise CallLost(
                 "The task did not end within tasks.ttl_seconds; it was given up and may have had effects"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.admin import cluster_view
+from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
@@ -12,14 +12,14 @@ from gateway.http import listener, upstream_url
 from gateway.http_client import connection, idle_connections
 from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream_writer
-from gateway.mirror import call as mirrored
-from gateway.mirror import task
+from gateway.mirror import call_rounds as mirrored
+from gateway.mirror import server_task as task
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
-from gateway.telemetry import cluster_status, redaction
+from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY

@@ -13,7 +13,7 @@ import pytest_asyncio
 from msgspec import Raw
 
 from gateway.downstream.stdio_forwarding import _Passage
-from gateway.mirror.stdio_server import StdioServer
+from gateway.mirror.modern_server import StdioServer
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request import ParsedBody

@@ -16,8 +16,8 @@ from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
 from gateway.identity import principal
 from gateway.identity.jwt_verification import BadToken, read_keys, verify
-from gateway.mirror.call import Progress, Question, Request
-from gateway.mirror.profile import Profile
+from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import Mark, MirrorRings, Nested, NoSession, Place, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.call import MAX_ROUNDS, Again, Ask, MirroredCall, Poll, Step
+from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Ask, MirroredCall, Poll, Step
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
-from tests.mirror.test_call import ACCEPT, ALL, answer, call, encoded, ended, required
-from tests.mirror.test_task import NEEDS_TASKS
+from tests.mirror.test_call_rounds import ACCEPT, ALL, answer, call, encoded, ended, required
+from tests.mirror.test_server_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM
 
 DECLARED = {"extensions": {mcp.TASKS: {}}}

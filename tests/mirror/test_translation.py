@@ -7,7 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from gateway.mirror import translation
-from gateway.mirror.profile import Profile
+from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
 
 PROFILE = Profile("2025-11-25", b'{"name":"c","version":"1"}', b'{"roots":{}}')

@@ -6,32 +6,28 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.http.reply import ReplyWriter
+from gateway.http.reply import NO_RESPONSE, ReplyWriter, WrappedReply
 from gateway.legacy_front.batch import Member
 from gateway.legacy_front.session import error_response
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
-from gateway.runtime.budget import Share
 from gateway.telemetry import COMPLETE, Ending
 from gateway.upstream.channel import NO_HEADERS
 
-_PART: Final = web.Response()
-"""What a member's reply returns; the client gets the reply to the batch."""
 _SIGN_IN: Final = (401, 403)
+Serve = Callable[[bytes, ReplyWriter], Awaitable[object]]
 
 
-async def answer(
-    reply: ReplyWriter, members: Sequence[Member], serve: Callable[[bytes, ReplyWriter], Awaitable[object]]
-) -> web.StreamResponse:
+async def answer(reply: ReplyWriter, members: Sequence[Member], serve: Serve) -> web.StreamResponse:
     """Serve the members of a batch concurrently; raises as `serve` does, except for errors of single requests.
 
     A refused credential refuses the whole batch, because only its HTTP status makes a client sign in.
     """
-    batch = _Batch(reply)
+    turn = asyncio.Lock()
     try:
         async with asyncio.TaskGroup() as group:
             for member in members:
-                _ = group.create_task(batch.serve(member, serve))
+                _ = group.create_task(_serve(member, _MemberReply(reply, turn), serve))
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
         if not isinstance(first, _Refused):
@@ -50,58 +46,47 @@ class _Refused(Exception):
         self.body, self.status, self.headers, self.ending = body, status, headers, ending
 
 
-class _Batch:
-    """The one reply."""
+async def _serve(member: Member, reply: "_MemberReply", serve: Serve) -> None:
+    try:
+        _ = await serve(member.data, reply)
+    except GatewayError as exc:
+        if reply.may_refuse(exc.status):
+            raise
+        if exc.request_id is not None and member.opened.method is not None:
+            await reply.write(sse.encode(error_response(exc.request_id, exc)))
 
-    def __init__(self, reply: ReplyWriter) -> None:
-        self.reply = reply
-        self._turn = asyncio.Lock()
 
-    async def serve(self, member: Member, serve: Callable[[bytes, ReplyWriter], Awaitable[object]]) -> None:
-        try:
-            _ = await serve(member.data, _MemberReply(self))
-        except GatewayError as exc:
-            if exc.status in _SIGN_IN and not self.reply.started:
-                raise
-            if exc.request_id is not None and member.opened.method is not None:
-                await self.write(sse.encode(error_response(exc.request_id, exc)))
+class _MemberReply(WrappedReply):
+    """The reply to one member, on the stream of the batch; `turn` orders what the members write."""
+
+    def __init__(self, batch: ReplyWriter, turn: asyncio.Lock) -> None:
+        super().__init__(batch)
+        self._turn = turn
+
+    def may_refuse(self, status: int) -> bool:
+        """Whether this status can still be that of the whole reply."""
+        return status in _SIGN_IN and not self._reply.started
 
     async def start(self) -> None:
         async with self._turn:
             await self._start()
-
-    async def write(self, data: bytes) -> None:
-        async with self._turn:
-            await self._start()
-            await self.reply.write(data)
-
-    async def _start(self) -> None:
-        if not self.reply.started:
-            await self.reply.start()
-
-
-class _MemberReply(ReplyWriter):
-    """The reply to one member."""
-
-    def __init__(self, batch: _Batch) -> None:
-        self._batch = batch
-
-    def share_unread(self) -> Share:
-        return self._batch.reply.share_unread()
-
-    async def start(self) -> None:
-        await self._batch.start()
         self.started = True
 
     async def write(self, data: bytes) -> None:
-        await self._batch.write(data)
+        async with self._turn:
+            await self._start()
+            await super().write(data)
+
+    async def _start(self) -> None:
+        if not self._reply.started:
+            await super().start()
 
     async def end(self, _: Ending) -> web.StreamResponse:
-        return _PART
+        return NO_RESPONSE
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
-        if status in _SIGN_IN and not self._batch.reply.started:
+        if self.may_refuse(status):
             raise _Refused(body, status, headers, ending)
         if body:
-            await self._batch.write(sse.encode(body))
-        return _PART
+            await self.write(sse.encode(body))
+        return NO_RESPONSE

@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.call import TRACE_CONTEXT, Question, Request
+from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question, Request
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, UpstreamError
@@ -22,10 +22,10 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 class CallReport:
     """Collects how one call goes."""
 
-    def __init__(self, live: LiveRoute, session: Session, request: Request) -> None:
+    def __init__(self, live: LiveRoute, session: Session, call: MirroredCall) -> None:
         self._live = live
         self._version = session.profile.version
-        self._request = request
+        self._call, self._request = call, call.request
         self._started = time.monotonic()
         self._asked_at: float | None = None
         self._thought = 0.0
@@ -92,20 +92,20 @@ class CallReport:
             request_id=self.request_id,
         )
 
-    def failed(self, rounds: int, error: GatewayError) -> None:
+    def failed(self, error: GatewayError) -> None:
         """The call ends with an error of the gateway."""
         self._live.upstream.health.note(error)
-        self._finish(Ending(Outcome.ERROR, str(error.code)), rounds, error)
+        self._finish(Ending(Outcome.ERROR, str(error.code)), error)
 
-    def finished(self, rounds: int) -> None:
+    def finished(self) -> None:
         """The call ends with the server's response."""
-        self._finish(COMPLETE, rounds)
+        self._finish(COMPLETE)
 
-    def abandoned(self, rounds: int) -> None:
+    def abandoned(self) -> None:
         """The call was given up."""
-        self._finish(Ending(Outcome.CANCELLED), rounds)
+        self._finish(Ending(Outcome.CANCELLED))
 
-    def _finish(self, ending: Ending, rounds: int, error: GatewayError | None = None) -> None:
+    def _finish(self, ending: Ending, error: GatewayError | None = None) -> None:
         if self._is_over:
             return
         self._think_no_more()
@@ -113,6 +113,7 @@ class CallReport:
         self._end_round(ending)
         if self._span is not None:
             self._span.end(ending)
+        rounds = self._call.progress.round + 1
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, time.monotonic() - self._started
         metrics.mirroring(path, -1)
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)

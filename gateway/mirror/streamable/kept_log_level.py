@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.mirror.requests import params_of
+from gateway.mirror.client_requests import params_of
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState

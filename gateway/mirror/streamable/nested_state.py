@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.mirror.call import Question
+from gateway.mirror.call_rounds import Question
 from gateway.mirror.streamable.tokens import Nested, Tokens
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState

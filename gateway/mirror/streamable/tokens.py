@@ -10,14 +10,16 @@ and proxies allow 8 KB.
 
 import secrets
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from gateway.config import InForce
-from gateway.mirror.call import Progress, Question, Request
-from gateway.mirror.profile import Profile
+from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.client_profile import Profile
 from gateway.protocol.errors import DownstreamError, InvalidState
+from gateway.seal import token_binding
 from gateway.seal.cipher import Keyring
 
 SESSION: Final = "mirror session"
@@ -31,7 +33,6 @@ _MAX_TOKEN: Final = 8_190
 _MAX_URIS_BYTES: Final = 2_800
 _URI_BYTES: Final = 3
 """What a URI takes besides its characters."""
-_SKEW_SECONDS: Final = 60.0
 
 
 class MirrorRings(NamedTuple):
@@ -61,6 +62,11 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     owner: str
     epoch: str
     issued: float
+
+    @property
+    def is_resumable(self) -> bool:
+        """No other replica goes on with a call before its client comes back (`retry_routing.Held`)."""
+        return False
 
 
 class Nested(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +113,9 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
         return Mark(self.place, self.number, self.rpc_id, self.is_final)
 
 
+Content = TypeVar("Content", Nested, Mark)
+
+
 class Subscribed(msgspec.Struct, frozen=True, array_like=True):
     """The content of an id on the standalone stream of a session: the resources to which it is subscribed."""
 
@@ -150,33 +159,22 @@ class Tokens:
 
     def is_session(self, token: str | None) -> bool:
         """Whether a session id is one of the mirror's, whosever it is."""
-        try:
+        with suppress(InvalidState):
             _ = self._session(token or "")
-        except InvalidState:
-            return False
-        return True
+            return True
+        return False
 
     def session(self, token: str, route: str, principal: bytes, now: float, ttl_seconds: float) -> Session:
         """The session of a request; raises NoSession."""
         try:
             session = self._session(token)
+            token_binding.check(session, route, principal, now, session.issued + ttl_seconds)
         except InvalidState as exc:
             raise NoSession(exc.reason) from exc
-        if session.route != route:
-            raise NoSession("other_route")
-        if not secrets.compare_digest(session.principal, principal):
-            raise NoSession("other_principal")
-        if session.issued > now + _SKEW_SECONDS:
-            raise NoSession("future")
-        if session.issued + ttl_seconds < now:
-            raise NoSession("expired")
         return session
 
     def _session(self, token: str) -> Session:
-        try:
-            return _decode_session(_opened(self._rings.value.sessions, token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        return self._rings.value.sessions.open_as(token, _decode_session, _MAX_TOKEN)
 
     def standalone_id(self, session: Session, uris: Iterable[str]) -> str:
         """The id of an event on the standalone stream; it is valid for as long as the session's own."""
@@ -191,8 +189,8 @@ class Tokens:
     def subscribed(self, token: str, session: Session) -> tuple[str, ...] | None:
         """The resources that an id of the session's standalone stream names; None if it is not such an id."""
         try:
-            found = _decode_subscribed(_opened(self._rings.value.sessions, token))
-        except (InvalidState, msgspec.MsgspecError, UnicodeDecodeError):
+            found = self._rings.value.sessions.open_as(token, _decode_subscribed, _MAX_TOKEN)
+        except InvalidState:
             return None
         if found.session != session.key:
             return None
@@ -206,23 +204,17 @@ class Tokens:
 
     def nested(self, token: str, session: Session) -> Nested:
         """The nested request that a client answers; raises InvalidState."""
-        nested = self._nested(token)
-        _check_session(nested.place, session)
-        return nested
+        return _of_session(self._nested(token), session)
 
     def is_nested(self, token: str | None) -> bool:
         """Whether a response's id is that of a nested request, of whichever session."""
-        try:
+        with suppress(InvalidState):
             _ = self._nested(token or "")
-        except InvalidState:
-            return False
-        return True
+            return True
+        return False
 
     def _nested(self, token: str) -> Nested:
-        try:
-            return _decode_nested(_opened(self._rings.value.nested, token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        return self._rings.value.nested.open_as(token, _decode_nested, _MAX_TOKEN)
 
     def state(self, nested: Nested) -> str:
         """The state of a nested request (SEP-1685)."""
@@ -230,10 +222,7 @@ class Tokens:
 
     def echoed(self, state: str, nested: Nested) -> Nested:
         """What the state of a nested request says, which `nested` names; raises InvalidState."""
-        try:
-            found = _decode_nested(_opened(self._rings.value.states, state))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        found = self._rings.value.states.open_as(state, _decode_nested, _MAX_TOKEN)
         if found.brief != nested.brief:
             raise InvalidState("other_target")
         return found
@@ -246,12 +235,7 @@ class Tokens:
 
     def mark(self, token: str, session: Session) -> Mark:
         """The place in a stream from which a client goes on; raises InvalidState."""
-        try:
-            mark = _decode_mark(_opened(self._rings.value.events, token))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
-        _check_session(mark.place, session)
-        return mark
+        return _of_session(self._rings.value.events.open_as(token, _decode_mark, _MAX_TOKEN), session)
 
 
 def _sealed(ring: Keyring, content: Nested | Mark, most: int) -> str:
@@ -272,12 +256,8 @@ def _bulk(content: Nested | Mark) -> int:
     return size + sum(len(question.params) for question in content.asking)
 
 
-def _opened(ring: Keyring, token: str) -> bytes:
-    if len(token) > _MAX_TOKEN:
-        raise InvalidState("too_large")
-    return ring.open(token)
-
-
-def _check_session(place: Place, session: Session) -> None:
-    if place.session != session.key:
+def _of_session(found: Content, session: Session) -> Content:
+    """What a token of this session says; raises InvalidState."""
+    if found.place.session != session.key:
         raise InvalidState("other_principal")
+    return found

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
-from gateway.mirror.call import Progress, Question, Request
-from gateway.mirror.profile import Profile
+from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable.tokens import (
     EVENT,
     NESTED,

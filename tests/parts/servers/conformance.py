@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
+from conformance_words import FORMS, SCHEMA_2020_12, TEXT, WAV
 from mcp import types
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -30,8 +31,6 @@ from serving import (
     serve_stdio,
 )
 
-# One sample of silence.
-WAV = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQIAAAAAAA=="
 RETRY_MILLISECONDS = 100
 
 options = arguments()
@@ -42,7 +41,6 @@ Result = str | list[Any]
 Run = Callable[..., Awaitable[Result]]
 tools: dict[str, tuple[types.Tool, Run]] = {}
 
-TEXT: JSON = {"type": "string"}
 NO_ARGUMENTS: JSON = {"type": "object", "properties": {}}
 
 
@@ -155,46 +153,20 @@ async def test_sampling(prompt: str) -> Result:
 
 @tool("Elicits.", {"type": "object", "properties": {"message": TEXT}, "required": ["message"]})
 async def test_elicitation(message: str) -> Result:
-    properties = {
-        "username": {**TEXT, "description": "User's response"},
-        "email": {**TEXT, "description": "User's email address"},
-    }
-    result = await ask_form("user", message, properties)
+    result = await ask_form("user", message, FORMS["test_elicitation"])
     return f"User response: action={result.action}, content={compact(result.content)}"
 
 
 @tool("Elicits with defaults (SEP-1034).")
 async def test_elicitation_sep1034_defaults() -> Result:
-    properties = {
-        "name": {**TEXT, "default": "John Doe"},
-        "age": {"type": "integer", "default": 30},
-        "score": {"type": "number", "default": 95.5},
-        "status": {**TEXT, "enum": ["active", "inactive", "pending"], "default": "active"},
-        "verified": {"type": "boolean", "default": True},
-    }
+    properties = FORMS["test_elicitation_sep1034_defaults"]
     result = await ask_form("defaults", "Please check the defaults", properties, required=False)
     return f"Elicitation completed: action={result.action}, content={compact(result.content)}"
 
 
 @tool("Elicits choices (SEP-1330).")
 async def test_elicitation_sep1330_enums() -> Result:
-    plain = ["option1", "option2", "option3"]
-    titles = ("First", "Second", "Third")
-
-    def titled(word: str) -> list[JSON]:
-        return [{"const": f"value{i}", "title": f"{title} {word}"} for i, title in enumerate(titles, 1)]
-
-    properties = {
-        "untitledSingle": {**TEXT, "enum": plain},
-        "titledSingle": {**TEXT, "oneOf": titled("Option")},
-        "legacyEnum": {
-            **TEXT,
-            "enum": ["opt1", "opt2", "opt3"],
-            "enumNames": ["Option One", "Option Two", "Option Three"],
-        },
-        "untitledMulti": {"type": "array", "items": {**TEXT, "enum": plain}},
-        "titledMulti": {"type": "array", "items": {"anyOf": titled("Choice")}},
-    }
+    properties = FORMS["test_elicitation_sep1330_enums"]
     result = await ask_form("choices", "Please choose", properties, required=False)
     return f"Elicitation completed: action={result.action}, content={compact(result.content)}"
 
@@ -206,31 +178,6 @@ async def test_reconnection() -> Result:
         await context.close_sse_stream()
     await anyio.sleep(0.1)
     return "Reconnection test completed"
-
-
-SCHEMA_2020_12: JSON = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "$defs": {
-        "address": {
-            "$anchor": "addressDef",
-            "type": "object",
-            "properties": {"street": TEXT, "city": TEXT},
-        }
-    },
-    "properties": {
-        "name": TEXT,
-        "address": {"$ref": "#/$defs/address"},
-        "contactMethod": {**TEXT, "enum": ["phone", "email"]},
-        "phone": TEXT,
-        "email": TEXT,
-    },
-    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
-    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
-    "then": {"required": ["phone"]},
-    "else": {"required": ["email"]},
-    "additionalProperties": False,
-}
 
 
 @tool("Tool with JSON Schema 2020-12 features", SCHEMA_2020_12)

@@ -8,22 +8,17 @@ schemas are the suite's own, but for the tool `touch`, which tells of the watche
 
 import argparse
 import asyncio
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mcp_types as types
-import uvicorn
+from conformance_words import FORMS, PNG, SCHEMA_2020_12, TEXT, WAV
 from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared.exceptions import MCPError
 from modern_py import Context, Json, Ledger, ToolResult, compact, input_required, responses, sampled, sampling
-
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-WAV = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQIAAAAAAA=="
-TEXT: Json = {"type": "string"}
-PLAIN = ["option1", "option2", "option3"]
+from uvicorn_http import serve_http
 
 
 def text(words: str) -> types.TextContent:
@@ -38,36 +33,6 @@ def embedded(uri: str, mime_type: str, words: str) -> types.EmbeddedResource:
     return types.EmbeddedResource(resource=types.TextResourceContents(uri=uri, mime_type=mime_type, text=words))
 
 
-def titled(word: str) -> list[Json]:
-    return [
-        {"const": f"value{i}", "title": f"{title} {word}"} for i, title in enumerate(("First", "Second", "Third"), 1)
-    ]
-
-
-FORMS: dict[str, Json] = {
-    "test_elicitation": {
-        "username": {**TEXT, "description": "User's response"},
-        "email": {**TEXT, "description": "User's email address"},
-    },
-    "test_elicitation_sep1034_defaults": {
-        "name": {**TEXT, "default": "John Doe"},
-        "age": {"type": "integer", "default": 30},
-        "score": {"type": "number", "default": 95.5},
-        "status": {**TEXT, "enum": ["active", "inactive", "pending"], "default": "active"},
-        "verified": {"type": "boolean", "default": True},
-    },
-    "test_elicitation_sep1330_enums": {
-        "untitledSingle": {**TEXT, "enum": PLAIN},
-        "titledSingle": {**TEXT, "oneOf": titled("Option")},
-        "legacyEnum": {
-            **TEXT,
-            "enum": ["opt1", "opt2", "opt3"],
-            "enumNames": ["Option One", "Option Two", "Option Three"],
-        },
-        "untitledMulti": {"type": "array", "items": {**TEXT, "enum": PLAIN}},
-        "titledMulti": {"type": "array", "items": {"anyOf": titled("Choice")}},
-    },
-}
 CONTENTS: dict[str, Callable[[], list[Any]]] = {
     "test_simple_text": lambda: [text("This is a simple text response for testing.")],
     "test_image_content": lambda: [image()],
@@ -83,24 +48,6 @@ CONTENTS: dict[str, Callable[[], list[Any]]] = {
     "test_reconnection": lambda: [text("Reconnection test completed")],
 }
 ARGUMENTS = {"test_sampling": "prompt", "test_elicitation": "message"}
-ADDRESS: Json = {"$anchor": "addressDef", "type": "object", "properties": {"street": TEXT, "city": TEXT}}
-SCHEMA_2020_12: Json = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "$defs": {"address": ADDRESS},
-    "properties": {
-        "name": TEXT,
-        "address": {"$ref": "#/$defs/address"},
-        "contactMethod": {**TEXT, "enum": ["phone", "email"]},
-        "phone": TEXT,
-        "email": TEXT,
-    },
-    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
-    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
-    "then": {"required": ["phone"]},
-    "else": {"required": ["email"]},
-    "additionalProperties": False,
-}
 OTHERS = ("test_error_handling", "test_tool_with_logging", "test_tool_with_progress", "test_sampling")
 TOOLS = (*CONTENTS, *OTHERS, *FORMS, "json_schema_2020_12_tool", "touch")
 BUS = InMemorySubscriptionBus()
@@ -295,11 +242,8 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ledger", type=Path)
     flags = parser.parse_args()
-    listener = socket.create_server(("127.0.0.1", flags.port))
     app = build(Ledger(flags.ledger)).streamable_http_app(stateless_http=True)
-    uv = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-    await uv.serve(sockets=[listener])
+    await serve_http(app, flags.port)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ tools did.
 import argparse
 import asyncio
 import json
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,9 +19,9 @@ from typing import Any
 import anyio
 import fastmcp
 import mcp_types as types
-import uvicorn
 from mcp.server import mcpserver
 from pydantic import create_model
+from uvicorn_http import serve_http
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, default=0)
@@ -132,15 +131,11 @@ async def main() -> None:
     if flags.stdio:
         await server.run_stdio_async()
         return
-    listener = socket.create_server(("127.0.0.1", flags.port))
     if flags.fastmcp:
         app = server.http_app(path="/mcp", stateless_http=flags.stateless)
     else:
         app = server.streamable_http_app(stateless_http=flags.stateless)
-    uv = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    # The socket listens already: what connects before the server runs waits in the backlog.
-    print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-    await uv.serve(sockets=[listener])
+    await serve_http(app, flags.port)
 
 
 if __name__ == "__main__":

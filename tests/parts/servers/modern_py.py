@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import base64
 import json
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,11 +18,11 @@ from typing import Any
 
 import anyio
 import mcp_types as types
-import uvicorn
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
+from uvicorn_http import serve_http
 
 Json = dict[str, Any]
 Context = ServerRequestContext[Json]
@@ -323,12 +322,8 @@ async def main() -> None:
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
         return
-    listener = socket.create_server(("127.0.0.1", flags.port))
     app = build(Ledger(flags.ledger)).streamable_http_app(stateless_http=True)
-    uv = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    # The socket listens already: what connects before the server runs waits in the backlog.
-    print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-    await uv.serve(sockets=[listener])
+    await serve_http(app, flags.port)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,16 @@ again with the answers.
 import argparse
 import asyncio
 import json
-import socket
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import mcp_types as types
-import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 from fastmcp.utilities.tasks import TaskConfig
 from fastmcp_tasks import TasksExtension
+from uvicorn_http import serve_http
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int, default=0)
@@ -80,12 +79,8 @@ async def ask(question: str, ctx: Context) -> str | types.InputRequiredResult:
 
 
 async def main() -> None:
-    listener = socket.create_server(("127.0.0.1", flags.port))
     app = server.http_app(path="/mcp")
-    uv = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    # The socket listens already: what connects before the server runs waits in the backlog.
-    print(f"READY http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-    await uv.serve(sockets=[listener])
+    await serve_http(app, flags.port)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""One request of a legacy client, on its way to what serves it."""
+
+import msgspec
+from aiohttp import web
+
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.routes.live_route import LiveRoute
+from gateway.telemetry import COMPLETE
+from gateway.upstream.channel import NO_HEADERS
+
+
+class Arrival(msgspec.Struct, frozen=True, eq=False):
+    """A request with the reply to it, and what was found out about both."""
+
+    incoming: Incoming
+    reply: ReplyWriter
+    live: LiveRoute
+    caller: Caller
+
+    @property
+    def http_reply(self) -> HttpReply:
+        """The reply to a client of this replica."""
+        assert isinstance(self.reply, HttpReply), "no other replica forwards such a request"
+        return self.reply
+
+    def is_own(self, owner: str, epoch: str) -> bool:
+        """Whether this process has what the request is about, or had it."""
+        process = self.live.process
+        return (owner, epoch) == (process.owner, process.epoch)
+
+    async def accept(self) -> web.StreamResponse:
+        """Reply that a notification or a response was taken."""
+        return await self.reply.only(b"", 202, NO_HEADERS, COMPLETE)

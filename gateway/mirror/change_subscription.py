@@ -1,0 +1,249 @@
+"""What changes at a modern server, for one legacy session: one `subscriptions/listen` at a time, opened again if lost.
+
+A legacy client hears of every list that changes, and of the resources to which it subscribed. If the stream was lost,
+it is told that everything may have changed, once there is a new one.
+
+Source: specification 2026-07-28 basic/patterns/subscriptions.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.mirror.client_profile import Profile
+from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
+from gateway.mirror.translation import legacy_notification, modern_request
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
+from gateway.runtime.tasks import Tasks
+from gateway.upstream.channel import Headers
+
+_PAUSES: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+_TRIES: Final = 30
+_EARLY_SECONDS: Final = 10.0
+"""A stream that is lost within this time after its beginning counts as a failed attempt."""
+_MAX_URIS: Final = 1_000
+_MAX_URI_BYTES: Final = 65_536
+_IDS: Final = itertools.count(1)
+_LISTS: Final = {
+    "toolsListChanged": mcp.TOOLS_CHANGED,
+    "promptsListChanged": mcp.PROMPTS_CHANGED,
+    "resourcesListChanged": mcp.RESOURCES_CHANGED,
+}
+
+
+class Honoured(msgspec.Struct):
+    """SubscriptionFilter as the server acknowledged it."""
+
+    toolsListChanged: bool = False  # noqa: N815  (the wire's spelling)
+    promptsListChanged: bool = False  # noqa: N815
+    resourcesListChanged: bool = False  # noqa: N815
+    resourceSubscriptions: list[str] = []  # noqa: N815
+
+
+class _Acknowledged(msgspec.Struct):
+    notifications: Honoured = msgspec.field(default_factory=Honoured)
+
+
+_decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode
+
+
+class Changes:
+    """The changes that one legacy session hears of."""
+
+    def __init__(self, server: ModernServer, tasks: Tasks, profile: Profile, deliver: Callable[[bytes], None]) -> None:
+        self._server = server
+        self._tasks = tasks
+        self._profile = profile
+        self._deliver = deliver
+        self.uris: set[str] = set()
+        """The resources to which the client subscribed."""
+        self._turn = asyncio.Lock()
+        """Streams are opened one after another, so that the last one covers everything that is wanted."""
+        self._stream: _Stream | None = None
+        self._opening: _Stream | None = None
+        """The stream that the server has not acknowledged yet."""
+        self._headers: Headers = {}
+        self._reopening: asyncio.Task[None] | None = None
+        self._attempts = 0
+        """How often a stream was opened again since one of them lasted."""
+        self._closed = 0
+        """How often this was closed: what began before that must not go on after it."""
+
+    @property
+    def uri_bytes(self) -> int:
+        """The size of the URIs of all subscriptions."""
+        return sum(map(_size, self.uris))
+
+    async def change(self, method: str, uri: str, headers: Headers) -> None:
+        """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
+        await (self.subscribe if method == mcp.SUBSCRIBE else self.unsubscribe)(uri, headers)
+
+    async def subscribe(self, uri: str, headers: Headers) -> None:
+        """Listen to a resource too; raises InvalidParams if the server does not offer that, or UpstreamError."""
+        async with self._in_turn():
+            if uri in self.uris:
+                return
+            if not self._has_room(uri):
+                raise InvalidParams(
+                    f"A session may subscribe to at most {_MAX_URIS} resources, whose URIs have at most "
+                    f"{_MAX_URI_BYTES} bytes together; unsubscribe from some first"
+                )
+            honoured = await self._open({*self.uris, uri}, headers)
+            if uri not in honoured.resourceSubscriptions:
+                raise InvalidParams("The server does not announce changes of this resource; read it again instead")
+            self.uris.add(uri)
+
+    def add(self, uris: Iterable[str]) -> None:
+        """Include these resources from the next `listen` on; the server has already offered their changes."""
+        for uri in uris:
+            if self._has_room(uri):
+                self.uris.add(uri)
+
+    def _has_room(self, uri: str) -> bool:
+        return len(self.uris) < _MAX_URIS and self.uri_bytes + _size(uri) <= _MAX_URI_BYTES
+
+    async def unsubscribe(self, uri: str, headers: Headers) -> None:
+        """Stop listening to a resource; raises GatewayError."""
+        async with self._in_turn():
+            if uri in self.uris:
+                self.uris.discard(uri)
+                _ = await self._open(self.uris, headers)
+
+    async def listen(self, headers: Headers) -> Honoured:
+        """Listen to everything that is wanted now, in place of the stream before; raises GatewayError."""
+        async with self._in_turn():
+            return await self._open(self.uris, headers)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        closed = self._closed
+        async with self._turn:
+            self._check_open(closed)
+            yield
+
+    def _check_open(self, closed: int) -> None:
+        if self._closed != closed:
+            raise CallLost("The subscription ended before the server acknowledged it")
+
+    async def _open(self, uris: set[str], headers: Headers) -> Honoured:
+        closed, self._headers = self._closed, headers
+        stream = _Stream(self._deliver, self._lost)
+        id_ = b'"listen-%d"' % next(_IDS)
+        wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
+        params = {"notifications": Raw(jsonrpc.encode(wanted))}
+        body = modern_request(id_, mcp.LISTEN, params, self._profile)
+        stream.pending = self._server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), stream)
+        self._opening = stream
+        try:
+            honoured = await in_time(stream.acknowledged, mcp.LISTEN)
+            self._check_open(closed)
+        except BaseException:
+            stream.close()
+            raise
+        finally:
+            self._opening = None
+        before, self._stream = self._stream, stream
+        if before is not None:
+            before.close()
+        if stream.is_over:  # the server ended it with its acknowledgement
+            self._lost(stream)
+        return honoured
+
+    def close(self) -> None:
+        """Stop listening until `listen` is called again."""
+        self._closed, self._attempts = self._closed + 1, 0
+        if self._reopening is not None:
+            _ = self._reopening.cancel()
+        if self._opening is not None:
+            self._opening.on_failed(CallLost("The subscription ended before the server acknowledged it"))
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _lost(self, stream: "_Stream") -> None:
+        if stream is not self._stream:
+            return
+        self._stream = None
+        if time.monotonic() - stream.began >= _EARLY_SECONDS:
+            self._attempts = 0
+        if self._reopening is None or self._reopening.done():
+            self._reopening = self._tasks.start(self._reopen(), "listen again")
+
+    async def _reopen(self) -> None:
+        """Open a stream in place of a lost one.
+
+        A server that ends each stream early is asked less and less often, and finally not at all.
+        """
+        while self._stream is None and self._attempts < _TRIES:
+            pause = _PAUSES[min(self._attempts, len(_PAUSES) - 1)]
+            self._attempts += 1
+            await asyncio.sleep(pause * (1 + 0.5 * random.random()))  # noqa: S311  (no secret)
+            try:
+                honoured = await self.listen(self._headers)
+            except Refused:
+                return
+            except UpstreamError:
+                continue
+            except GatewayError:
+                return
+            self.tell_all(honoured)
+
+    def tell_all(self, honoured: Honoured) -> None:
+        """Tell the client of everything that may have changed in the meantime."""
+        for flag, method in _LISTS.items():
+            if getattr(honoured, flag):
+                self._deliver(jsonrpc.notification(method))
+        for uri in self.uris.intersection(honoured.resourceSubscriptions):
+            self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
+
+
+class _Stream:
+    """One subscriptions/listen in flight (`Listener`)."""
+
+    def __init__(self, deliver: Callable[[bytes], None], lost: Callable[["_Stream"], None]) -> None:
+        self.pending: Pending
+        self.began = time.monotonic()
+        self.is_over = False
+        self.acknowledged: asyncio.Future[Honoured] = asyncio.get_running_loop().create_future()
+        self._deliver = deliver
+        self._lost = lost
+
+    def close(self) -> None:
+        """Tell of nothing more."""
+        self.pending.abort()
+
+    def on_message(self, data: bytes, /) -> None:
+        message = jsonrpc.message(data)
+        if message.method == mcp.ACKNOWLEDGED:
+            if not self.acknowledged.done():
+                raw = message.params if isinstance(message.params, Raw) else jsonrpc.EMPTY
+                self.acknowledged.set_result(jsonrpc.inspect(_decode_acknowledged, raw).notifications)
+        elif message.method is not None:
+            notification = legacy_notification(message, data)
+            if notification is not None and self.acknowledged.done():
+                self._deliver(notification)
+        elif isinstance(message.error, Raw):
+            said = jsonrpc.error(message.error).message
+            self.on_failed(InvalidParams(f"The server refused subscriptions/listen: {said}"))
+        elif isinstance(message.result, Raw):
+            self.on_failed(CallLost("The server ended its subscription"))
+
+    def on_failed(self, error: GatewayError, /) -> None:
+        """See `Listener`; a response ends the stream too."""
+        self.is_over = True
+        if self.acknowledged.done():
+            self._lost(self)
+        else:
+            self.acknowledged.set_exception(error)
+
+
+def _size(uri: str) -> int:
+    return len(uri.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,169 @@
+"""Continues a mirrored call for an answer, or for a client that came back, wherever the call is.
+
+It is here, at the replica that its place names, or continued from the id alone if that replica has died.
+"""
+
+import time
+from fnmatch import fnmatchcase
+
+from aiohttp import web
+
+from gateway.cluster.retry_routing import TakeOver
+from gateway.legacy_front.session import error_response
+from gateway.mirror.call_rounds import Progress, Question
+from gateway.mirror.client_requests import initialize
+from gateway.mirror.streamable import nested_state
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
+from gateway.mirror.streamable.nested_state import InvalidRequestState
+from gateway.mirror.streamable.replica_routing import Replicas
+from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
+from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session
+from gateway.mirror.upstream import server_of
+from gateway.passthrough.rejections import not_allowed
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled
+from gateway.telemetry import COMPLETE, Step
+from gateway.upstream.channel import NO_HEADERS
+
+
+class CallContinuation:
+    """The way to the calls that were begun before."""
+
+    def __init__(self, shared: Shared, replicas: Replicas) -> None:
+        self._shared = shared
+        self._replicas = replicas
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    async def answer(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
+        """Take the response to a nested request, or have the replica take it that holds the call."""
+        shared = self._shared
+        nested = at.nested(message, shared.tokens, session)
+        is_echo = nested_state.is_echo(nested, message)
+        if is_echo or nested_state.DIALECT in at.live.route.dialects:
+            nested, message = nested_state.taken(nested, message, shared.tokens)
+        held = shared.lot.find(nested.place.exchange)
+        if held is not None:
+            at.continued(Step.HELD)
+        elif not at.holds(nested.place):
+            found = await self._replicas.route(nested.place, at.incoming, at.reply)
+            if not isinstance(found, TakeOver):
+                at.continued(Step.FORWARDED)
+                return found[0]
+            held = shared.lot.find(nested.place.exchange)
+            if held is None:
+                held = self._restored(at, session, nested, is_proven=found.proven)
+                at.continued(Step.LOST if held is None else Step.RESUMED)
+        if is_echo:
+            _check_open(at, held, nested)
+        if held is not None:
+            held.answer(nested, message, at.headers)
+        return await at.accept()
+
+    def _restored(
+        self, at: MirrorArrival, session: Session, nested: Nested, *, is_proven: bool
+    ) -> StreamedCall | None:
+        """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
+        if nested.request is None or self._is_over(at, nested.place, nested.progress):
+            return None
+        held = StreamedCall(self._shared, at, session, nested.place.exchange, nested.request, nested.progress)
+        held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
+        held.report.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
+        held.wait()
+        return held
+
+    def _is_over(self, at: MirrorArrival, place: Place, progress: Progress) -> bool:
+        """Whether a call of a replica that has died cannot go on."""
+        return place.exchange in self._shared.ended or _is_old(at, place, progress)
+
+    # -- clients that come back ---------------------------------------------------------------------------------
+
+    async def resume(self, at: MirrorArrival, session: Session, token: str) -> web.StreamResponse:
+        """Go on with a stream that broke."""
+        try:
+            with at.counted():
+                mark = self._shared.tokens.mark(token, session)
+        except InvalidState as exc:
+            raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
+        if mark.is_final:
+            raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
+        is_own, is_proven, lot = at.holds(mark.place), True, self._shared.lot
+        if lot.find(mark.place.exchange) is None and not is_own:
+            found = await self._replicas.route(mark.place, at.incoming, at.reply)
+            if not isinstance(found, TakeOver):
+                at.continued(Step.FORWARDED)
+                return found[0]
+            is_proven = found.proven
+        # What follows goes to whoever holds this credential, so the upstream sees it first.
+        _ = await initialize(server_of(at.live), session.profile, at.headers)
+        may_run = not is_own and await self._may_run_on(at, session, mark, is_proven=is_proven)
+        held = lot.find(mark.place.exchange)
+        step = Step.HELD
+        if held is None and not is_own:
+            held = self._continued(at, session, mark, may_run=may_run)
+            if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
+                raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
+            if held is not None:
+                held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
+                step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
+        at.continued(Step.LOST if held is None else step)
+        if held is None:
+            return await _lost(at, mark)
+        if not is_own:
+            held.continued(mark)
+        replied, _ = await held.write(at.reply, at.incoming.request_id, mark.number if is_own else 0)
+        return replied
+
+    def _continued(self, at: MirrorArrival, session: Session, mark: Mark, *, may_run: bool) -> StreamedCall | None:
+        """The call of a replica that has died; None if it is lost.
+
+        `may_run`: it may run from its beginning, or go on if it is a task.
+        """
+        request = mark.request
+        if request is None or self._is_over(at, mark.place, mark.progress) or not (mark.asking or may_run):
+            return None
+        held = StreamedCall(self._shared, at, session, mark.place.exchange, request, mark.progress)
+        if mark.asking:
+            held.runner.headers = at.headers
+            held.call.open.update({question.key: question for question in mark.asking})
+        else:
+            held.runner.run(at.headers)
+        return held
+
+    async def _may_run_on(self, at: MirrorArrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
+        """Whether a call that was upstream may run from its beginning, or go on if it is a task.
+
+        A task has one driver, because the second one would cancel it when its client stays away.
+        """
+        request, route, catalog = mark.request, at.live.route, self._shared.catalog
+        if request is None or mark.progress.task is not None:
+            return request is not None and is_proven
+        if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
+            return True
+        if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
+            return True
+        if not catalog.knows(at.caller_key, request.target):
+            await catalog.read(at.caller_key, server_of(at.live), session.profile, at.headers)
+        return catalog.find(at.caller_key, request.target).ephemeral
+
+
+def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: Nested) -> None:
+    """Check that a state counts now; raises InvalidRequestState."""
+    if held is None:
+        is_expired = not at.holds(nested.place) and _is_old(at, nested.place, nested.progress)
+        raise InvalidRequestState("expired" if is_expired else "ended")
+    if not held.is_open(nested):
+        raise InvalidRequestState("answered")
+
+
+def _is_old(at: MirrorArrival, place: Place, progress: Progress) -> bool:
+    config = at.live.config
+    seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
+    return place.issued + seconds < time.time()
+
+
+async def _lost(at: MirrorArrival, mark: Mark) -> web.StreamResponse:
+    """Tell the client that its call is lost, as the response to it."""
+    await at.reply.start()
+    body = error_response(mark.rpc_id, owner_lost(mark.place.owner))
+    return await at.reply.whole(body, 200, NO_HEADERS, COMPLETE)

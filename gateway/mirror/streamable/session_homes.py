@@ -1,0 +1,213 @@
+"""What mirrored sessions have at their home replica: the standalone stream with the changes that it brings.
+
+The client opens the stream again when it is lost with its home. A client of 2025-11-25 then names the last event id,
+which carries the subscriptions of the session to the next home. An older client has no event ids, and must subscribe
+again, as it would after a restart of a legacy server.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.cluster.reply_relay import Replied
+from gateway.exchange.events import Leg
+from gateway.http.reply import ReplyWriter
+from gateway.mirror.change_subscription import Changes, Honoured
+from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.streamable.kept_log_level import Level
+from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
+from gateway.protocol import sse
+from gateway.protocol.errors import InvalidParams, NotAllowed
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Budget, Share
+from gateway.telemetry import COMPLETE
+from gateway.upstream.channel import Headers
+
+_MAX_HOMES: Final = 10_000
+_MAX_LEVELS: Final = 100_000
+_MAX_ENDED: Final = 100_000
+_ENDED: Final = FinalMessage(b"")
+
+
+class Homes:
+    """The sessions whose home this replica is."""
+
+    def __init__(self, tokens: Tokens, budget: Budget) -> None:
+        """`budget` limits what subscriptions take; the session that has had them for the longest time gives way."""
+        self._tokens = tokens
+        self._budget = budget
+        self._homes: OrderedDict[str, Home] = OrderedDict()
+        self._levels: OrderedDict[str, Level] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, session: Session) -> None:
+        """Raise NoSession if the client has ended the session, as far as this replica heard."""
+        if session.key in self._ended:
+            raise NoSession("ended")
+
+    def of(self, session: Session, live: LiveRoute, server: ModernServer) -> "Home":
+        """The home of a session; the one that was used longest ago makes room for a new one."""
+        home = self._homes.get(session.key)
+        if home is not None and home.live.upstream is not live.upstream:
+            home.close()  # a reload gave the path another upstream
+            home = None
+        if home is None:
+            new_share = partial(self._budget.share, partial(self._forget, session.key))
+            home = self._homes[session.key] = Home(session, live, server, self._tokens, new_share)
+            if len(self._homes) > _MAX_HOMES:
+                _, oldest = self._homes.popitem(last=False)
+                oldest.close()
+        self._homes.move_to_end(session.key)
+        return home
+
+    def end(self, session: Session) -> None:
+        """The client has ended the session."""
+        self._ended[session.key] = None
+        if len(self._ended) > _MAX_ENDED:
+            _ = self._ended.popitem(last=False)
+        self._levels.pop(session.key, None)
+        self._forget(session.key)
+
+    def _forget(self, key: str) -> None:
+        home = self._homes.pop(key, None)
+        if home is not None:
+            home.close()
+
+    def learn_level(self, session: Session, level: Level) -> None:
+        """Remember a log level that the client kept, unless a newer one is known."""
+        known = self._levels.get(session.key)
+        if known is None or known.issued < level.issued:
+            self.set_level(session, level)
+
+    def set_level(self, session: Session, level: Level) -> None:
+        """Remember the log level of a session."""
+        self._levels[session.key] = level
+        self._levels.move_to_end(session.key)
+        if len(self._levels) > _MAX_LEVELS:
+            _ = self._levels.popitem(last=False)
+
+    def level(self, session: Session, default: str) -> str:
+        """The log level of a session."""
+        level = self._levels.get(session.key)
+        return default if level is None else level.name
+
+
+class Home:
+    """One session at its home (`routes.live_route.Endable`)."""
+
+    def __init__(
+        self, session: Session, live: LiveRoute, server: ModernServer, tokens: Tokens, new_share: Callable[[], Share]
+    ) -> None:
+        """`new_share` makes the share of the session's subscriptions."""
+        self.live = live
+        self._session = session
+        self._tokens = tokens
+        self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
+        self._new_share = new_share
+        self._share: Share | None = None
+        self._users = 0
+        """Requests of the client that need the server's changes."""
+        self._queue: ResponseQueue | None = None
+        self._had_stream = False
+
+    def _tell(self, message: bytes) -> None:
+        if self._queue is not None:
+            self._queue.send(sse.encode(message))
+
+    async def subscribe(self, method: str, uri: str, headers: Headers) -> None:
+        """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
+        with self._in_use():
+            await self._changes.change(method, uri, headers)
+            self._count()
+            if self._queue is not None and self._session.profile.resumes:
+                self._queue.send(self._prime())
+
+    def _prime(self) -> bytes:
+        """An event whose id says to what the session is subscribed."""
+        return b"id: %b\ndata: \n\n" % self._tokens.standalone_id(self._session, self._changes.uris).encode()
+
+    def _count(self) -> None:
+        """Count the subscriptions."""
+        used = self._changes.uri_bytes
+        if self._share is None and used:
+            self._share = self._new_share()
+        if self._share is not None:
+            self._share.grow(used - self._share.used)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Listen to the server only as long as a stream or a request of the client needs it."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._changes.close()
+
+    async def write(
+        self, reply: ReplyWriter, headers: Headers, request_id: str, subscribed: Collection[str] | None = None
+    ) -> Replied:
+        """Write the standalone stream until the client leaves; raises GatewayError.
+
+        `subscribed` is what the last event id says, if the client has come back with one.
+        """
+        if subscribed is not None:
+            # A resource that was given up after that event is announced needlessly; none that is wanted is missed.
+            self._had_stream = True
+            self._changes.add(subscribed)
+            self._count()
+        with self._in_use():
+            try:
+                honoured = await self._changes.listen(headers)
+            except InvalidParams as exc:
+                said = f"There is no standalone stream: {exc.message}"
+                raise NotAllowed(said, allowed="POST, DELETE") from exc
+            self._count()
+            return await self._write(reply, honoured, request_id)
+
+    async def _write(self, reply: ReplyWriter, honoured: Honoured, request_id: str) -> Replied:
+        live = self.live
+        self._end_stream()
+        leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
+        queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
+        if self._had_stream:
+            self._changes.tell_all(honoured)
+        self._had_stream = True
+        live.upstream.streams.add(self)
+        live.process.metrics.subscribed(live.route.path, 1)
+        queue.begin_writing(reply.share_unread)
+        try:
+            await reply.start()
+            await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)
+            while not isinstance(item := await queue.take(), FinalMessage):
+                await reply.write(sse.KEEP_ALIVE if item is None else item)
+            return await reply.end(COMPLETE), COMPLETE
+        finally:
+            queue.end_writing()
+            live.process.metrics.subscribed(live.route.path, -1)
+            if self._queue is queue:
+                self._queue = None
+                live.upstream.streams.discard(self)
+
+    def end(self) -> None:
+        """See `Endable`."""
+        self._end_stream()
+        self._changes.close()
+
+    def close(self) -> None:
+        """End it, and forget its subscriptions."""
+        self.end()
+        if self._share is not None:
+            self._share.release()
+
+    def _end_stream(self) -> None:
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.finish(_ENDED)
+            self.live.upstream.streams.discard(self)

@@ -1,0 +1,50 @@
+"""The modern server of a mirrored call, with what calls of the same caller share."""
+
+from functools import partial
+
+import msgspec
+
+from gateway.config import TaskLimits
+from gateway.mirror.modern_server import HttpServer, ModernServer, StdioServer
+from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
+from gateway.protocol.errors import GatewayError, UpstreamError
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import NestedOutcome
+
+
+def server_of(live: LiveRoute) -> ModernServer:
+    """The modern server of a route."""
+    if live.upstream.stdio is not None:
+        return StdioServer(live.upstream.stdio.modern, live.process.tasks)
+    assert live.upstream.era is not None, "an upstream without a command has a URL"
+    metrics, path = live.process.metrics, live.route.path
+
+    def failed(error: GatewayError) -> None:
+        if isinstance(error, UpstreamError):
+            metrics.upstream_failed(path, error.reason)
+        live.upstream.health.note(error)
+
+    refused = partial(metrics.nested_request, path, outcome=NestedOutcome.UNSOLICITED)
+    return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed, refused)
+
+
+class Upstream(msgspec.Struct, frozen=True, eq=False):
+    """The server of a call, with what calls of the same caller share."""
+
+    server: ModernServer
+    catalog: ToolCatalog
+    caller: CallerKey
+    tasks: Tasks
+    drives_tasks: bool = True
+    """Whether the gateway declares tasks for a client that cannot."""
+    task_seconds: float = TaskLimits().ttl_seconds
+    """How long a task may take."""
+
+    @classmethod
+    def of(
+        cls, live: LiveRoute, caller: CallerKey, catalog: ToolCatalog, server: ModernServer | None = None
+    ) -> "Upstream":
+        """The upstream of a route, whose own server is the default."""
+        drives, seconds = live.route.tasks.undeclared == "drive", live.config.tasks.ttl_seconds
+        return cls(server or server_of(live), catalog, caller, live.process.tasks, drives, seconds)

@@ -1,0 +1,89 @@
+"""Gives the requests of a modern host to the request handler of this process, as if they had come by HTTP.
+
+What an HTTP client repeats in headers is made from the body. The caller is always the same: the host.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.downstream.handler import RequestHandler
+from gateway.http import request_id as ids
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.reply import NO_RESPONSE, MessageReply
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.header_mismatch import encode_value
+from gateway.protocol.request import ParsedBody
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Share
+from gateway.stdio_front.host import Host
+from gateway.telemetry import Direction, Ending, bodies
+
+_HOST: Final = Caller(b"host", None)
+"""The only caller there is."""
+
+
+class Bridge:
+    """The way from one host to the request handler."""
+
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
+        self._host = host
+        self._handler = handler
+        self._live = live
+        self._ids = ids.numbered(secrets.token_hex(6))
+
+    async def serve(self, parsed: ParsedBody, line: bytes) -> None:
+        """Serve a request; if cancelled, its call is cancelled."""
+        incoming = Incoming(
+            self._live.route.path,
+            _headers(parsed),
+            None,
+            body=line,
+            request_id=next(self._ids),
+            caller=_HOST,
+            opened=parsed,
+            has_headers=False,
+        )
+        reply = LineReply(self._host, self._live.config.limits.event_bytes, incoming.request_id)
+        _ = await self._handler.handle_hop(incoming, reply)
+
+
+class LineReply(MessageReply):
+    """Writes the messages of a reply as lines, which are all that the host gets."""
+
+    def __init__(self, host: Host, event_bytes: int, request_id: str) -> None:
+        super().__init__(event_bytes)
+        self._host = host
+        self._request_id = request_id
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._host.share_unread()
+
+    async def take(self, message: bytes) -> None:
+        """Write one message."""
+        if bodies.on:
+            bodies.show(Direction.TO_CLIENT, message, route="stdio", request_id=self._request_id)
+        await self._host.write(message)
+
+    async def only(
+        self, body: bytes, _status: int, _headers: Mapping[str, str], _ending: Ending
+    ) -> web.StreamResponse:
+        """Write the only message."""
+        await self.take(body)
+        return NO_RESPONSE
+
+
+def _headers(parsed: ParsedBody) -> CIMultiDictProxy[str]:
+    """Return the headers with which a client sends this request by HTTP, but for those of tool parameters."""
+    headers = CIMultiDict({mcp.METHOD_HEADER: parsed.method})
+    version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
+    if version is not None:
+        headers[mcp.PROTOCOL_VERSION] = version
+    target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, "")))
+    if target is not None:
+        headers[mcp.NAME_HEADER] = encode_value(target)
+    return CIMultiDictProxy(headers)

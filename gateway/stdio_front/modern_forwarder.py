@@ -1,0 +1,92 @@
+"""Passes the requests of a modern host to a modern server unchanged.
+
+Over HTTP, a server wants the annotated arguments of a tool repeated in headers, which only the tool's schema names. So
+the first call of a tool that was not listed lists the tools.
+"""
+
+import asyncio
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.mirror.client_profile import Profile
+from gateway.mirror.modern_server import ModernServer, Outgoing
+from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.protocol import jsonrpc, mcp, param_headers
+from gateway.protocol.errors import GatewayError
+from gateway.protocol.request import ParsedBody
+from gateway.stdio_front.host import Host
+from gateway.upstream.channel import Headers
+
+_CALLER: Final = ("", b"")
+"""There is one host and one server."""
+
+
+class Forwarder:
+    """The way from one host to one modern server."""
+
+    def __init__(self, host: Host, server: ModernServer, headers: Headers, *, over_http: bool) -> None:
+        """`headers` are the route's own."""
+        self._host = host
+        self._server = server
+        self._headers = headers
+        self._over_http = over_http
+        self._catalog = ToolCatalog()
+
+    async def serve(self, parsed: ParsedBody, line: bytes) -> None:
+        """Pass a request on with everything that answers it; if cancelled, cancel it at the server."""
+        assert parsed.id is not None
+        target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, ""))) or ""
+        repeated = await self._repeated(parsed, target) if self._over_http else {}
+        listener = _ToHost(self._host, parsed.id)
+        is_long = parsed.method == mcp.LISTEN
+        request = Outgoing(line, parsed.method, target, self._headers, repeated, is_long=is_long)
+        pending = self._server.begin(request, listener)
+        try:
+            await listener.answered
+        finally:
+            pending.abort()
+        if listener.is_mismatch:
+            self._catalog.forget(_CALLER)  # the tool has changed; the host's next call lists the tools again
+
+    async def _repeated(self, parsed: ParsedBody, tool: str) -> dict[str, str]:
+        if parsed.method != mcp.TOOLS_CALL:
+            return {}
+        if not self._catalog.knows(_CALLER, tool):
+            await self._catalog.read(_CALLER, self._server, _profile(parsed), self._headers)
+        mirrored = self._catalog.find(_CALLER, tool).mirrored
+        return param_headers.headers_for(mirrored, parsed.params.get("arguments")) if mirrored else {}
+
+
+class _ToHost:
+    """Writes the messages of one reply to the host (`Listener`)."""
+
+    def __init__(self, host: Host, id_: Raw) -> None:
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_mismatch = False
+        self._host = host
+        self._id = id_
+
+    def on_message(self, data: bytes, /) -> None:
+        message = jsonrpc.message(data)
+        self._host.send(data)
+        if message.method is None:
+            self.is_mismatch = isinstance(message.error, Raw) and (
+                jsonrpc.error(message.error).code == mcp.HEADER_MISMATCH
+            )
+            self._end()
+
+    def on_failed(self, error: GatewayError, /) -> None:
+        self._host.send(jsonrpc.failure(self._id, jsonrpc.Error(error.code, error.message)))
+        self._end()
+
+    def _end(self) -> None:
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+
+def _profile(parsed: ParsedBody) -> Profile:
+    """Return what the host says of itself in every request."""
+    meta = parsed.meta or {}
+    info = bytes(meta.get(mcp.META_CLIENT_INFO, b'{"name":"host","version":"0"}'))
+    return Profile(mcp.LEGACY, info, bytes(meta.get(mcp.META_CAPABILITIES, b"{}")))

@@ -1,0 +1,181 @@
+"""The values of the metrics' labels: no label has a value that is not in one of these lists."""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+
+class Outcome(StrEnum):
+    """How a round ended, from the client's point of view."""
+
+    __hash__ = str.__hash__  # Enum's own is a slow Python function, and these are keys on the hot path
+
+    COMPLETE = "complete"
+    INPUT_REQUIRED = "input_required"
+    STATE_ONLY = "state_only"
+    ERROR = "error"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+
+
+class Ending(NamedTuple):
+    """How a round ended, and the bounded type of its error: "" if there was none."""
+
+    outcome: Outcome
+    error_type: str = ""
+
+
+COMPLETE: Final = Ending(Outcome.COMPLETE)
+TOOL_ERROR: Final = "tool_error"
+"""The `error.type` of a tool result with `isError` (OpenTelemetry's conventions for MCP)."""
+TOOL_FAILED: Final = Ending(Outcome.COMPLETE, TOOL_ERROR)
+OTHER_ERROR: Final = "_OTHER"
+"""OpenTelemetry's fallback for `error.type`."""
+
+
+class Step(StrEnum):
+    """How a retry got back to its call."""
+
+    HELD = "held"
+    FORWARDED = "forwarded"
+    RESUMED = "resumed"
+    REPLAYED = "replayed"
+    LOST = "lost"
+
+
+class ColdEnding(StrEnum):
+    """How a cold call ended: its client came back, it expired, or another replica had continued it."""
+
+    RESUMED = "resumed"
+    EXPIRED = "expired"
+    CONTINUED = "continued"
+
+
+class PeerOutcome(StrEnum):
+    """How a request to another replica ended."""
+
+    SERVED = "served"
+    GONE = "gone"
+    DEAD = "dead"
+    SILENT = "silent"
+    STALLED = "stalled"
+    BROKE = "broke"
+
+
+STATE_REASONS: Final = (
+    *("too_large", "malformed", "unknown_key", "forged", "version", "expired", "future", "other_route"),
+    *("other_method", "other_target", "other_arguments", "other_principal", "other_headers", "answered"),
+    "ended",
+)
+"""Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
+
+
+PEER_REASONS: Final = ("malformed", "unknown_key", "forged", "version", "expired", "future", "replayed")
+"""Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
+
+
+class NestedOutcome(StrEnum):
+    """What happened to a nested request: the `outcome` of `exchange.commands.Count`, or a refusal by its session."""
+
+    ASKED = "asked"
+    ANSWERED = "answered"
+    GIVEN = "given"
+    REPLAYED = "replayed"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+    DUPLICATE = "duplicate"
+    MALFORMED = "malformed"
+    REFUSED = "refused"
+    UNDECLARED = "refused_undeclared"
+    UNSOLICITED = "refused_unsolicited"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "NestedOutcome | None":
+        """Accept the core's words too: `undeclared` becomes the label `refused_undeclared`."""
+        return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
+
+
+class TaskOutcome(StrEnum):
+    """How a task of a client ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+class SessionState(StrEnum):
+    """The state of an upstream session in its pool."""
+
+    __hash__ = str.__hash__  # as above
+
+    IDLE = "idle"
+    BUSY = "busy"
+    QUARANTINED = "quarantined"
+
+
+class SessionLimit(StrEnum):
+    """The limits that refuse a request for a new session, by their keys in the configuration."""
+
+    PRINCIPAL_RATE = "sessions.new_per_second_per_principal"
+    RATE = "sessions.new_per_second"
+    CHILD_RATE = "upstream.new_children_per_second"
+    ADDRESS = "sessions.max_per_address"
+    NEWCOMERS = "sessions.max_newcomers"
+
+
+UPSTREAM_FAILURES: Final = (
+    *("upstream_unreachable", "session_lost", "call_lost", "upstream_cannot_ask", "upstream_refused"),
+    *("malformed", "unknown_id"),
+)
+"""How an upstream failed: the `reason` of `errors.UpstreamError`, or a protocol violation."""
+
+
+class UpstreamEra(StrEnum):
+    """What an era probe found."""
+
+    LEGACY = "legacy"
+    MODERN = "modern"
+    UNKNOWN = "unknown"
+
+
+class TrafficEra(StrEnum):
+    """Which request is passed through: a legacy client's, or a modern client's to a modern upstream."""
+
+    LEGACY = "legacy"
+    MODERN = "modern"
+
+
+class Passed(StrEnum):
+    """How a request that is passed through ended."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    CUT = "cut"
+    ENDED = "ended"
+    LEFT = "left"
+    BRIDGED = "bridged"
+    RELAYED = "relayed"
+    MIRRORED = "mirrored"
+
+
+class Malformation(StrEnum):
+    """What is wrong with a request that is not well-formed HTTP."""
+
+    REQUEST_LINE = "request_line"
+    METHOD = "method"
+    TARGET = "target"
+    HEADER = "header"
+    TOO_LONG = "too_long"
+    BODY = "body"
+    PIPELINED = "pipelined"
+
+
+REJECTIONS: Final = (
+    *("parse_error", "invalid_request", "invalid_params", "header_mismatch", "unsupported_version"),
+    *("method_not_found", "missing_capability", "unauthorized", "forbidden", "too_large"),
+    *("unsupported_encoding", "busy", "no_session"),
+)
+"""Why a downstream request was refused before it reached an upstream."""

@@ -1,0 +1,270 @@
+"""One client session on its way to a legacy server that speaks another transport.
+
+Rule 1: one upstream session per client session, opened by the client's `initialize`. Rule 2: messages pass unchanged,
+in the order in which they came. Rule 3: when the upstream session ends, so does the client's. Rule 4: the upstream is
+never told of the end of a session in which a call may still run; each such call is cancelled instead.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec import Raw
+
+from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, cancelled, request_id
+from gateway.legacy_front.session import negotiated
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.routes.live_route import LiveRoute
+from gateway.sessions import pool_errors
+from gateway.telemetry import Event, get_logger
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+
+log = get_logger()
+
+
+class SessionRelay:
+    """The backend of one session; it implements `backend.Backend`."""
+
+    def __init__(self, live: LiveRoute, link: ClientLink) -> None:
+        self._live = live
+        self._link = link
+        self._tasks = live.process.tasks
+        self._channel: Channel | None = None
+        """Once the server has answered `initialize`."""
+        self._waiting: deque[ClientMessage] = deque()
+        self._waiting_bytes = 0
+        self._sender: asyncio.Task[None] | None = None
+        self._open: dict[RequestId, RequestId | None] = {}
+        """The requests that the server has not answered, with their progress tokens."""
+        self._calls: dict[RequestId, asyncio.Task[None]] = {}
+        """The tasks of those requests, if each has a reply of its own."""
+        self._give_ups: dict[RequestId, asyncio.TimerHandle] = {}
+        """The deadlines of requests that the client has cancelled."""
+        self._headers: Headers = NO_HEADERS
+        """The newest headers of the client, for what is sent when it has left."""
+        self._is_closed = False
+
+    # -- from the client ----------------------------------------------------------------------------------------
+
+    def receive(self, message: ClientMessage) -> None:
+        """See `backend.Backend`."""
+        limit = self._live.config.limits.body_bytes
+        if self._waiting and self._waiting_bytes + len(message.data) > limit:
+            raise Busy(
+                "The server does not read the messages of this session: more than limits.body_bytes of them wait; "
+                "send this one again later",
+                status=503,
+            )
+        self._headers = message.headers
+        self._waiting.append(message)
+        self._waiting_bytes += len(message.data)
+        if self._sender is None:
+            self._sender = self._tasks.start(self._send_all(), "relay to upstream")
+
+    async def _send_all(self) -> None:
+        """Send the messages that wait, one after another."""
+        try:
+            while self._waiting:
+                message = self._waiting.popleft()
+                self._waiting_bytes -= len(message.data)
+                if self._channel is None:
+                    await self._initialize(message)
+                else:
+                    await self._send(self._channel, message)
+        finally:
+            self._sender = None
+
+    async def _initialize(self, message: ClientMessage) -> None:
+        """Open the upstream session, and the stream for its messages, before the client gets the answer."""
+        request, seconds = message.request_id, self._live.config.timeouts.handshake_seconds
+        if request is None:
+            return  # a notification before `initialize`
+        channel = self._live.upstream.pool.new_channel()
+        try:
+            async with asyncio.timeout(seconds):
+                channel, result = await channel.open(message.data, message.headers)
+                await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self._side_listener(channel))
+        except BaseException as exc:
+            self._tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
+            error = pool_errors.handshake_failed(exc, self._live.route, seconds)
+            if not isinstance(error, GatewayError):
+                raise
+            self._fail(request, error)
+            if not isinstance(error, Refused):
+                self._link.close()
+            return
+        self._channel = channel
+        self._live.upstream.health.ok()
+        self._link.send(jsonrpc.result(request, result), request)
+
+    async def _send(self, channel: Channel, message: ClientMessage) -> None:
+        request = message.request_id
+        try:
+            if request is None:
+                await channel.send(message.data, message.headers)
+                self._note_cancelled(message)
+                return
+            self._open[request] = _progress_token(message.opened)
+            own = channel.beside()
+            if own is None:
+                await channel.send(message.data, message.headers)
+            else:
+                self._calls[request] = self._tasks.start(self._call(own, request, message), "relayed call")
+        except UpstreamError as exc:
+            if request is not None:
+                self._fail(request, exc)
+            is_needed = message.opened.method in (None, mcp.INITIALIZED)  # without it, the server waits for ever
+            if is_needed or isinstance(exc, SessionLost):
+                self._lost(exc)
+
+    async def _call(self, channel: Channel, request: RequestId, message: ClientMessage) -> None:
+        """Send a request whose reply is a stream of its own, and hand over what comes on it."""
+
+        def receive(data: bytes) -> bool:
+            self._hear(data, request)
+            return request not in self._open
+
+        try:
+            refused = await channel.request(message.data, message.headers, receive)
+        except SessionLost as exc:
+            self._lost(exc)
+        except UpstreamError as exc:
+            self._fail(request, exc)
+        else:
+            if isinstance(refused, jsonrpc.Error):
+                self._hear(jsonrpc.failure(request, refused), request)
+            elif refused is not None:
+                self._hear(jsonrpc.result(request, refused), request)
+        finally:
+            self._calls.pop(request, None)
+
+    # -- cancellation -------------------------------------------------------------------------------------------
+
+    def _note_cancelled(self, message: ClientMessage) -> None:
+        """Give a request up that the client has cancelled if the server does not answer it: many do not."""
+        request = cancelled(message.opened)
+        if request in self._open and request not in self._give_ups:
+            seconds = self._live.config.timeouts.cancel_seconds
+            give_up = self._tasks.guard(lambda: self._give_up(request), "cancelled request")
+            self._give_ups[request] = asyncio.get_running_loop().call_later(seconds, give_up)
+
+    def _give_up(self, request: RequestId) -> None:
+        self._hear(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), request)
+
+    # -- from the upstream --------------------------------------------------------------------------------------
+
+    def _side_listener(self, channel: Channel) -> SideListener:
+        def receive(data: bytes) -> bool:
+            self._hear(data, None)
+            return False
+
+        def lost() -> None:
+            if channel.beside() is None:  # the stream is the session
+                self._lost(CallLost("The server ended the session; its open requests may have had effects"))
+
+        return SideListener(receive, lost, lambda _: None)
+
+    def _hear(self, data: bytes, request: RequestId | None) -> None:
+        """Pass a message of the server on; `request` is that on whose reply it came."""
+        if self._is_closed:
+            return
+        try:
+            opened = jsonrpc.message(data)
+            if opened.method is None:
+                if isinstance(opened.id, Raw):
+                    self._forget(request_id(opened.id))
+            elif request is None:
+                request = self._related(opened)
+        except ValueError:
+            self._live.process.metrics.upstream_failed(self._live.route.path, "malformed")
+            return
+        self._link.send(data, request)
+
+    def _forget(self, request: RequestId) -> None:
+        """Forget a request that is answered, wherever its answer came."""
+        self._open.pop(request, None)
+        timer = self._give_ups.pop(request, None)
+        if timer is not None:
+            timer.cancel()
+        call = self._calls.get(request)
+        if call is not None and call is not asyncio.current_task():
+            # Its answer came on another stream, or the client gave it up.
+            asyncio.get_running_loop().call_soon(call.cancel)
+
+    def _related(self, opened: jsonrpc.Message) -> RequestId | None:
+        """The request to which a message belongs that came on a stream for everything."""
+        if opened.method == mcp.PROGRESS and isinstance(opened.params, Raw):
+            token = jsonrpc.fields(opened.params).get(mcp.META_PROGRESS_TOKEN)
+            wanted = None if token is None else request_id(token)
+            return next((request for request, own in self._open.items() if own == wanted and own is not None), None)
+        return next(iter(self._open)) if len(self._open) == 1 else None
+
+    def _fail(self, request: RequestId, error: GatewayError) -> None:
+        """Answer a request with an error; it has ended at the server too, or never reached it."""
+        self._forget(request)
+        self._refuse(request, error)
+
+    def _refuse(self, request: RequestId, error: GatewayError) -> None:
+        self._live.upstream.health.note(error)
+        if isinstance(error, UpstreamError):
+            self._live.process.metrics.upstream_failed(self._live.route.path, error.reason)
+        self._link.refuse(request, error)
+
+    def _lost(self, error: UpstreamError) -> None:
+        """The upstream session has ended, so the client's ends too."""
+        if self._is_closed:
+            return
+        log.warning(Event.RELAY_LOST, route=self._live.route.path, cause=error.message, fix=error.fix)
+        requests = [*self._open, *(message.request_id for message in self._waiting)]
+        self._waiting.clear()
+        if isinstance(error, SessionLost):
+            self._open.clear()  # a server that does not know the session runs nothing in it
+        for request in requests:
+            if request is not None:
+                self._refuse(request, error)
+        self._link.close()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """See `backend.Backend`."""
+        self._is_closed = True
+        self._waiting.clear()
+        for timer in self._give_ups.values():
+            timer.cancel()
+        running = tuple(self._open)
+        for task in (*self._calls.values(), self._sender):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        if self._channel is None:
+            return
+        try:
+            await self._cancel(self._channel, running)
+        finally:
+            await self._channel.close(end_session=not running)
+
+    async def _cancel(self, channel: Channel, requests: tuple[RequestId, ...]) -> None:
+        """Cancel the calls that may still run, as far as the server accepts that in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._live.config.timeouts.cancel_seconds):
+                for request in requests:
+                    params = {"requestId": Raw(request), "reason": "The client has left"}
+                    with suppress(UpstreamError):
+                        await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
+
+
+def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:
+    """Return the factory of a route's relays."""
+    return lambda link: SessionRelay(live, link)
+
+
+def _progress_token(request: jsonrpc.Message) -> RequestId | None:
+    """The progress token of a request, if it has one."""
+    with suppress(ValueError):
+        if isinstance(request.params, Raw):
+            meta = jsonrpc.fields(request.params).get("_meta")
+            token = None if meta is None else jsonrpc.fields(meta).get(mcp.META_PROGRESS_TOKEN)
+            return None if token is None else request_id(token)
+    return None

@@ -1,0 +1,387 @@
+"""Mirrored sessions over several replicas, each request at another one, and with replicas that die."""
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from gateway.protocol import mcp
+from tests.mirror.streamable.test_front import ACCEPT, ask, text
+from tests.support.fake_modern import FORM, Call, FakeModern, Json
+from tests.support.mirrored_client import DEADLINE, LegacyClient, Stream
+from tests.support.replicas import Cluster
+from tests.support.workbench import Stand, eventually
+
+MIRROR: dict[str, Any] = {"route": {"era": "mirror"}}
+DECLINE: Json = {"action": "decline"}
+
+
+async def session(stand: Stand, **options: Any) -> LegacyClient:
+    client = LegacyClient(stand.http, stand.url, **options)
+    _ = await client.initialize()
+    return client
+
+
+async def asked(stream: Stream) -> tuple[Json, str]:
+    """The next question, with the id of its event."""
+    question = await stream.message()
+    assert stream.last_id is not None
+    return question, stream.last_id
+
+
+async def pair(server: FakeModern, cluster: Cluster, **sections: Any) -> tuple[Stand, Stand, LegacyClient]:
+    """Two replicas before a server whose tool asks, and a client of the first one."""
+    server.tools["ask"] = ask
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR | sections)
+    return one, two, await session(one)
+
+
+async def asked_by_a_replica_that_dies(
+    cluster: Cluster, dying: Stand, client: LegacyClient, arguments: Json | None = None
+) -> tuple[Json, str]:
+    """The question of a call, with the id of its event."""
+    async with client.call("ask", arguments) as stream:
+        found = await asked(stream)
+        await cluster.crash(dying)
+    return found
+
+
+async def answered_at(url: str, client: LegacyClient, question: Json, place: str) -> None:
+    """Come back to a replica for a call, and answer its question there."""
+    async with client.get(place, url=url) as stream:
+        _ = await stream.place()
+        assert await client.answer(question, ACCEPT, url=url) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+def both(call: Call) -> Json:
+    return call.text(call.answers) if call.answers else call.ask(a=FORM, b=FORM)
+
+
+class Gate:
+    """A tool that asks, and then waits for the test."""
+
+    def __init__(self, server: FakeModern, name: str = "slow") -> None:
+        self.answered, self.go = asyncio.Event(), asyncio.Event()
+        server.tools[name] = self.tool
+
+    async def tool(self, call: Call) -> Json:
+        if not call.answers:
+            return call.ask(name=FORM)
+        self.answered.set()
+        await self.go.wait()
+        return call.text(call.answers)
+
+    async def answered_by(self, client: LegacyClient, stream: Stream) -> None:
+        """Answer the question, and wait until the server has the answer."""
+        question, _ = await asked(stream)
+        assert await client.answer(question, ACCEPT) == 202
+        await self.answered.wait()
+
+
+async def test_an_answer_at_another_replica_reaches_the_call(server: FakeModern, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(two)
+    async with client.call("ask", url=one.url) as stream:
+        question, _ = await asked(stream)
+        assert await client.answer(question, ACCEPT, url=two.url) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_client_whose_stream_broke_comes_back_by_way_of_another_replica(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    _, two, client = await pair(server, cluster)
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+    await answered_at(two.url, client, question, place)
+
+
+async def test_a_question_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
+    await answered_at(two.url, client, question, place)
+    assert len(server.of("tools/call")) == 2, "the round before the question ran once, and so did the one after it"
+
+
+async def test_an_answer_may_come_before_the_client_does(server: FakeModern, cluster: Cluster) -> None:
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    await eventually(lambda: len(server.of("tools/call")) == 2)
+    async with client.get(place, url=three.url) as stream:
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster)
+    server.tools["both"] = both
+    async with client.call("both") as stream:
+        first, second = await stream.message(), await stream.message()
+        before = stream.last_id
+        assert await client.answer(first, DECLINE) == 202
+        assert await stream.place() != before
+        place = str(stream.last_id)
+        await cluster.crash(one)
+    async with client.get(place, url=two.url) as stream:
+        again = await stream.message()
+        assert again["id"] != first["id"]
+        assert await client.answer(again, ACCEPT, url=two.url) == 202
+        assert await client.answer(second, DECLINE, url=two.url) == 202
+        assert text(await stream.message()) == {"a": ACCEPT, "b": DECLINE}
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_call_that_ran_is_lost_with_its_replica(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster)
+    gate = Gate(server)
+    async with client.call("slow") as stream:
+        await gate.answered_by(client, stream)
+        place = await stream.place()
+        await cluster.crash(one)
+    async with client.get(place, url=two.url) as stream:
+        error = (await stream.message())["error"]
+    assert (error["code"], error["data"]["reason"]) == (-32603, "owner_lost")
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_an_ephemeral_call_that_ran_is_run_again(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster, route={"era": "mirror", "ephemeral": ["slow"]})
+    gate = Gate(server)
+    async with client.call("slow", {"n": 1}) as stream:
+        await gate.answered_by(client, stream)
+        place = await stream.place()
+        await cluster.crash(one)
+    gate.go.set()
+    async with client.get(place, url=two.url) as stream:
+        question, _ = await asked(stream)
+        assert await client.answer(question, DECLINE, url=two.url) == 202
+        assert text(await stream.message()) == {"name": DECLINE}
+    assert [call["params"]["arguments"] for call in server.of("tools/call")] == [{"n": 1}] * 4
+
+
+async def test_what_no_id_can_carry_is_lost_with_its_replica(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster)
+    async with client.call("ask", {"text": "x" * 5_000}) as stream:
+        question, place = await asked(stream)
+        assert len(question["id"]) < 1_000
+        assert await client.answer(question, ACCEPT, url=two.url) == 202, "as long as it lives, it is answered"
+        assert text(await stream.message()) == {"name": ACCEPT}
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client, {"text": "x" * 5_000})
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    async with client.get(place, url=two.url) as stream:
+        assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
+    assert len(server.of("tools/call")) == 3
+
+
+async def test_an_older_client_cannot_come_back_so_its_answer_runs_nothing(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one, version="2025-06-18")
+    async with client.call("ask") as stream:
+        question = await stream.message()
+        await cluster.crash(one)
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    assert len(server.of("tools/call")) == 1
+
+
+async def test_a_cancellation_reaches_the_replica_that_holds_the_call(server: FakeModern, cluster: Cluster) -> None:
+    _, two, client = await pair(server, cluster)
+    gate = Gate(server)
+    async with client.request("tools/call", {"name": "slow", "arguments": {}}, id_="c1") as stream:
+        await gate.answered_by(client, stream)
+        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}, url=two.url) == 202
+        await eventually(lambda: server.left == 1)
+
+
+async def test_all_replicas_know_the_log_level(server: FakeModern, cluster: Cluster) -> None:
+    _, two, client = await pair(server, cluster)
+    server.tools["level"] = lambda call: call.text(call.meta[mcp.META_LOG_LEVEL])
+    async with client.request("logging/setLevel", {"level": "alert"}) as stream:
+        assert (await stream.message())["result"] == {}
+    mirror = two.gateway.downstream._legacy.mirror
+    await eventually(lambda: [level.name for level in mirror._homes._levels.values()] == ["alert"])
+    async with client.call("level", url=two.url) as stream:
+        assert text(await stream.message()) == "alert"
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_changes_reach_the_standalone_stream_at_whichever_replica_it_is(
+    server: FakeModern, cluster: Cluster, at: int
+) -> None:
+    stands = await cluster.begin("gw-1", "gw-2", **MIRROR)
+    client = await session(stands[0])
+    async with client.get(url=stands[at].url) as stream:
+        assert stream.response.status == 200
+        async with client.request("resources/subscribe", {"uri": "a://b"}, stands[1 - at].url) as subscribed:
+            assert (await subscribed.message())["result"] == {}
+        await eventually(lambda: len(server.listeners) == 1)
+        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
+        await server.listeners[0](updated)
+        assert await stream.message() == updated
+
+
+def home_of(*stands: Stand) -> Stand:
+    """The home of the only session."""
+    (home,) = [stand for stand in stands if stand.gateway.downstream._legacy.mirror._homes._homes]
+    return home
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+async def test_the_subscriptions_of_a_session_outlive_its_home(server: FakeModern, cluster: Cluster, at: int) -> None:
+    stands = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
+    client = await session(stands[at])
+    async with client.get() as stream:
+        before = await stream.place()
+        for method, uri in (("subscribe", "a://b"), ("subscribe", "a://c"), ("unsubscribe", "a://b")):
+            async with client.request(f"resources/{method}", {"uri": uri}) as answered:
+                assert (await answered.message())["result"] == {}
+        place = await stream.place(3)
+        assert place != before
+        home = home_of(*stands)
+        await cluster.crash(home)
+        if home is not stands[at]:
+            with pytest.raises((EOFError, aiohttp.ClientError)):
+                _ = await stream.event()
+    left = [stand for stand in stands if stand is not home]
+    async with client.get(place, url=left[0].url) as stream:
+        _ = await stream.place()
+        told = [(await stream.message())["method"] for _ in range(4)]
+        assert {mcp.TOOLS_CHANGED, mcp.RESOURCE_UPDATED} < {*told}, "they may have changed"
+        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://c"}}
+        await server.listeners[-1](updated)
+        assert await stream.message() == updated
+    assert server.of(mcp.LISTEN)[-1]["params"]["notifications"]["resourceSubscriptions"] == ["a://c"]
+
+
+async def test_an_older_client_gets_no_ids_on_its_standalone_stream(server: FakeModern, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", **MIRROR)
+    client = await session(one, version="2025-06-18")
+    async with client.get() as stream:
+        async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
+            assert (await answered.message())["result"] == {}
+        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
+        await eventually(lambda: len(server.listeners) == 1)
+        await server.listeners[-1](updated)
+        event = await stream.event()
+        assert (event.id, json.loads(event.data)) == (None, updated)
+
+
+async def test_a_stream_by_way_of_another_replica_is_cut_when_its_owner_dies(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    """Its client comes back with the newest event id; the one of its last request would be too old."""
+    one, two, client = await pair(server, cluster)
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+    async with client.get(place, url=two.url) as stream:
+        place = await stream.place()
+        await cluster.crash(one)
+        with pytest.raises((EOFError, aiohttp.ClientError)):
+            _ = await stream.event()
+    await answered_at(two.url, client, question, place)
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster)
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
+    tokens = two.gateway.downstream._legacy.mirror._tokens
+    known = tokens._session(client.session or "")
+    nested, mark = tokens.nested(question["id"], known), tokens.mark(place, known)
+    old = replace(nested.place, issued=nested.place.issued - 601)
+    question["id"] = json.loads(tokens.nested_id(replace(nested, place=old)))
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    async with client.get(tokens.event_id(replace(mark, place=old)), url=two.url) as stream:
+        assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
+    assert len(server.of("tools/call")) == 1
+
+
+async def test_an_old_id_does_not_run_a_call_again_that_another_replica_has_ended(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two, client = await pair(server, cluster, hold={"linger_seconds": 0})
+    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    await eventually(lambda: len(server.of("tools/call")) == 2)
+    await eventually(lambda: not list(two.gateway.downstream._legacy.mirror.lot), "the response is forgotten")
+    assert await client.answer(question, ACCEPT, url=two.url) == 202
+    async with client.get(place, url=two.url) as stream:
+        assert (await stream.message())["error"]["data"]["reason"] == "owner_lost"
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_cancellation_has_reached_every_replica_when_it_is_accepted(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two, client = await pair(server, cluster)
+    async with client.request("tools/call", {"name": "ask", "arguments": {}}, id_="c") as stream:
+        _ = await asked(stream)
+        assert await client.notify(mcp.CANCELLED, {"requestId": "c"}, url=two.url) == 202
+        assert not one.gateway.downstream._legacy.mirror._shared.running
+
+
+async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeModern, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", **MIRROR)
+    server.tools["ask"] = ask
+    client = await session(one)
+    async with client.call("ask") as stream:
+        question, _ = await asked(stream)
+        drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+        await eventually(lambda: one.gateway.downstream.stopping)
+        async with client.call("ask") as refused:
+            assert refused.response.status == 503
+        assert not drain.done()
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    async with asyncio.timeout(DEADLINE):
+        await drain
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_question_outlives_a_drain_that_ends_before_its_answer(server: FakeModern, cluster: Cluster) -> None:
+    one, two, client = await pair(server, cluster, hold={"drain_seconds": 0})
+    async with client.call("ask") as stream:
+        question, place = await asked(stream)
+        async with asyncio.timeout(DEADLINE):
+            await one.gateway.drain(delay_seconds=0)
+            await cluster.crash(one)
+        with pytest.raises((EOFError, aiohttp.ClientError)):
+            _ = await stream.event()
+    async with client.get(place, url=two.url) as stream:
+        _ = await stream.place()
+        assert await client.answer(question, ACCEPT, url=two.url) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    assert len(server.of("tools/call")) == 2
+
+
+async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
+    server: FakeModern, cluster: Cluster
+) -> None:
+    one, two, client = await pair(server, cluster)
+    async with client.get() as stream:
+        _ = await stream.place()
+        async with client.request("resources/subscribe", {"uri": "a://b"}) as answered:
+            assert (await answered.message())["result"] == {}
+        place = await stream.place()
+        home = home_of(one, two)
+        left = two if home is one else one
+        async with asyncio.timeout(DEADLINE):
+            drain = asyncio.get_running_loop().create_task(home.gateway.drain(delay_seconds=0))
+            with pytest.raises((EOFError, aiohttp.ClientError)):
+                _ = await stream.event()
+            await drain
+    async with client.get(place, url=left.url) as stream:
+        assert stream.response.status == 200
+        _ = await stream.place()
+        assert mcp.RESOURCE_UPDATED in [(await stream.message())["method"] for _ in range(4)]

@@ -1,0 +1,84 @@
+"""The standalone streams of mirrored sessions, with their subscriptions."""
+
+import asyncio
+from contextlib import suppress
+
+from gateway.mirror.streamable.session_homes import Home
+from gateway.protocol import mcp
+from tests.mirror.conftest import Begin
+from tests.support.fake_modern import FakeModern, Json
+from tests.support.mirrored_client import LegacyClient
+from tests.support.workbench import Stand, eventually
+
+CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
+
+
+async def session(stand: Stand) -> LegacyClient:
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    return client
+
+
+def homes(stand: Stand) -> list[Home]:
+    return list(stand.gateway.downstream._legacy.mirror._homes._homes.values())
+
+
+async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = await session(stand)
+    opened = asyncio.Event()
+
+    async def again() -> Json:
+        async with client.get() as stream:
+            assert stream.response.status == 200
+            opened.set()
+            while (message := await stream.message()) != CHANGED:
+                pass
+            return message
+
+    async with client.get():
+        server.may_listen.clear()
+        second = asyncio.get_running_loop().create_task(again())
+        await eventually(lambda: len(server.of(mcp.LISTEN)) == 2)
+    await eventually(lambda: homes(stand)[0]._queue is None, "the gateway has noticed")
+    server.may_listen.set()
+    await eventually(lambda: opened.is_set() or second.done())
+    await eventually(lambda: len(server.listeners) == 1 or second.done())
+    await server.listeners[0](CHANGED)
+    assert await second == CHANGED
+    await eventually(lambda: not server.listeners)
+
+
+async def test_subscriptions_at_the_same_time_all_count(begin: Begin, server: FakeModern) -> None:
+    client = await session(await begin())
+    uris = [f"a://{number}" for number in range(4)]
+    found = await asyncio.gather(*(client.ask("resources/subscribe", {"uri": uri}) for uri in uris))
+    assert [each.get("result") for each in found] == [{}] * 4
+    await eventually(lambda: not server.listeners, "nothing is open before the client opens its stream")
+    async with client.get() as stream:
+        assert stream.response.status == 200
+        assert server.of(mcp.LISTEN)[-1]["params"]["notifications"]["resourceSubscriptions"] == uris
+
+
+async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begin, server: FakeModern) -> None:
+    client = await session(await begin())
+    server.silent_about.add("a://b")
+    assert (await client.ask("resources/subscribe", {"uri": "a://b"}))["error"]["code"] == mcp.INVALID_PARAMS
+    await eventually(lambda: not server.listeners)
+
+
+async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(limits={"results_bytes": 1_000})
+    first, second = await session(stand), await session(stand)
+    uri = "a://" + "x" * 600
+    async with first.get() as stream:
+        assert (await first.ask("resources/subscribe", {"uri": uri}))["result"] == {}
+        assert (await second.ask("resources/subscribe", {"uri": uri}))["result"] == {}
+        with suppress(EOFError):
+            while await stream.event():
+                pass
+    assert stand.gateway.downstream._legacy.mirror.lot.results.used < 1_000
+    async with second.http.delete(second.url, headers=second._sent()) as response:
+        assert response.status == 200
+    assert stand.gateway.downstream._legacy.mirror.lot.results.used == 0
+    assert homes(stand) == []

@@ -1,0 +1,178 @@
+"""One request of a legacy client on its way through the rounds of a modern call."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Ask, End, MirroredCall, Notify, Progress, Request
+from gateway.mirror.client_profile import Profile
+from gateway.protocol import jsonrpc, mcp
+from tests.support.fake_modern import FORM, PAGE, SAMPLE
+
+ALL = b'{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}'
+ACCEPT = {"action": "accept", "content": {}}
+
+
+def call(method: str = "tools/call", *, declared: bytes = ALL, version: str = mcp.LEGACY) -> MirroredCall:
+    request = Request(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
+    return MirroredCall(request, Profile(version, b'{"name":"c","version":"1"}', declared), "exchange")
+
+
+def encoded(**members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, **members}).encode()
+
+
+def required(state: Any = "s", **requests: Any) -> bytes:
+    result = {"resultType": "input_required", "inputRequests": requests}
+    return encoded(result=result if state is None else {**result, "requestState": state})
+
+
+def answer(**members: Any) -> jsonrpc.Message:
+    return jsonrpc.message(encoded(**members))
+
+
+def sent(it: MirroredCall) -> dict[str, Any]:
+    params: dict[str, Any] = json.loads(it.sent(b"1", None))["params"]
+    return params
+
+
+def ended(step: object) -> dict[str, Any]:
+    assert isinstance(step, End)
+    message: dict[str, Any] = json.loads(step.message)
+    assert message["id"] == 7
+    return message
+
+
+def test_a_result_ends_the_call() -> None:
+    it = call()
+    assert sent(it)["arguments"] == {"x": 1}
+    assert ended(it.received(encoded(result={"resultType": "complete", "content": []})))["result"] == {"content": []}
+
+
+@pytest.mark.parametrize(("size", "asked"), [(1_000, True), (1_001, False)])
+def test_the_key_of_a_question_has_a_limit(size: int, *, asked: bool) -> None:
+    assert isinstance(call().received(required("s", **{"k" * size: FORM})), Ask if asked else End)
+
+
+def test_a_round_brings_back_its_answers_and_the_upstreams_state() -> None:
+    it = call()
+    step = it.received(required("s1", a=FORM, b=SAMPLE))
+    assert isinstance(step, Ask)
+    assert [(each.key, each.method) for each in step.questions] == [("a", mcp.ELICIT), ("b", mcp.SAMPLE)]
+    assert it.answered("b", answer(result={"role": "user"})) is None
+    assert it.answered("b", answer(result={"role": "other"})) is None, "it counts once"
+    assert it.answered("c", answer(result={})) is None, "nobody asked"
+    assert it.answered("a", answer(result=ACCEPT)) == Again()
+    params = sent(it)
+    assert (params["inputResponses"], params["requestState"]) == ({"b": {"role": "user"}, "a": ACCEPT}, "s1")
+    assert isinstance(it.received(required(None, a=FORM)), Ask)
+    assert it.answered("a", answer(result={"action": "decline"})) == Again()
+    params = sent(it)
+    assert (params["inputResponses"], "requestState" in params) == ({"a": {"action": "decline"}}, False)
+
+
+def test_a_round_without_questions_goes_on_at_once() -> None:
+    it = call()
+    assert it.received(required("s1")) == Again()
+    assert (sent(it)["requestState"], "inputResponses" in sent(it)) == ("s1", False)
+
+
+def test_a_call_goes_on_from_any_place() -> None:
+    first = call()
+    _ = first.received(required("s1", a=FORM))
+    again = MirroredCall(first.request, first.profile, "exchange", first.progress)
+    again.open.update(first.open)
+    for it in (first, again):
+        assert it.answered("a", answer(result=ACCEPT)) == Again()
+    assert sent(first) == sent(again)
+    assert first.progress == Progress(1, b'"s1"')
+
+
+@pytest.mark.parametrize("refusal", [{"error": {"code": -1, "message": "not now"}}, {"result": [1]}, {}])
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+def test_a_refused_question_ends_the_call(method: str, refusal: dict[str, Any]) -> None:
+    it = call(method)
+    _ = it.received(required(a=FORM, b=FORM))
+    message = ended(it.answered("a", answer(**refusal)))
+    assert ("error" in message) == (method == "prompts/get")
+    assert not it.open
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"method": "tasks/get"},
+        {"params": {}},
+        {"method": "elicitation/create"},
+        {"method": "elicitation/create", "params": {"message": "m", "mode": "url"}},
+        {**SAMPLE, "params": {**SAMPLE["params"], "tools": []}},
+    ],
+)
+def test_what_the_client_cannot_answer_ends_the_call(asked: Any) -> None:
+    it = call()
+    assert ended(it.received(required(a=FORM, b=asked)))["result"]["isError"] is True
+    assert not it.open
+
+
+def test_a_question_needs_the_capability_that_the_client_declared() -> None:
+    words = ended(call(declared=b"{}").received(required(a=FORM)))["result"]["content"][0]["text"]
+    assert "elicitation" in words
+
+
+def test_a_url_question_gets_an_id_of_its_own() -> None:
+    ids = set()
+    for exchange in ("one", "two"):
+        it = MirroredCall(call().request, call().profile, exchange)
+        for _ in range(2):
+            step = it.received(required(a=PAGE, b=PAGE))
+            assert isinstance(step, Ask)
+            ids |= {json.loads(each.params)["elicitationId"] for each in step.questions}
+            it.open.clear()
+    assert len(ids) == 8
+
+
+def test_an_older_client_is_not_told_the_mode_of_a_form() -> None:
+    old, new = call(version="2025-06-18").received(required(a=FORM)), call().received(required(a=FORM))
+    assert isinstance(old, Ask)
+    assert isinstance(new, Ask)
+    assert "mode" not in json.loads(old.questions[0].params)
+    assert json.loads(new.questions[0].params) == FORM["params"]
+
+
+def test_a_nested_request_has_the_id_that_it_is_given() -> None:
+    step = call().received(required(a=FORM))
+    assert isinstance(step, Ask)
+    asked = json.loads(step.questions[0].asked(b'"q1"'))
+    assert asked == {"jsonrpc": "2.0", "id": "q1", "method": mcp.ELICIT, "params": FORM["params"]}
+
+
+def test_a_server_that_asks_for_ever_is_stopped() -> None:
+    it = call()
+    for _ in range(MAX_ROUNDS - 1):
+        assert it.received(required()) == Again()
+    assert ended(it.received(required()))["result"]["isError"] is True
+
+
+def test_too_many_questions_end_the_call() -> None:
+    assert ended(call().received(required(**{f"k{n}": FORM for n in range(65)})))["result"]["isError"] is True
+
+
+def test_messages_that_are_no_step() -> None:
+    it = call()
+    note = encoded(method=mcp.PROGRESS, params={"progress": 1}).replace(b'"id": 1, ', b"")
+    assert it.received(note) == Notify(note)
+    assert it.received(encoded(method="roots/list")) is None, "a modern server sends no requests"
+    assert it.received(encoded()) is None
+    unmapped = {"resultType": "input_required", "inputRequests": 7}
+    for odd in (b"{", required(7, a=FORM), encoded(result=7), encoded(result=unmapped)):
+        with pytest.raises(ValueError):  # noqa: PT011
+            _ = it.received(odd)
+
+
+def test_the_target_of_a_request() -> None:
+    assert [call(method).request.target for method in ("tools/call", "resources/read", "tools/list")] == [
+        "t",
+        "a:b",
+        "",
+    ]

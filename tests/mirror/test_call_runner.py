@@ -1,0 +1,195 @@
+"""The rounds of one mirrored call at its server, once the call has become a task."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.mirror.call_rounds import Question
+from gateway.mirror.call_runner import Runner
+from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.mirror.upstream import Upstream
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+from tests.mirror.test_call_rounds import ACCEPT, answer, call
+from tests.mirror.test_server_task import NEEDS_TASKS
+from tests.support.fake_modern import FORM
+from tests.support.fake_server import FakeServer, Sent
+from tests.support.workbench import eventually
+
+HEADERS = {"Authorization": "x"}
+
+
+class FakeHears:
+    """A FAKE client's side of a call, which writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.asked: list[Question] = []
+        self.ended: list[bytes] = []
+        self.failed: list[GatewayError] = []
+        self.places = 0
+
+    def notify(self, message: bytes) -> None:
+        raise AssertionError(message)
+
+    def ask(self, questions: tuple[Question, ...]) -> None:
+        self.asked += questions
+
+    def sending(self) -> None:
+        self.places += 1
+
+    def end(self, message: bytes) -> None:
+        self.ended.append(message)
+
+    def fail(self, error: GatewayError) -> None:
+        self.failed.append(error)
+
+
+class Stage:
+    """One call whose tool the gateway knows, before a server that the test plays."""
+
+    def __init__(self, tasks: Tasks, seconds: float = 60.0) -> None:
+        self.server, self.hears, self.tasks = FakeServer(), FakeHears(), tasks
+        catalog = ToolCatalog()
+        catalog.learn(("/mcp", b"ada"), b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}')
+        self.call = call()
+        upstream = Upstream(self.server, catalog, ("/mcp", b"ada"), tasks, task_seconds=seconds)
+        self.runner = Runner(self.call, upstream, self.hears, lambda: None)
+        self.runner.run(HEADERS)
+
+    @property
+    def last(self) -> Sent:
+        return self.server.sent[-1]
+
+    async def polled(self, count: int = 1) -> Sent:
+        """The poll with that number, once it is at the server."""
+        await eventually(lambda: len(self.server.of(mcp.TASKS_GET)) >= count, "the server is asked about the task")
+        return self.server.of(mcp.TASKS_GET)[count - 1]
+
+    async def task(self) -> Sent:
+        """The first poll of a call that has become a task."""
+        self.last.says(error={"code": mcp.MISSING_CAPABILITY, "message": "no", "data": NEEDS_TASKS})
+        self.last.says(result={"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1})
+        return await self.polled()
+
+    async def cancelled(self) -> Sent:
+        """The request that cancels the task."""
+        await eventually(lambda: self.server.of(mcp.TASKS_CANCEL), "the task is cancelled")
+        (sent,) = self.server.of(mcp.TASKS_CANCEL)
+        sent.completes()
+        return sent
+
+
+@pytest.fixture
+async def tasks() -> AsyncIterator[Tasks]:
+    tasks = Tasks(Metrics("0"))
+    yield tasks
+    await eventually(lambda: not len(tasks), "nothing is under way")
+    assert tasks.failures == 0
+
+
+def says(sent: Sent, status: str, **more: Any) -> None:
+    sent.completes(taskId="t1", status=status, pollIntervalMs=1, **more)
+
+
+async def test_a_task_is_polled_with_its_id_in_mcp_name(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    first = await stage.task()
+    assert (first.request.target, first.request.headers, first.request.param_headers) == ("t1", HEADERS, {})
+    says(first, "working")
+    says(await stage.polled(2), "completed", result={"content": []})
+    assert stage.hears.ended == [b'{"jsonrpc":"2.0","id":7,"result":{"content":[]}}']
+    assert len(stage.server.of(mcp.TOOLS_CALL)) == 2
+    assert not stage.server.of(mcp.TASKS_CANCEL)
+    assert stage.hears.places == 3, "two calls and the new task, but no poll"
+
+
+async def test_the_answers_of_the_client_go_to_the_task_with_its_newest_headers(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    says(await stage.task(), "input_required", inputRequests={"a": FORM})
+    assert [each.key for each in stage.hears.asked] == ["a"]
+    stage.runner.answer("a", answer(result=ACCEPT), {"Authorization": "newer"})
+    assert (stage.last.request.method, stage.last.request.target) == (mcp.TASKS_UPDATE, "t1")
+    assert stage.last.request.headers == {"Authorization": "newer"}
+    stage.last.completes()
+    says(await stage.polled(2), "completed", result={"content": []})
+    assert len(stage.hears.ended) == 1
+
+
+@pytest.mark.parametrize("when", ["before a poll", "in a poll", "while it asks"])
+async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> None:
+    stage = Stage(tasks)
+    poll = await stage.task()
+    if when != "in a poll":
+        more = {"inputRequests": {"a": FORM}} if when == "while it asks" else {}
+        says(poll, "input_required" if more else "working", **more)
+    stage.runner.cancel()
+    sent = await stage.cancelled()
+    assert (sent.params["taskId"], sent.request.target, sent.request.headers) == ("t1", "t1", HEADERS)
+    assert poll.is_aborted == (when == "in a poll")
+    stage.runner.cancel()
+    assert len(stage.server.of(mcp.TASKS_CANCEL)) == 1
+    assert len(stage.server.of(mcp.TASKS_GET)) == 1
+    assert stage.hears.ended == []
+    assert stage.hears.failed == []
+
+
+async def test_a_task_that_is_over_is_not_cancelled(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    says(await stage.task(), "completed", result={"content": []})
+    stage.runner.cancel()
+    assert not stage.server.of(mcp.TASKS_CANCEL)
+
+
+async def test_a_call_that_ends_without_its_task_cancels_it(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    says(await stage.task(), "input_required", inputRequests={"a": FORM})
+    stage.runner.answer("a", answer(error={"code": -1, "message": "User rejected"}), HEADERS)
+    _ = await stage.cancelled()
+    assert b"User rejected" in stage.hears.ended[0]
+
+
+async def test_a_poll_that_failed_is_repeated(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    (await stage.task()).fails(Unreachable("no connection"))
+    (await stage.polled(2)).says(error={"code": mcp.INTERNAL_ERROR, "message": "busy"})
+    says(await stage.polled(3), "completed", result={"content": []})
+    assert len(stage.hears.ended) == 1
+    assert stage.hears.failed == []
+
+
+async def test_a_task_is_lost_after_too_many_failures(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.mirror.call_runner._PAUSES", (0.0, 0.0))
+    stage = Stage(tasks)
+    (await stage.task()).fails(CallLost("one"))
+    for number, word in ((2, "two"), (3, "three")):
+        (await stage.polled(number)).fails(CallLost(word))
+    assert [error.message for error in stage.hears.failed] == ["three"]
+    _ = await stage.cancelled()
+
+
+async def test_a_refused_credential_ends_the_call(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    (await stage.task()).fails(Refused("no", status=401, challenge=None, is_clients=True))
+    assert len(stage.hears.failed) == 1
+    _ = await stage.cancelled()
+
+
+async def test_a_task_has_a_time_limit(tasks: Tasks) -> None:
+    stage = Stage(tasks, seconds=0.0)
+    stage.last.says(result={"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1})
+    await eventually(lambda: stage.hears.failed, "the call fails")
+    assert "tasks.ttl_seconds" in stage.hears.failed[0].message
+    _ = await stage.cancelled()
+    assert not stage.server.of(mcp.TASKS_GET)
+
+
+async def test_a_failed_call_that_is_no_task_yet_is_not_repeated(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    stage.last.fails(CallLost("gone"))
+    await asyncio.sleep(0)
+    assert len(stage.server.sent) == 1
+    assert len(stage.hears.failed) == 1
