@@ -2,16 +2,18 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
+from gateway.config import parse
 from gateway.http import connection as connections
 from gateway.http.connection import Connection
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, Stand, eventually
+from tests.support.workbench import ACCEPT, Stand, configuration, eventually
 
 
 def request(stand: Stand, *lines: str, name: str = "tool", body: bytes | None = None) -> bytes:
@@ -103,13 +105,54 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         gate.opened.clear()
         await raw.send(first)
         await eventually(lambda: direct(stand) == 1)
-        for part in (second[:10], second[10:], first + second):
+        await raw.send(second[:10])
+        await eventually(lambda: connection(stand)._current_request, "a task serves it")
+        assert stand.gateway._traffic.bodies.budget.used == 20, "the part of a head is counted"
+        for part in (second[10:], first + second):
             await raw.send(part)
-        await eventually(lambda: direct(stand) == 0, "a task serves all of them")
         gate.opened.set()
         names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(4)]
     assert names == ["tool", "later", "tool", "later"]
     await eventually(lambda: not len(stand.gateway._traffic.bodies.budget), "nothing is counted any more")
+
+
+async def test_a_request_behind_one_that_waits_for_a_task_waits_too(stand: Stand, gate: Gate) -> None:
+    sent, other = request(stand), request(stand, "X-New: 1", name="other")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        held = connection(stand)
+        held.data_received(other)
+        held.data_received(sent)
+        assert direct(stand) == 0
+        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(2)]
+    assert names == ["other", "tool"]
+    assert gate.ended == [True] * 5
+
+
+async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        held = connection(stand)
+        held.pause_writing()
+        await raw.send(sent)
+        await eventually(lambda: held._drain_waiter, "the task waits until the client reads")
+        assert stand.gateway.downstream.in_flight == 0
+        held.resume_writing()
+        assert b" 200 OK" in (await reply(raw))[0]
+
+
+async def test_what_a_head_decided_is_decided_anew_after_a_reload(
+    upstream: FakeUpstream, stand: Stand, gate: Gate
+) -> None:
+    sent = request(stand, "Authorization: Bearer a")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
+        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        await raw.send(sent)
+        assert b" 403 " in (await reply(raw))[0]
+    assert gate.ended == [True] * 3
 
 
 async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
@@ -134,8 +177,9 @@ async def test_a_client_may_leave_before_a_task_serves_its_request(stand: Stand,
         await raw.send(sent)
         await eventually(lambda: direct(stand) == 1)
         held = connection(stand)
-        held.serve_by_task()
         held._out.abort()
+        held.serve_by_task()
+        assert stand.gateway.downstream.in_flight == 1
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     gate.opened.set()
 
@@ -228,7 +272,10 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
         await known(stand, raw, sent)
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
         await eventually(lambda: connection(stand)._held, "the head is here")
+        timer = connection(stand)._held_timer
     await eventually(lambda: not stand.gateway._client_listener.connections)
+    assert timer is not None
+    assert timer.cancelled()
     assert gate.ended == [True] * 3
 
 

@@ -301,6 +301,19 @@ def test_a_head_in_pieces_is_not_remembered() -> None:
     assert not known(SENT[:20], SENT[20:], then=SENT)
 
 
+def test_a_head_must_read_as_it_was_parsed() -> None:
+    heads = KnownHeads()
+    ((message, _),) = parser()[0].feed_data(SENT)[0]
+    head = SENT[:-2]
+    for lenient in (head.replace(b"Host: x\r\n", b"Host: x\n"), head.replace(b"/a", b"/b"), head.replace(b"x", b"z")):
+        for _ in range(2):
+            heads.learn(lenient, message, 2)
+        assert heads.find(lenient) is None
+    for _ in range(2):
+        heads.learn(head, message, 2)
+    assert heads.find(head) is not None
+
+
 def test_the_heads_that_came_first_are_forgotten_first() -> None:
     heads = KnownHeads()
     requests, _ = parser(heads)

@@ -533,3 +533,75 @@ def test_a_request_with_too_many_members_is_refused_as_such(
 ) -> None:
     with pytest.raises(error, match=f"{what} has more than 50000 values .* send fewer"):
         request.read(body, 64)
+
+
+# -- the usual call, which is opened in one pass ----------------------------------------------------------------------
+
+
+def opened(data: bytes) -> object:
+    """What reading and checking a body comes to."""
+    try:
+        parsed = request.read(data, DEPTH)
+        return (
+            parsed.id,
+            parsed.method,
+            parsed.params,
+            parsed.meta,
+            parsed.id and request.check(parsed, values(HEADERS)),
+        )
+    except DownstreamError as exc:
+        return type(exc), exc.request_id
+
+
+COMPACT = json.dumps(CALL, separators=(",", ":")).encode()
+ARGUMENTS = b'"arguments":{"a":1},'
+
+
+def test_the_usual_call_is_opened_in_one_pass() -> None:
+    assert request._usual_call(COMPACT) == request.read(COMPACT, DEPTH)
+    assert request._usual_call(b"{ " + COMPACT[1:]) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"", b""),
+        *((member, member * 2) for member in (b'"id":1,', b'"jsonrpc":"2.0",', b'"name":"greet",', ARGUMENTS)),
+        (b'"id":1,', b'"id":1,"id":2,'),
+        (b'"id":1,', b'"id":2,"id":1,"x":3,'),
+        (ARGUMENTS, b'"arguments":{"a":1,"a":22},'),
+        (ARGUMENTS, b'"arguments":{"a":1e999},'),
+        (ARGUMENTS, b'"arguments":null,'),
+        (ARGUMENTS, b""),
+        (ARGUMENTS, b'"arguments":{},"requestState":"x",'),
+        (b'"id":1', b'"id":"a b"'),
+        (b'"id":1', b'"id":true'),
+        (b'"id":1', b'"id":null'),
+        (b'"id":1', b'"id":1.5'),
+        (b'"id":1', b'"id":01'),
+        (b'"id":1', b'"id":' + b"1" * 400),
+        (b'"id":1', b'"id":"\xc3\xa4"'),
+        (b'"2.0"', b'"2.1"'),
+        (b'"2.0"', b'"2\\u002e0"'),
+        (b"tools/call", b"tools\\/call"),
+        (b"tools/call", b"tools/list"),
+        (b'"name"', b'"na\\u006de"'),
+        (b'"greet"', b'"gr\\ud83d"'),
+        (b'"greet"', b"5"),
+        (b'"_meta":{', b'"_meta":{"progressToken":7,'),
+        (b'"_meta":{', b'"_meta":{"x":1,"x":1,'),
+        (b'"_meta":{', b'"_meta":{"x":"' + b"y" * 2000 + b'",'),
+        (mcp.META_VERSION.encode(), b"other"),
+        (b"}}", b"}}}"),
+        (b"}}", b"}"),
+    ],
+)
+def test_it_comes_to_the_same_as_if_it_was_opened_member_by_member(old: bytes, new: bytes) -> None:
+    data = COMPACT.replace(old, new, 1)
+    assert opened(data) == opened(b"{ " + data[1:])
+
+
+@given(st.integers(0, len(COMPACT)), st.integers(0, 40), st.integers(0, 40))
+def test_it_comes_to_the_same_for_any_damage(start: int, taken: int, repeated: int) -> None:
+    data = b"{" + (COMPACT[:start] + COMPACT[max(0, start - repeated) : start] + COMPACT[start + taken :])[1:]
+    assert opened(data) == opened(b"{ " + data[1:])
