@@ -266,36 +266,35 @@ class Driver:
             self._later.append(event)
             return
         self._later = events = [event]
+        exchange, obey = self._exchange, self._OBEY
         try:
             for each in events:  # it grows meanwhile
-                self._handle(each)
+                before = exchange.state
+                commands = exchange.handle(each)
+                for command in commands:
+                    obey[type(command)](self, command)
+                after = exchange.state
+                if after is not before:
+                    self._moved(before, after)
+                    if self._takeover is not None and after in _PICKING_UP:
+                        self._takeover.pick_up(self, self._give_back)
+                if (notice := _NOTICES.get(type(each))) is not None:
+                    self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
         finally:
             self._later = None
-
-    def _handle(self, event: on.Event) -> None:
-        exchange = self._exchange
-        before = exchange.state
-        commands = exchange.handle(event)
-        for command in commands:
-            self._OBEY[type(command)](self, command)
-        after = exchange.state
-        if after is not before:
-            self._moved(before, after)
-            if self._takeover is not None and after in _PICKING_UP:
-                self._takeover.pick_up(self, self._give_back)
-        if (notice := _NOTICES.get(type(event))) is not None:
-            self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
 
     def _moved(self, before: State, after: State) -> None:
         """Keep pool, report and parking lot true to the state."""
         if after in HELD:
             self._upstream_call.rest(resting=True)
             if before not in HELD:
-                self._upstream_call.note("parked")
+                if self.live.process.traces is not None:
+                    self._upstream_call.note("parked")
                 self._report.parked()
         elif before in HELD:
             self._upstream_call.rest(resting=False)
-            self._upstream_call.note("unparked")
+            if self.live.process.traces is not None:
+                self._upstream_call.note("unparked")
             self._report.unparked()
         if after is PARKED:
             self._timers.arm(COLD, self._fire)
