@@ -175,8 +175,6 @@ class PlainReply(BegunReply):
         """See `BegunReply`."""
         if not self._is_stream or self._is_over or self._is_done:
             return False
-        if self._parser is None:
-            self._parser = sse.Parser(self._owner.max_event_bytes)
         self._receive, self._unusual, self._is_followed = receive, broke, True
         self._forget_parts()
         self._arrival = self._head = None
@@ -317,9 +315,14 @@ class PlainReply(BegunReply):
 
     def _go_on(self, data: bytes) -> None:
         """Hand over the messages that this part of the stream completes."""
-        parser = self._parser
-        if parser is None or self._is_done or self._is_over:
+        if self._is_done or self._is_over:
             return
+        parser = self._parser
+        if parser is None:
+            if (only := sse.only_event(data)) is not None and len(data) <= self._owner.max_event_bytes:
+                _ = self._hand_over((sse.Event(only),))
+                return
+            parser = self._parser = sse.Parser(self._owner.max_event_bytes)
         try:
             events = parser.feed(data)
         except sse.EventTooLarge as exc:

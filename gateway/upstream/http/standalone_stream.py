@@ -72,7 +72,8 @@ class StandaloneStream:
         """While a large event is arriving."""
         self._timer: asyncio.TimerHandle | None = None
         """The pause before the next GET."""
-        self._parser: sse.Parser
+        self._parser: sse.Parser | None = None
+        """Made when the stream first says something, which most never do."""
         self._attempts = 0
         self._failures = 0
         """GETs in a row that brought no stream, or a short one."""
@@ -182,7 +183,7 @@ class StandaloneStream:
             self.is_open = self._was_open = True
             if self._pending is not None:
                 self._pending.is_silent = True
-            self._parser = sse.Parser(self._client.limits.event_bytes)
+            self._parser = None
             self._note_head()
             if self._attempts > 1:
                 listener.changed(True)
@@ -200,11 +201,12 @@ class StandaloneStream:
         """A part of the stream is here."""
         listener = self._listener
         assert listener is not None, "nothing is heard after the end"
+        parser = self._parser = self._parser or sse.Parser(self._client.limits.event_bytes)
         try:
-            for event in self._parser.feed(data):
+            for event in parser.feed(data):
                 if event.data:
                     _ = hand_over(event.data, listener.receive)
-            size = self._parser.unfinished_bytes
+            size = parser.unfinished_bytes
             if self._pending is not None and (size > SMALL_BYTES or self._arrival is not None):
                 self._hold(size, self._pending)
         except (UpstreamError, sse.EventTooLarge):

@@ -1,0 +1,151 @@
+"""The rounds of a call that asks, while no task serves them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.exchange.machine import State
+from gateway.protocol import mcp
+from tests.downstream.test_direct_call import direct, reply, request
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.replicas import Gate
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Stand, eventually
+
+
+async def parked(stand: Stand, raw: RawConnection, **meta: Any) -> dict[str, Any]:
+    """Make a call that asks; return the params of its retry."""
+    await raw.send(request(stand, body=stand.client().build("tools/call", {"name": "tool"}, meta)[1]))
+    asked = json.loads((await reply(raw))[1])["result"]
+    assert asked["resultType"] == "input_required"
+    answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
+    return {"name": "tool", "requestState": asked["requestState"], "inputResponses": answers}
+
+
+def retry(stand: Stand, params: dict[str, Any]) -> bytes:
+    return request(stand, body=stand.client().build("tools/call", params)[1])
+
+
+@asynccontextmanager
+async def answered(stand: Stand, upstream: FakeUpstream) -> AsyncIterator[tuple[RawConnection, dict[str, Any], Gate]]:
+    """A held call whose answer has been sent upstream by a retry that needs no task.
+
+    A head is known once it came twice, and the length in it may differ from call to call.
+    """
+    async with raw_connection(stand) as raw:
+        for _ in range(20):
+            gate = Gate(upstream)
+            params = await parked(stand, raw)
+            await raw.send(retry(stand, params))
+            await asyncio.wait_for(gate.answered.wait(), 5)
+            if direct(stand):
+                yield raw, params, gate
+                return
+            gate.go.set()
+            _ = await reply(raw)
+    pytest.fail("each retry takes a task")
+
+
+async def test_both_rounds_of_a_call_that_asks_need_no_task(
+    upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with answered(stand, upstream) as (raw, _, gate):
+        downstream, tasks = stand.gateway.downstream, list[object]()
+        serve = downstream._serve_client
+        monkeypatch.setattr(downstream, "_serve_client", lambda *each: tasks.append(each) or serve(*each))
+        gate.go.set()
+        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+        params = await parked(stand, raw)
+        await raw.send(retry(stand, params))
+        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+    assert len(tasks) <= 2, "a state of another length makes another head"
+    assert (stand.held, direct(stand)) == (0, 0)
+
+
+async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"grace_seconds": 30})
+    async with answered(stand, upstream) as (_, params, gate):
+        (driver,) = [each for each in stand.gateway.lot if each._exchange.state is State.RUNNING]
+    await eventually(lambda: driver._exchange.state is State.DETACHED)
+    assert direct(stand) == 0
+    gate.go.set()
+    async with raw_connection(stand) as raw:
+        await raw.send(retry(stand, params))
+        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+    assert len(upstream.of("answer")) == len(upstream.of("tools/call"))
+
+
+async def test_two_retries_at_once_share_one_answer_and_one_result(upstream: FakeUpstream, stand: Stand) -> None:
+    async with answered(stand, upstream) as (raw, params, gate), raw_connection(stand) as other:
+        await other.send(retry(stand, params))
+        await eventually(lambda: direct(stand) == 2)
+        gate.go.set()
+        for each in (raw, other):
+            assert json.loads((await reply(each))[1])["result"]["content"] == text("done")["content"]
+    assert len(upstream.of("answer")) == len(upstream.of("tools/call"))
+
+
+async def test_a_notification_before_the_result_of_a_retry_takes_a_task(upstream: FakeUpstream, stand: Stand) -> None:
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        token = turn.body["params"]["_meta"]["progressToken"]
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    async with raw_connection(stand) as raw:
+        params = await parked(stand, raw, progressToken="p")
+        for _ in range(2):  # the head is known when it comes again
+            body = stand.client().build("tools/call", params, {"progressToken": "p"})[1]
+            await raw.send(request(stand, body=body))
+            if not go.is_set():
+                assert b"event-stream" in await raw.until(b"\r\n\r\n")
+                assert b"notifications/progress" in await raw.until(b"\n\n")
+                assert direct(stand) == 0
+                go.set()
+                assert b"done" in await raw.until(b"0\r\n\r\n")
+        assert b"done" in (await reply(raw))[1], "the kept result needs no notification"
+
+
+async def test_a_retry_that_is_refused_leaves_the_call_as_it_was(upstream: FakeUpstream, stand: Stand) -> None:
+    gate = Gate(upstream)
+    async with raw_connection(stand) as raw:
+        params = await parked(stand, raw)
+        bad = {**params, "inputResponses": {key: {"action": "perhaps"} for key in params["inputResponses"]}}
+        await raw.send(retry(stand, bad))
+        head, body = await reply(raw)
+        assert b" 400 " in head
+        assert json.loads(body)["error"]["code"] == -32602
+        assert (stand.held, direct(stand)) == (1, 0)
+        await raw.send(retry(stand, params))
+        await gate.answered.wait()
+        gate.go.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+    assert len(stand.gateway.routes.live["/mcp"].deadlines.silence) == 0, "nobody waits for a keep-alive"
+
+
+async def test_a_retry_gets_a_keep_alive_while_it_waits(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(timeouts={"keepalive_seconds": 0.1})
+    async with answered(stand, upstream) as (raw, _, gate):
+        assert b":\n\n" in await raw.until(b":\n\n")
+        assert direct(stand) == 0, "a task writes the stream"
+        gate.go.set()
+        assert b"done" in await raw.until(b"0\r\n\r\n")
+
+
+async def test_a_drain_ends_the_legs_that_no_task_serves(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin()
+    async with answered(stand, upstream) as (raw, _, gate):
+        (driver,) = stand.gateway.downstream.running
+        assert driver._exchange.state is State.RUNNING
+        gate.go.set()
+        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+    assert stand.gateway.downstream.running == set()
