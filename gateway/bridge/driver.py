@@ -255,7 +255,8 @@ class Driver:
         if isinstance(event, _ENDINGS):
             ending = self._report.call_ending(event, translated)
             self._report.answered(ending)
-            self._upstream_call.end_span(ending)
+            if self.live.process.traces is not None:
+                self._upstream_call.end_span(ending)
         self._feed(translated)
 
     # -- the machine --------------------------------------------------------------------------------------------

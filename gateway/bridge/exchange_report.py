@@ -171,8 +171,11 @@ class Report:
         if self._is_cold or (rounds == 1 and self._outcome is COMPLETE.outcome):
             return
         live.process.metrics.exchange_finished(live.route.path, rounds)
-        error = self._error
-        say = log.warning if isinstance(error, UpstreamError) else log.info
+        error, to = self._error, log.bind()  # the proxy would look each method up anew
+        say = to.warning if isinstance(error, UpstreamError) else to.info
+        more = {"cause": self._cause} if self._cause else {}
+        if error is not None:
+            more["fix"] = error.fix
         say(
             Event.EXCHANGE_FINISHED,
             route=live.route.path,
@@ -183,6 +186,5 @@ class Report:
             outcome=self._outcome,
             seconds=round((time.monotonic() - self._started) * 1000) / 1000,
             request_id=self._context.request_id,
-            **({"cause": self._cause} if self._cause else {}),
-            **({"fix": error.fix} if error is not None else {}),
+            **more,
         )

@@ -699,10 +699,10 @@ class Exchange:
 
 def _with(known: Few[T], one: T) -> Few[T]:
     """Add to what is nearly always one or two: a set takes the memory of twenty."""
-    if isinstance(known, set):
-        known.add(one)
-        return known
-    return (*known, one) if len(known) < _FEW else {*known, one}
+    if isinstance(known, tuple):
+        return (*known, one) if len(known) < _FEW else {*known, one}
+    known.add(one)
+    return known
 
 
 def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:
