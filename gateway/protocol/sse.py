@@ -60,9 +60,10 @@ class Parser:
         "retry_ms",
     )
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, is_begun: bool = False) -> None:
+        """`is_begun`: events of the stream were read elsewhere, so no byte order mark can come any more."""
         self._max = max_bytes
-        self._started = False
+        self._started = is_begun
         self._after_cr = False
         self._unfinished: list[bytes] = []
         """The beginning of a line, in parts: a long one is copied once, when it is complete."""
@@ -176,7 +177,7 @@ class Parser:
 
 
 def only_event(begin: bytes) -> bytes | None:
-    """The data of a stream that begins with one event of one line, and has nothing behind it yet; else None."""
+    """The data of one event of one line, if a stream begins or goes on with it and has nothing behind it yet."""
     found = _ONLY.match(begin)
     end = -1 if found is None else begin.find(b"\n", found.end())
     if found is None or end < 0:
