@@ -14,12 +14,13 @@ from typing import Final, Protocol, cast
 import httptools
 
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
-from gateway.http_client.familiar_heads import FamiliarHeads, WholeReply
+from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause
 
+_LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 
@@ -46,6 +47,8 @@ class Connection(asyncio.Protocol):
         "_is_head",
         "_is_writing_paused",
         "_keeps_alive",
+        "_lesson",
+        "_missing",
         "_owner",
         "_parser",
         "_pending",
@@ -81,6 +84,10 @@ class Connection(asyncio.Protocol):
         """Whether a byte of the reply is here."""
         self._keeps_alive = False
         """What a parser knew that was dropped within a stream: whether the connection will be kept."""
+        self._missing = 0
+        """How much of the body of a familiar reply is still to come."""
+        self._lesson = b""
+        """The beginning of a reply whose form may be learnt."""
         self._requests = 0
         self._unsent: memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
@@ -175,10 +182,13 @@ class Connection(asyncio.Protocol):
         is_first = not self._heard
         if is_first:
             self._heard = True
-            if not self._is_head and (whole := self._familiar.whole(data)) is not None:
-                self._hear_whole(pending, whole)
+            if not self._is_head and (reply := self._familiar.reply(data)) is not None:
+                self._hear_familiar(pending, reply)
                 return
-        self._parse(pending, data, is_first=is_first)
+        if self._missing:
+            self._hear_rest(pending, data)
+        else:
+            self._parse(pending, data, is_first=is_first)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
@@ -222,10 +232,13 @@ class Connection(asyncio.Protocol):
             return  # it was aborted, or has failed
         if parser.is_complete:
             keeps_alive = parser.keeps_alive and not parser.has_extra
-            if is_first and keeps_alive:
-                self._familiar.learn(data)
+            lesson, self._lesson = data if is_first else self._lesson, b""
+            if lesson and keeps_alive:
+                self._familiar.learn(lesson)
             self.keep_alive_seconds = parser.keep_alive_seconds
             self._end(keeps_alive=keeps_alive)
+        elif is_first and parser.is_sized and len(data) <= _LESSON_BYTES:
+            self._lesson = data
         elif parser.is_oversized:
             self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
         elif parser.is_between_chunks:
@@ -245,10 +258,11 @@ class Connection(asyncio.Protocol):
             if not parser.is_complete:
                 self._fail(MalformedReply(str(exc)))
 
-    def _hear_whole(self, pending: PendingRequest, reply: WholeReply) -> None:
-        """Tell the listener of a reply that was read at once, without the parser."""
+    def _hear_familiar(self, pending: PendingRequest, reply: FamiliarReply) -> None:
+        """Tell the listener of a reply that takes no parser."""
         self.keep_alive_seconds = reply.keep_alive_seconds
-        pending.is_read = True
+        self._missing = reply.missing
+        pending.is_read = not reply.missing
         listener = pending.listener
         try:
             listener.on_head(reply.head)
@@ -257,8 +271,19 @@ class Connection(asyncio.Protocol):
                     listener.on_body(part)
         except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._stop(exc)
-        if self._pending is pending:
+        if self._pending is pending and not self._missing:
             self._end(keeps_alive=True)
+
+    def _hear_rest(self, pending: PendingRequest, data: bytes) -> None:
+        """Tell the listener of another part of the body of such a reply."""
+        missing = self._missing
+        self._missing = max(missing - len(data), 0)
+        try:
+            pending.listener.on_body(data[:missing])
+        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
+            self._stop(exc)
+        if self._pending is pending and not self._missing:
+            self._end(keeps_alive=len(data) == missing)
 
     def _send_more(self) -> None:
         """Write the request's body as far as the transport takes it."""

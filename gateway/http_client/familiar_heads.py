@@ -1,7 +1,8 @@
-"""Recognises whole replies whose head has the same form as an earlier one of the same server.
+"""Recognises replies whose head has the same form as an earlier one of the same server.
 
 The heads of a server differ in values such as a date or a length. What else they say was understood before, by
-llhttp. So a reply that arrives whole takes one regular expression, in place of a callback for each of its parts.
+llhttp. So a head takes one regular expression, in place of a callback for each of its parts, and a body of known
+length takes nothing. A chunked body is recognised only if it arrives whole.
 
 Rule: a form fixes the status line, the names of the headers in their order, and the values of all headers that
 delimit the message, describe the body, or decide about the connection. Whatever deviates is left to llhttp.
@@ -72,15 +73,19 @@ class FamiliarHead(ReplyHead):
         return self._form.content_type
 
 
-class WholeReply:
-    """A reply that was read at once."""
+class FamiliarReply:
+    """A reply of a known form, as far as it was read at first."""
 
-    __slots__ = ("head", "keep_alive_seconds", "parts")
+    __slots__ = ("head", "keep_alive_seconds", "missing", "parts")
 
-    def __init__(self, head: ReplyHead, parts: tuple[bytes, ...], keep_alive_seconds: int | None) -> None:
+    def __init__(
+        self, head: ReplyHead, parts: tuple[bytes, ...], missing: int, keep_alive_seconds: int | None
+    ) -> None:
         self.head = head
         self.parts = parts
-        """The body; none is empty."""
+        """The body so far; none is empty."""
+        self.missing = missing
+        """How many bytes of the body are still to come."""
         self.keep_alive_seconds = keep_alive_seconds
 
 
@@ -93,23 +98,22 @@ class FamiliarHeads:
         self._forms: list[Form] = []
         self._lessons = 0
 
-    def whole(self, data: bytes) -> WholeReply | None:
-        """The reply that these bytes are, no more and no less, if its form is known."""
+    def reply(self, data: bytes) -> FamiliarReply | None:
+        """The reply that begins with these bytes, if its form is known and nothing is behind its end."""
         for number, form in enumerate(self._forms):
             found = form.pattern.match(data)
             if found is not None:
                 if number:
                     self._forms.insert(0, self._forms.pop(number))
-                begin = found.end()
+                begin, missing = found.end(), 0
                 if form.length is None:
                     parts = _chunks(data, begin)
-                elif len(data) - begin != int(found[form.length]):
-                    parts = None
                 else:
                     parts = (data[begin:],) if begin < len(data) else ()
-                if parts is None or begin > _MAX_HEAD_BYTES:
+                    missing = int(found[form.length]) + begin - len(data)
+                if parts is None or missing < 0 or begin > _MAX_HEAD_BYTES:
                     return None
-                return WholeReply(FamiliarHead(form, found), parts, form.keep_alive_seconds)
+                return FamiliarReply(FamiliarHead(form, found), parts, missing, form.keep_alive_seconds)
         return None
 
     def learn(self, data: bytes) -> None:

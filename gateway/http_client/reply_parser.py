@@ -44,6 +44,7 @@ class ReplyParser:
         "has_extra",
         "is_between_chunks",
         "is_complete",
+        "is_sized",
         "keep_alive_seconds",
         "keeps_alive",
         "until_close",
@@ -70,6 +71,8 @@ class ReplyParser:
         """How much was read since the last byte of a body."""
         self.until_close = False
         """Whether the body ends with the connection."""
+        self.is_sized = False
+        """Whether the head is here, and gives the length of the body."""
         self.is_complete = False
         self.is_between_chunks = False
         """Whether the last thing that the parser reported was the end of a chunk, or of the head before the first."""
@@ -153,6 +156,7 @@ class ReplyParser:
         head = ReplyHead(status, llhttp.get_http_version(), fields, self._reason)
         self.until_close = _is_delimited_by_close(head)
         self.is_between_chunks = head.get(b"transfer-encoding") is not None
+        self.is_sized = not (self.until_close or self.is_between_chunks)
         self._fields = None
         self._other_bytes = 0
         self.keep_alive_seconds = head.keep_alive_seconds

@@ -60,9 +60,10 @@ class Parser:
         "retry_ms",
     )
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, is_begun: bool = False) -> None:
+        """`is_begun`: events of the stream were read elsewhere, so no byte order mark can come any more."""
         self._max = max_bytes
-        self._started = False
+        self._started = is_begun
         self._after_cr = False
         self._unfinished: list[bytes] = []
         """The beginning of a line, in parts: a long one is copied once, when it is complete."""
@@ -82,10 +83,6 @@ class Parser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that `chunk` completes, in order; raises EventTooLarge."""
-        is_between = not (self._size or self._unfinished or self._after_cr)
-        if is_between and len(chunk) <= self._max and (only := only_event(chunk)) is not None:
-            self._started = True
-            return [Event(only)]
         if not self._started:
             chunk = self._without_bom(chunk)
         chunk = self._with_line_feeds(chunk)
@@ -180,7 +177,7 @@ class Parser:
 
 
 def only_event(begin: bytes) -> bytes | None:
-    """The data of a stream that begins with one event of one line, and has nothing behind it yet; else None."""
+    """The data of one event of one line, if a stream begins or goes on with it and has nothing behind it yet."""
     found = _ONLY.match(begin)
     end = -1 if found is None else begin.find(b"\n", found.end())
     if found is None or end < 0:

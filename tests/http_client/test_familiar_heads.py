@@ -1,15 +1,22 @@
 """Which replies are recognised by an earlier one, and that llhttp would have read them in the same way."""
 
 import asyncio
+from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.errors import ListenerFailed
-from gateway.http_client.familiar_heads import FamiliarHeads, WholeReply
+from gateway.http_client.connection import Connection
+from gateway.http_client.errors import ListenerFailed, ReplyCut
+from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
+from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import ReplyParser
+from tests.http_client.test_connection import FakeTransport
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
 from tests.support.reply_recorder import Recorder, Sender
 from tests.support.workbench import eventually
@@ -32,7 +39,7 @@ def taught(*replies: bytes) -> FamiliarHeads:
 
 
 def test_a_reply_of_a_known_form_is_understood_with_its_own_values() -> None:
-    whole = taught(EMPTY, STREAM, DATED).whole(LATER)
+    whole = taught(EMPTY, STREAM, DATED).reply(LATER)
     assert whole is not None
     head = whole.head
     assert (head.status, head.version, head.reason, head.content_type) == (200, "1.1", "OK", "application/json")
@@ -57,7 +64,7 @@ def test_a_reply_of_a_known_form_is_understood_with_its_own_values() -> None:
     ],
 )
 def test_a_body_is_what_the_length_or_the_chunks_say(first: bytes, later: bytes, parts: tuple[bytes, ...]) -> None:
-    whole = taught(first).whole(later)
+    whole = taught(first).reply(later)
     assert whole is not None
     assert whole.parts == parts
 
@@ -65,7 +72,7 @@ def test_a_body_is_what_the_length_or_the_chunks_say(first: bytes, later: bytes,
 @pytest.mark.parametrize(
     "reply",
     [
-        LATER[:-1],
+        LATER[: LATER.index(b"later") - 1],
         LATER + b"x",
         LATER.replace(b"Length: 5", b"Length: 4"),
         LATER.replace(b"Length: 5", b"Length: +5"),
@@ -91,7 +98,7 @@ def test_a_body_is_what_the_length_or_the_chunks_say(first: bytes, later: bytes,
     ],
 )
 def test_whatever_deviates_is_not_recognised(reply: bytes) -> None:
-    assert taught(DATED, STREAM).whole(reply) is None
+    assert taught(DATED, STREAM).reply(reply) is None
 
 
 @pytest.mark.parametrize(
@@ -110,19 +117,19 @@ def test_whatever_deviates_is_not_recognised(reply: bytes) -> None:
     ],
 )
 def test_a_reply_whose_body_may_be_read_in_two_ways_is_not_learnt(reply: bytes) -> None:
-    assert taught(reply).whole(reply) is None
+    assert taught(reply).reply(reply) is None
 
 
 def test_the_forms_that_came_last_are_known() -> None:
     forms = [OK.replace(b"\r\n\r\n", b"\r\nX-%d: y\r\n\r\n" % number) for number in range(9)]
     heads = taught(*forms)
-    assert [heads.whole(form) is not None for form in forms] == [False, *[True] * 8]
+    assert [heads.reply(form) is not None for form in forms] == [False, *[True] * 8]
 
 
 def test_a_server_with_ever_new_heads_is_given_up() -> None:
     heads = taught(*[OK.replace(b"\r\n\r\n", b"\r\nX-%d: y\r\n\r\n" % number) for number in range(40)])
     heads.learn(OK)
-    assert heads.whole(OK) is None
+    assert heads.reply(OK) is None
 
 
 @given(st.lists(st.sampled_from([b"Content-Length", b": ", b"5", b"\r\n", b" ", b"X", b"0", b"a", b"\n"]), max_size=9))
@@ -131,8 +138,8 @@ def test_what_is_recognised_is_what_llhttp_understands(pieces: list[bytes]) -> N
     for reply in (LATER, STREAM):
         begin, end = reply[: len(reply) // 2], reply[len(reply) // 2 :]
         changed = begin + b"".join(pieces) + end
-        whole = heads.whole(changed)
-        if whole is not None:
+        whole = heads.reply(changed)
+        if whole is not None and not whole.missing:
             heard, parser = Recorder(), ReplyParser()
             parser.expect(heard, is_head=False, is_lenient=False)
             parser.feed(changed)
@@ -148,14 +155,14 @@ def test_what_is_recognised_is_what_llhttp_understands(pieces: list[bytes]) -> N
 def is_recognised(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each reply was recognised; nothing else shows it."""
     found: list[bool] = []
-    whole = FamiliarHeads.whole
+    recognised = FamiliarHeads.reply
 
-    def watched(self: FamiliarHeads, data: bytes) -> WholeReply | None:
-        reply = whole(self, data)
+    def watched(self: FamiliarHeads, data: bytes) -> FamiliarReply | None:
+        reply = recognised(self, data)
         found.append(reply is not None)
         return reply
 
-    monkeypatch.setattr(FamiliarHeads, "whole", watched)
+    monkeypatch.setattr(FamiliarHeads, "reply", watched)
     return found
 
 
@@ -166,6 +173,92 @@ async def test_a_recognised_reply_is_heard_like_any_other(client: HttpClient, is
         assert [each.body for each in heard] == [b"ok", b"later", b"data: {}\n\n", b"data: {}\n\n", b"", b""]
         assert [each.words for each in heard] == [["head", "body", "end"]] * 4 + [["head", "end"]] * 2
         assert is_recognised == [False, True] * 3
+        assert server.connections == 1
+
+
+def taught_connection() -> tuple[Recorder, Connection, Mock]:
+    """A connection with a request in flight, whose upstream is known; with its listener and its owner."""
+    owner, heard, transport = Mock(), Recorder(), FakeTransport()
+    transport._socket.close()
+    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, taught(DATED, STREAM))
+    connection.connection_made(transport)
+    connection.start(PendingRequest(heard), b"", b"", is_head=False)
+    return heard, connection, owner
+
+
+@pytest.mark.parametrize("reply", [LATER, STREAM])
+async def test_a_reply_of_a_known_form_is_understood_wherever_it_is_cut(reply: bytes) -> None:
+    body = b"later" if reply is LATER else b"data: {}\n\n"
+    for parts in [(reply[:cut], reply[cut:]) for cut in range(1, len(reply))]:
+        heard, connection, owner = taught_connection()
+        for part in parts:
+            connection.data_received(part)
+        assert (heard.words, heard.body) == (["head", "body", "end"], body), parts
+        owner.freed.assert_called_once_with(connection)
+
+
+async def test_bytes_behind_the_rest_of_a_familiar_reply_close_the_connection() -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(LATER[:-2])
+    connection.data_received(b"erHTTP/1.1 200 OK\r\n")
+    assert (heard.words, heard.body) == (["head", "body", "end"], b"later")
+    owner.freed.assert_not_called()
+    assert not connection.is_open
+
+
+@pytest.mark.parametrize("end", [Connection.eof_received, lambda connection: connection.connection_lost(None)])
+async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(end: Callable[[Connection], None]) -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(LATER[:-2])
+    end(connection)
+    assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
+    assert isinstance(heard.failure, ReplyCut)
+    owner.freed.assert_not_called()
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothing_more(*, raises: bool) -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(LATER[:-5])
+    pending = connection._pending
+    assert pending is not None
+
+    def react(word: str) -> None:
+        if word == "body" and raises:
+            raise LookupError(word)
+        if word == "body":
+            pending.abort()
+
+    heard.react = react
+    connection.data_received(b"later")
+    assert heard.words == ["head", "body", *(["failed"] if raises else [])]
+    assert not connection.is_open
+    owner.freed.assert_not_called()
+
+
+async def test_a_form_is_learnt_from_a_reply_that_comes_in_parts(
+    client: HttpClient, is_recognised: list[bool]
+) -> None:
+    async def script(wire: Wire) -> None:
+        for _ in range(2):
+            await wire.head()
+            _ = await wire.reader.readexactly(2)
+            await wire.say(OK[:-2])
+            await heads.wait()
+            heads.clear()
+            await wire.say(OK[-2:])
+        await wire.gone()
+
+    heads = asyncio.Event()
+    async with FakeHttp(script) as server:
+        sender = Sender(client, server.url)
+        for _ in range(2):
+            heard, _ = sender.begin()
+            await heard.until(lambda heard=heard: heard.words)
+            heads.set()
+            await heard.over()
+            assert (heard.words, heard.body) == (["head", "body", "end"], b"ok")
+        assert is_recognised == [False, True]
         assert server.connections == 1
 
 

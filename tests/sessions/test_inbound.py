@@ -204,5 +204,4 @@ def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
 )
 def test_an_answer_of_the_usual_form_that_is_not_json_is_refused(data: bytes) -> None:
     with pytest.raises((ValueError, msgspec.MsgspecError)):
-        assert inbound.plain_answer(data, CALL) is None
-        _ = jsonrpc.message(data)
+        _ = inbound.plain_answer(data, CALL) or jsonrpc.message(data)

@@ -129,6 +129,7 @@ class PlainReply(BegunReply):
         "_failure",
         "_head",
         "_headers",
+        "_is_begun",
         "_is_done",
         "_is_followed",
         "_is_over",
@@ -155,7 +156,9 @@ class PlainReply(BegunReply):
         self._head: ReplyHead | None = None
         self._is_stream = False
         self._parser: sse.Parser | None = None
-        """Made when a stream has more than one plain event."""
+        """Made when a part of a stream is not one plain event."""
+        self._is_begun = False
+        """Whether events were read without a parser."""
         self._parts: list[bytes] = []
         self._size = 0
         self._is_done = False
@@ -271,18 +274,23 @@ class PlainReply(BegunReply):
         else:
             self._unusual()
 
+    def _events(self, data: bytes) -> Sequence[sse.Event]:
+        """The events that a part of a stream completes; raises EventTooLarge."""
+        parser = self._parser
+        if parser is None:
+            only = sse.only_event(data)
+            if only is not None and len(data) <= self._owner.max_event_bytes:
+                self._is_begun = True
+                return (sse.Event(only),)
+            parser = self._parser = sse.Parser(self._owner.max_event_bytes, is_begun=self._is_begun)
+        return parser.feed(data)
+
     # -- while only the answer is expected ----------------------------------------------------------------------
 
     def _is_plain(self, data: bytes) -> bool:
         """Read a part of a stream; returns whether the answer is still expected, and nothing else came."""
-        parser = self._parser
-        if parser is None:
-            if only := sse.only_event(data):
-                self._hear_only(only)
-                return False
-            parser = self._parser = sse.Parser(self._owner.max_event_bytes)
         try:
-            events = parser.feed(data)
+            events = self._events(data)
         except sse.EventTooLarge:
             self._is_stream = False  # the parser must not be fed again
             self._unusual()
@@ -299,13 +307,6 @@ class PlainReply(BegunReply):
                 return False
         return True
 
-    def _hear_only(self, data: bytes) -> None:
-        """Take the first message of the stream, which came by itself."""
-        if self._receive(data):
-            self._answered()
-        elif self._becomes_followed():
-            _ = self._hand_over((sse.Event(data),))
-
     def _becomes_followed(self) -> bool:
         """Say that something else came; returns whether the stream is followed from now on."""
         self._unusual()
@@ -317,19 +318,13 @@ class PlainReply(BegunReply):
         """Hand over the messages that this part of the stream completes."""
         if self._is_done or self._is_over:
             return
-        parser = self._parser
-        if parser is None:
-            if (only := sse.only_event(data)) is not None and len(data) <= self._owner.max_event_bytes:
-                _ = self._hand_over((sse.Event(only),))
-                return
-            parser = self._parser = sse.Parser(self._owner.max_event_bytes)
         try:
-            events = parser.feed(data)
+            events = self._events(data)
         except sse.EventTooLarge as exc:
             self._break(exc)
             return
         if self._hand_over(events):
-            size = parser.unfinished_bytes
+            size = 0 if self._parser is None else self._parser.unfinished_bytes
             if size > SMALL_BYTES or self._arrival is not None:
                 self._hold(size)
 

@@ -302,6 +302,12 @@ async def test_a_stream_that_begins_with_more_than_the_limit_in_all_is_followed(
     assert reading.broke == 0
 
 
+async def test_only_the_beginning_of_a_stream_may_have_a_byte_order_mark() -> None:
+    reading = Following()
+    reading.stream(event(OTHER), sse.BOM + event(OTHER), event(ANSWER))
+    assert reading.heard == [OTHER, ANSWER]
+
+
 async def test_a_batch_on_a_followed_stream_may_hold_the_answer() -> None:
     reading = Following()
     reading.stream(event(b"[" + OTHER + b"," + ANSWER + b"]"))
