@@ -34,7 +34,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.cipher import PREFIX
+from gateway.seal.keyring import PREFIX
 from gateway.sep_1442 import vocabulary
 from gateway.sep_1442.listening import Listening
 from gateway.sep_1442.own_server import OwnServer, OwnSide
