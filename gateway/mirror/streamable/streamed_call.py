@@ -9,7 +9,6 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -35,6 +34,7 @@ from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.held_calls import Lot  # noqa: TC001  (one import style)
+from gateway.runtime.newest import Newest
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
 
@@ -53,14 +53,8 @@ class Shared:
         self.tokens, self.lot, self.homes, self.catalog = tokens, lot, homes, catalog
         self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
-        self.ended: OrderedDict[str, None] = OrderedDict()
+        self.ended: Newest[str, None] = Newest(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
-
-    def note_ended(self, exchange: str) -> None:
-        """Remember that a call of a dead replica is over."""
-        self.ended[exchange] = None
-        if len(self.ended) > _MAX_ENDED:
-            _ = self.ended.popitem(last=False)
 
 
 class StreamedCall:
@@ -172,7 +166,7 @@ class StreamedCall:
         if self._shared.running.get(key) is self:
             del self._shared.running[key]
         if self._is_continued:
-            self._shared.note_ended(self.id)
+            self._shared.ended.keep(self.id, None)
 
     # -- places -------------------------------------------------------------------------------------------------
 
