@@ -9,7 +9,7 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -77,9 +77,11 @@ class StreamedCall:
         self._live = at.live
         self._place = at.new_place(session.key, exchange)
         self._is_continued = progress is not None
-        self.call = call = MirroredCall(request, session.profile, exchange, progress or Progress())
+        upstream, progress = Upstream.of(at.live, at.caller_key, shared.catalog), progress or Progress()
+        drives = upstream.drives_tasks
+        self.call = call = MirroredCall(request, session.profile, exchange, progress, drives_tasks=drives)
         level = shared.homes.level(session, DEFAULT_LEVEL)
-        self.runner = Runner(call, Upstream.of(at.live, at.caller_key, shared.catalog), self, lambda: level)
+        self.runner = Runner(call, upstream, self, lambda: level)
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
@@ -258,6 +260,11 @@ class StreamedCall:
         if lost:
             self._asked.clear()
             self.ask(lost)
+
+    def reopen(self, questions: Iterable[Question], headers: Headers) -> None:
+        """Go on where the client has these questions, which a replica asked that has died."""
+        self.runner.headers = headers
+        self.call.open.update({question.key: question for question in questions})
 
     def wait(self) -> None:
         """Wait for the client to come back, but not for ever."""
