@@ -6,13 +6,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from gateway.admin.cluster_status import STATUS_BYTES, Heard, read, told
+from gateway.admin.merge_statuses import together
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry.cluster_status import STATUS_BYTES, Heard, read, told
-from gateway.telemetry.process_status import ProcessStatus, Status, together
+from gateway.telemetry.process_status import ProcessStatus, Status
 
 _ANSWER_SECONDS: Final = 1.0
 _SIBLING_SECONDS: Final = 0.5

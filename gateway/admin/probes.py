@@ -8,13 +8,13 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from gateway.admin.cluster_status import Heard, chosen
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
 from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.protocol.errors import Forbidden
-from gateway.telemetry.cluster_status import Heard, chosen
 from gateway.telemetry.process_status import Status
 
 _HEALTH: Final = frozenset({"/healthz", "/readyz"})

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from gateway import __version__
+from gateway.admin.merge_statuses import cut, failing_first, health
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
@@ -23,6 +24,7 @@ from gateway.routes.live_route import LiveRoute
 from gateway.routes.table import RouteTable
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
+from gateway.telemetry.metrics.saturation import Load, RouteLoad, Use
 from gateway.telemetry.process_status import (
     MOST_HELD,
     MOST_PEERS,
@@ -34,12 +36,8 @@ from gateway.telemetry.process_status import (
     ProcessStatus,
     RouteStatus,
     Status,
-    cut,
-    failing_first,
-    health,
 )
 from gateway.telemetry.recent_errors import RecentErrors, presentable
-from gateway.telemetry.saturation import Load, RouteLoad, Use
 
 _PAGE_BYTES: Final = resource.getpagesize()
 _CALLER_BYTES: Final = 4

@@ -11,6 +11,15 @@ NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
 _HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
 _ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "modern, passed through"}
+_PROCESS_LIMITS: Final = (
+    ("Held calls", "held", "hold.max_calls"),
+    ("Held calls of one caller", "held_of_one_caller", "hold.max_calls_per_principal"),
+    ("Held calls of one address", "held_of_one_address", "hold.max_calls_per_address"),
+    ("Cold calls", "cold", "hold.max_cold_calls"),
+    ("Connections", "connections", "limits.connections"),
+    ("Open files", "open_files", "ulimit -n"),
+)
+"""The label of each limit of a process, the field that has what is used of it, its key."""
 _UNITS: Final = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
@@ -113,39 +122,18 @@ def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
     """Yield (what is limited, how much is used, the limit, the limit's name)."""
     for each in status.processes:
         where = f" in {each.id}" if len(status.processes) > 1 else ""
-        yield f"Held calls{where}", each.held, each.held_limit, "hold.max_calls"
-        yield (
-            f"Held calls of one caller{where}",
-            each.held_of_one_caller,
-            each.held_of_one_caller_limit,
-            "hold.max_calls_per_principal",
-        )
-        yield (
-            f"Held calls of one address{where}",
-            each.held_of_one_address,
-            each.held_of_one_address_limit,
-            "hold.max_calls_per_address",
-        )
-        yield f"Cold calls{where}", each.cold, each.cold_limit, "hold.max_cold_calls"
-        yield f"Connections{where}", each.connections, each.connections_limit, "limits.connections"
-        yield f"Open files{where}", each.open_files, each.open_files_limit, "ulimit -n"
+        for label, name, key in _PROCESS_LIMITS:
+            yield f"{label}{where}", getattr(each, name), getattr(each, f"{name}_limit"), key
     for route in status.routes:
         # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
         used = sum(route.sessions.values()) - route.sessions.get("idle", 0)
         name = "sessions.max" if route.children is None else "upstream.max_children"
-        yield f"Sessions in use on {route.path}", used, route.sessions_limit, name
-        yield (
-            f"Sessions of new callers on {route.path}",
-            route.newcomers,
-            route.newcomers_limit,
-            "sessions.max_newcomers",
-        )
-        yield (
-            f"Sessions of one address on {route.path}",
-            route.of_one_address,
-            route.of_one_address_limit,
-            "sessions.max_per_address",
-        )
+        for label, number, limit, key in (
+            ("in use", used, route.sessions_limit, name),
+            ("of new callers", route.newcomers, route.newcomers_limit, "sessions.max_newcomers"),
+            ("of one address", route.of_one_address, route.of_one_address_limit, "sessions.max_per_address"),
+        ):
+            yield f"Sessions {label} on {route.path}", number, limit, key
 
 
 def _figures(status: Status) -> list[Figure]:

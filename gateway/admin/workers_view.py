@@ -15,6 +15,8 @@ import aiohttp
 import msgspec
 
 from gateway.admin import merge_metrics
+from gateway.admin.cluster_status import Heard
+from gateway.admin.merge_statuses import together
 from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.auth.host_check import admin_names
@@ -22,8 +24,7 @@ from gateway.cluster.worker import host_id
 from gateway.config import Config, InForce
 from gateway.http.listener import UNIX
 from gateway.telemetry import Metrics
-from gateway.telemetry.cluster_status import Heard
-from gateway.telemetry.process_status import Status, together
+from gateway.telemetry.process_status import Status
 
 T = TypeVar("T")
 _ANSWER_SECONDS: Final = 1.0

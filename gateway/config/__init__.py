@@ -4,28 +4,23 @@ from gateway.config.advisories import cautions, notes
 from gateway.config.files import contents
 from gateway.config.in_force import InForce
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
-from gateway.config.model import (
-    Cache,
+from gateway.config.model.config import (
     Config,
-    Credentials,
     Debug,
-    Era,
     Hold,
     Legs,
-    Level,
     Limits,
     Log,
     Principal,
     Replica,
-    Route,
     Security,
     Sessions,
     State,
     TaskLimits,
     Timeouts,
-    Upstream,
-    UpstreamTls,
 )
+from gateway.config.model.route import Cache, Credentials, Route, Upstream, UpstreamTls
+from gateway.config.model.value_types import Era, Level
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.problems import ConfigError
 from gateway.config.parsing.state_keys import decode_key
@@ -33,51 +28,3 @@ from gateway.config.reloadable import changes, refused
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, contexts, expiries, jwks_context
-
-__all__ = [
-    "HOP_BY_HOP",
-    "Cache",
-    "Config",
-    "ConfigError",
-    "Contexts",
-    "Credentials",
-    "Debug",
-    "Era",
-    "Hold",
-    "InForce",
-    "Legs",
-    "Level",
-    "Limits",
-    "Log",
-    "Principal",
-    "Replica",
-    "Route",
-    "RouteSettings",
-    "Security",
-    "Sessions",
-    "State",
-    "TaskLimits",
-    "Timeouts",
-    "Upstream",
-    "UpstreamTls",
-    "cautions",
-    "changes",
-    "contents",
-    "contexts",
-    "decode_key",
-    "digest",
-    "expiries",
-    "for_command",
-    "for_upstream",
-    "json_schema",
-    "jwks_context",
-    "load",
-    "notes",
-    "on_route",
-    "parse",
-    "redacted_url",
-    "refused",
-    "sendable_header",
-    "split_address",
-    "with_log_level",
-]

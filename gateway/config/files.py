@@ -11,7 +11,8 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gateway.config.model import Config, Principal, Route, State
+from gateway.config.model.config import Config, Principal, State
+from gateway.config.model.route import Route
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.config.parsing.state_keys import read_key_lines

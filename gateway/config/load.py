@@ -9,7 +9,8 @@ import msgspec
 from msgspec import inspect, structs
 
 from gateway.config.files import with_files
-from gateway.config.model import Config, Level
+from gateway.config.model.config import Config
+from gateway.config.model.value_types import Level
 from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
 from gateway.config.parsing.problems import ConfigError, Given, Problem, parent, touches

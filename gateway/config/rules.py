@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.model import Config, Credentials, Principal, Route, State, Upstream, UpstreamTls
+from gateway.config.model.config import Config, Principal, State
+from gateway.config.model.route import Credentials, Route, Upstream, UpstreamTls
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.problems import Problem, nearest
 from gateway.config.parsing.state_keys import decode_key

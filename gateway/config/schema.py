@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import model
-from gateway.config.model import Config
+from gateway.config.model import config, route
+from gateway.config.model.config import Config
 from gateway.config.route_overrides import OWN_SECTIONS
 
 _PLAIN = {"boolean", "integer", "number"}
@@ -25,11 +25,7 @@ def json_schema() -> dict[str, Any]:
             name: {"description": texts[struct, name], **_or_variable(item)}
             for name, item in section["properties"].items()
         }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "mrtr-gateway configuration",
-        **schema,
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mrtr-gateway configuration", **schema}
 
 
 def descriptions() -> dict[tuple[str, str], str]:
@@ -38,7 +34,8 @@ def descriptions() -> dict[tuple[str, str], str]:
     It is the text below the field, which Python does not keep. A section has the docstring of its struct. A key that
     only overrides another one refers to that.
     """
-    structs = {node.name: node for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef)}
+    sources = "".join(map(inspect.getsource, (config, route)))
+    structs = {node.name: node for node in ast.parse(sources).body if isinstance(node, ast.ClassDef)}
     found: dict[tuple[str, str], str] = {}
     for struct in structs.values():
         for node, below in pairwise([*struct.body, ast.Pass()]):

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 
-from gateway.config.model import Config, Principal, Tls, UpstreamTls
+from gateway.config.model.config import Config, Principal, Tls
+from gateway.config.model.route import UpstreamTls
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 
 _ENCRYPTED: Final = "is encrypted; write the key without a password"

@@ -30,8 +30,7 @@ UNATTENDED_SECONDS = 60.0
 def run(arguments: Sequence[str]) -> int:
     """Run the demo; return 0 if the tool returned the expected result."""
     parser = argparse.ArgumentParser(
-        prog="mrtr-gateway demo",
-        description="Show a modern client using a legacy server through the gateway.",
+        prog="mrtr-gateway demo", description="Show a modern client using a legacy server through the gateway."
     )
     parser.add_argument(
         "--cache",
@@ -103,12 +102,7 @@ async def _play(old: str, modern: str) -> int:
 
         downstream = await stack.enter_async_context(Relay(("127.0.0.1", listen), "new", seen.append))
         _say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
-        client_command = [
-            modern,
-            "-I",
-            str(HERE / "modern_client.py"),
-            f"http://127.0.0.1:{downstream.port}/mcp",
-        ]
+        client_command = [modern, "-I", str(HERE / "modern_client.py"), f"http://127.0.0.1:{downstream.port}/mcp"]
         status = await _in_foreground(client_command)
         told = list(seen)
 

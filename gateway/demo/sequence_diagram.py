@@ -45,7 +45,7 @@ def rows(messages: Iterable[Message]) -> list[Row]:
 def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
     """Return lines for a terminal of this width: two columns, or one if it is too narrow."""
     width = min(width, WIDEST)
-    paint = _paint if color else _no_paint
+    paint: Paint = _paint if color else lambda _, text: text
     return _stacked(told, width, paint) if width < STACKED_BELOW else _side_by_side(told, width, paint)
 
 
@@ -126,12 +126,7 @@ def _wrapped(row: Row, width: int) -> list[str]:
     lines = textwrap.wrap(row.title, width, max_lines=2, placeholder="…")
     for detail in row.details:
         lines += textwrap.wrap(
-            detail,
-            width,
-            initial_indent="  ",
-            subsequent_indent="  ",
-            max_lines=DETAIL_LINES,
-            placeholder="…",
+            detail, width, initial_indent="  ", subsequent_indent="  ", max_lines=DETAIL_LINES, placeholder="…"
         )
     return lines
 
@@ -173,7 +168,3 @@ def _hue(row: Row) -> str:
 
 def _paint(code: str, text: str) -> str:
     return f"{code}{text}{PLAIN}"
-
-
-def _no_paint(_code: str, text: str) -> str:
-    return text

@@ -34,11 +34,7 @@ def of_authorization(authorization: str | None, *, is_checked: bool = True) -> b
     """The principal of an `Authorization` header value; `is_checked`: the upstream gets and checks it."""
     if authorization is None:
         return ANONYMOUS
-    if not is_checked:
-        return _of_opaque(authorization)
-    scheme, _, credentials = authorization.strip().partition(" ")
-    claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
-    return _of_opaque(authorization) if claims is None else _of(claims)
+    return _of_credential(authorization) if is_checked else _of_opaque(authorization)
 
 
 def of_headers(names: Sequence[str], value_of: Callable[[str], str | None]) -> bytes:
@@ -49,20 +45,20 @@ def of_headers(names: Sequence[str], value_of: Callable[[str], str | None]) -> b
     """
     if not names:
         return b""
-    each = [(name, None if (value := value_of(name)) is None else _of_credential(value).hex()) for name in names]
+    each = [
+        (name, None if (value := value_of(name)) is None else _of_credential(value, may_be_bare=True).hex())
+        for name in names
+    ]
     return hashlib.sha256(b"headers\0" + msgspec.json.encode(sorted(each))).digest()
 
 
-def _of_credential(value: str) -> bytes:
-    scheme, _, credentials = value.strip().partition(" ")
-    if not credentials:
-        scheme, credentials = "bearer", scheme  # proxies send the token alone
-    claims = _claims(credentials.strip()) if scheme.lower() == "bearer" else None
-    return _of_opaque(value) if claims is None else _of(claims)
-
-
-def _of(claims: _Claims) -> bytes:
-    return of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
+def _of_credential(value: str, *, may_be_bare: bool = False) -> bytes:
+    """The principal of a token's claims, or of the credential as it is; proxies send a token without its scheme."""
+    scheme, _, token = value.strip().partition(" ")
+    if may_be_bare and not token:
+        scheme, token = "bearer", scheme
+    claims = _claims(token.strip()) if scheme.lower() == "bearer" else None
+    return _of_opaque(value) if claims is None else of_claims(claims.iss, claims.sub, claims.client_id or claims.azp)
 
 
 def of_claims(issuer: str, subject: str, client: str) -> bytes:
@@ -93,9 +89,7 @@ def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipad
 
 
 def client_address(
-    peer: str | None,
-    forwarded_for: str | None,
-    networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network],
+    peer: str | None, forwarded_for: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 ) -> str:
     """The address by which a client's calls and sessions are counted: IPv6 by its /64, which one customer has.
 

@@ -60,10 +60,7 @@ def not_here(upstream: Upstream) -> str:
 def given_secrets(upstream: Upstream) -> list[str]:
     """Return the secrets that a child was given: its variables, and arguments that look like secrets."""
     command = upstream.command or ()
-    return [
-        *upstream.env.values(),
-        *(command[index][start:] for index, start in secret_arguments(command).items()),
-    ]
+    return [*upstream.env.values(), *(command[index][start:] for index, start in secret_arguments(command).items())]
 
 
 class Child:

@@ -22,7 +22,7 @@ from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool import Pool
 from gateway.telemetry import NestedOutcome
-from gateway.telemetry.process_status import BudgetStatus
+from gateway.telemetry.metrics.process import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.shared_child import ChildHolder

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gateway.config import InForce
-from gateway.telemetry.process_status import BudgetStatus
+from gateway.telemetry.metrics.process import BudgetStatus
 
 
 class Share:

@@ -49,11 +49,7 @@ class ProcessMemory:
         """Have the C library keep what is freed, for the next message."""
         set_option = getattr(ctypes.CDLL(None), "mallopt", None)
         if set_option is not None:
-            for option, size in (
-                (_MMAP_THRESHOLD, _LARGE_BYTES),
-                (_TRIM_THRESHOLD, _KEPT_BYTES),
-                (_TOP_PAD, 1 << 20),
-            ):
+            for option, size in ((_MMAP_THRESHOLD, _LARGE_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES), (_TOP_PAD, 1 << 20)):
                 set_option(option, size)
 
     def give_back(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import NamedTuple
 
 from gateway.config import InForce
@@ -43,10 +44,7 @@ class RateLimit:
 
     def _forget_full(self, now: float) -> None:
         """Look at the two least recently used buckets, so that the table shrinks whenever it could have grown."""
-        for _ in range(2):
-            oldest = next(iter(self._full_at), None)
-            if oldest is None:
-                return
-            full_at = self._full_at.pop(oldest)
+        for key in tuple(islice(self._full_at, 2)):
+            full_at = self._full_at.pop(key)
             if full_at > now:
-                self._full_at[oldest] = full_at
+                self._full_at[key] = full_at

@@ -5,7 +5,8 @@ later, because it may have sealed a state that a client still holds.
 """
 
 import secrets
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from gateway.config import Config, InForce
 from gateway.legacy_front import session_ids
@@ -18,7 +19,9 @@ from gateway.telemetry import Event, get_logger
 
 log = get_logger()
 
-_KEY_BYTES: Final = 32
+KEY_BYTES: Final = 32
+
+T = TypeVar("T")
 
 
 class Keyrings:
@@ -28,15 +31,16 @@ class Keyrings:
         """`worker_key` is the key that all workers of a supervisor share."""
         self._own: tuple[bytes, ...] = () if worker_key is None else (worker_key,)
         self._keys = self._all_keys(in_force.value)
-        self.state = InForce(Keyring(self._keys, "state"))
-        self.peer = InForce(Keyring(self._keys, "peer"))
-        self.task = InForce(Keyring(self._keys, task_handle.PURPOSE))
-        self.items = InForce(Keyring(self._keys, client_state.PURPOSE))
-        self.endpoint = InForce(Keyring(self._keys, sse_endpoint.PURPOSE))
         self._session_keys = in_force.value.state.raw_session_keys()
-        self.session = InForce(self._session_ring())
-        self.mirror = InForce(self._mirror_rings())
-        self.sep_1442 = InForce(self._mirror_rings("sep-1442, "))
+        self._renewals: list[Callable[[], None]] = []
+        self.state = self._ring("state")
+        self.peer = self._ring("peer")  # a reply in transit between replicas keeps the ring that it began with
+        self.task = self._ring(task_handle.PURPOSE)
+        self.items = self._ring(client_state.PURPOSE)
+        self.endpoint = self._ring(sse_endpoint.PURPOSE)
+        self.session = self._renewed(lambda: Keyring((*self._keys, *self._former), session_ids.PURPOSE))
+        self.mirror = self._renewed(self._mirror_rings)
+        self.sep_1442 = self._renewed(lambda: self._mirror_rings("sep-1442, "))
         in_force.after_replace(self._use)
 
     def _use(self, config: Config) -> None:
@@ -44,23 +48,22 @@ class Keyrings:
         if (keys, session_keys) == (self._keys, self._session_keys):
             return  # a new ring would have to derive its subkeys again
         self._keys, self._session_keys = keys, session_keys
-        self.mirror.replace(self._mirror_rings())
-        self.sep_1442.replace(self._mirror_rings("sep-1442, "))
-        # A reply in transit between replicas keeps the ring that it began with.
-        self.state.replace(Keyring(keys, "state"))
-        self.peer.replace(Keyring(keys, "peer"))
-        self.task.replace(Keyring(keys, task_handle.PURPOSE))
-        self.items.replace(Keyring(keys, client_state.PURPOSE))
-        self.endpoint.replace(Keyring(keys, sse_endpoint.PURPOSE))
-        self.session.replace(self._session_ring())
+        for renew in self._renewals:
+            renew()
+
+    def _ring(self, purpose: str) -> InForce[Keyring]:
+        return self._renewed(lambda: Keyring(self._keys, purpose))
+
+    def _renewed(self, make: Callable[[], T]) -> InForce[T]:
+        """Return what `make` derives from the keys, now and after each change of them."""
+        rings = InForce(make())
+        self._renewals.append(lambda: rings.replace(make()))
+        return rings
 
     @property
     def _former(self) -> tuple[bytes, ...]:
         """The keys that still open the ids of sessions and of events on their standalone streams, and nothing else."""
         return tuple(key for key in self._session_keys if key not in self._keys)
-
-    def _session_ring(self) -> Keyring:
-        return Keyring((*self._keys, *self._former), session_ids.PURPOSE)
 
     def _mirror_rings(self, of: str = "") -> MirrorRings:
         return MirrorRings(
@@ -74,7 +77,7 @@ class Keyrings:
         """Return the configured keys, then the own one if there is any; the first one seals."""
         configured = config.state.raw_keys()
         if not configured and not self._own:
-            self._own = (_ephemeral_key(),)
+            self._own = (ephemeral_key("this process"),)
         return (*configured, *self._own)
 
     @property
@@ -83,10 +86,8 @@ class Keyrings:
         return self.state.value.key_ids
 
 
-def _ephemeral_key() -> bytes:
-    log.warning(
-        Event.CONFIG_LOADED,
-        note="state.keys is empty: states are sealed with a key of this process alone and end with it; "
-        "run `mrtr-gateway keygen` and set state.keys",
-    )
-    return secrets.token_bytes(_KEY_BYTES)
+def ephemeral_key(whose: str) -> bytes:
+    """Make a key in place of `state.keys`, and log a warning."""
+    note = f"states are sealed with a key that ends with {whose}; run `mrtr-gateway keygen` and set state.keys"
+    log.warning(Event.CONFIG_LOADED, note=f"state.keys is empty: {note}")
+    return secrets.token_bytes(KEY_BYTES)

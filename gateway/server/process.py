@@ -65,9 +65,9 @@ from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
+from gateway.telemetry.metrics.saturation import Load
 from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.telemetry.saturation import Load
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()

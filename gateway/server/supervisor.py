@@ -32,6 +32,7 @@ from gateway.http.listener import UNIX, Listener
 from gateway.http.traffic import Traffic
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
+from gateway.server.keyrings import KEY_BYTES, ephemeral_key
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.server.serve import serve
@@ -44,7 +45,6 @@ log = get_logger()
 
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_KEY_BYTES: Final = 32
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LAST_PAUSE_SECONDS: Final = 5.0
 _LONG_LIFE_SECONDS: Final = 10.0
@@ -62,8 +62,10 @@ async def supervise(config: Config, read: Read | None = None) -> int:
 
     Raises OSError when an address is taken. `read` reads the configuration file again; each worker calls it too.
     """
+    # The workers always share a key, for the messages among them.
+    key = secrets.token_bytes(KEY_BYTES) if config.state.keys else ephemeral_key("these workers")
     with _private_directory(config.workers) as directory:
-        return await Supervisor(config, directory, _key(config), read).run()
+        return await Supervisor(config, directory, key, read).run()
 
 
 class Supervisor:
@@ -306,16 +308,6 @@ async def _serve(config: Config, worker: Worker) -> None:
     # `serve` sets its handlers in its first step, which runs before this callback.
     loop.call_soon(signal.pthread_sigmask, signal.SIG_UNBLOCK, _SIGNALS)
     await serving
-
-
-def _key(config: Config) -> bytes:
-    if not config.state.keys:
-        log.warning(
-            Event.CONFIG_LOADED,
-            note="state.keys is empty: states are sealed with a key of these workers alone and end with them; "
-            "run `mrtr-gateway keygen` and set state.keys",
-        )
-    return secrets.token_bytes(_KEY_BYTES)
 
 
 def _private_directory(workers: int) -> tempfile.TemporaryDirectory[str]:

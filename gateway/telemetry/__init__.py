@@ -1,10 +1,10 @@
 """Log events, metrics, traces: each event or metric is declared once."""
 
 from gateway.telemetry.body_log import Direction, bodies
-from gateway.telemetry.labels import (
+from gateway.telemetry.log import Event, configure_logging, get_logger
+from gateway.telemetry.metrics.labels import (
     COMPLETE,
     OTHER_ERROR,
-    TOOL_ERROR,
     TOOL_FAILED,
     ColdEnding,
     Ending,
@@ -13,57 +13,14 @@ from gateway.telemetry.labels import (
     Outcome,
     Passed,
     PeerOutcome,
-    PeerReason,
-    Rejection,
     SessionLimit,
     SessionState,
-    StateReason,
     Step,
     TaskOutcome,
     TrafficEra,
     UpstreamEra,
-    UpstreamFailure,
 )
-from gateway.telemetry.log import Event, configure_logging, get_logger
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.redaction import secret_arguments
 from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
 from gateway.telemetry.tracing_setup import check_traces, open_traces
-
-__all__ = [
-    "COMPLETE",
-    "OTHER_ERROR",
-    "TOOL_ERROR",
-    "TOOL_FAILED",
-    "ClientRequest",
-    "ColdEnding",
-    "Direction",
-    "Ending",
-    "Event",
-    "Malformation",
-    "Metrics",
-    "NestedOutcome",
-    "Operation",
-    "Outcome",
-    "Passed",
-    "PeerOutcome",
-    "PeerReason",
-    "Rejection",
-    "SessionLimit",
-    "SessionState",
-    "Span",
-    "StateReason",
-    "Step",
-    "TaskOutcome",
-    "Traces",
-    "TracesUnavailable",
-    "TrafficEra",
-    "UpstreamEra",
-    "UpstreamFailure",
-    "bodies",
-    "check_traces",
-    "configure_logging",
-    "get_logger",
-    "open_traces",
-    "secret_arguments",
-]

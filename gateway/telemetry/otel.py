@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 
 from gateway.protocol import mcp
-from gateway.telemetry.labels import Ending, Outcome
+from gateway.telemetry.metrics.labels import Ending, Outcome
 from gateway.telemetry.redaction import mask
 from gateway.telemetry.tracing import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.protocol.errors import GatewayError
-from gateway.telemetry.labels import Ending
+from gateway.telemetry.metrics.labels import Ending
 
 TOKEN_BYTES = 25
 """Trace id, span id and flags: all that another process needs to link to a span."""

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin import cluster_view
+from gateway.admin.cluster_status import STATUS_BYTES
 from gateway.cluster.worker import Worker
 from gateway.seal.peer_messages import Answer
-from gateway.telemetry.cluster_status import STATUS_BYTES
 from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Silent

@@ -9,7 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin import status_page
+from gateway.admin.merge_statuses import cut
 from gateway.admin.status_page import every_seconds, page, prefers_json
+from gateway.telemetry.metrics.process import BudgetStatus
 from gateway.telemetry.process_status import (
     MOST_HELD,
     ErrorStatus,
@@ -19,7 +21,6 @@ from gateway.telemetry.process_status import (
     PeerStatus,
     ProcessStatus,
     Status,
-    cut,
 )
 from tests.support.status import held, process, route, status_of
 
@@ -64,6 +65,18 @@ def test_one_route_can_be_shown_alone_and_the_links_keep_it() -> None:
 def test_reloading_is_offered_at_the_top() -> None:
     html = page(status_of(process(0)))
     assert html.index("Reload every 10 s") < html.index("<main>")
+
+
+def test_only_budgets_in_use_are_shown() -> None:
+    budgets = {"limits.sending_bytes": BudgetStatus(99, 10_000, 0), "limits.cold_bytes": BudgetStatus(100, 10_000, 0)}
+    html = page(status_of(replace(process(0), budgets=budgets)))
+    assert "limits.cold_bytes: 0.0 MiB of 0.0 MiB" in html
+    assert "limits.sending_bytes" not in html
+
+
+def test_the_processes_stand_above_the_held_calls() -> None:
+    html = page(status_of(process(0), held=(held(1.0),), held_total=1))
+    assert html.index('id="processes"') < html.index('id="held"')
 
 
 class Evil:

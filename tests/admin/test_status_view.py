@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.status_view import ago, counted, duration, used, view
-from gateway.telemetry.process_status import BudgetStatus, ErrorStatus, Failure, Notice, ProcessStatus, Status
+from gateway.admin.status_view import ago, counted, duration, only, used, view
+from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.process_status import ErrorStatus, Failure, Notice, ProcessStatus, Status
 from tests.support.status import held, process, route, status_of
 
 
@@ -38,6 +39,25 @@ def test_a_failing_upstream_is_a_problem_with_its_fix(answered: float | None, te
     failing = route(health="failing", last_failure=failure, last_ok_seconds_ago=answered)
     (notice,) = view(status_of(process(0), routes=(failing,), routes_total=1)).notices
     assert (notice.text, notice.fix, notice.detail) == (text, "the fix", "the cause")
+
+
+def test_one_route_alone_has_its_own_calls_and_errors() -> None:
+    def error(path: str) -> ErrorStatus:
+        return ErrorStatus(kind="k", route=path, text="t", fix="f", count=1, first_seconds_ago=1, last_seconds_ago=1)
+
+    routes = tuple(route(path=path, held=number) for number, path in enumerate(("/one", "/two"), 1))
+    calls = tuple(replace(held(1), route=path) for path in ("/one", "/two", "/two"))
+    status = status_of(process(0), routes=routes, held=calls, errors=(error("/one"), error("/two")))
+    found = only(status, "/two")
+    assert (found.routes, found.routes_total) == (routes[1:], 1)
+    assert (found.held, found.held_total) == (calls[1:], 2)
+    assert found.errors == (error("/two"),)
+    assert found.processes == status.processes
+
+
+def test_the_sessions_of_legacy_clients_are_named_beside_those_of_the_upstream() -> None:
+    (row,) = view(status_of(routes=(route(client_sessions=3),))).routes
+    assert row.sessions_note.endswith("3 of legacy clients")
 
 
 def limits(status: Status) -> list[str]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
+from gateway.admin.cluster_status import Heard
 from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
@@ -22,7 +23,6 @@ from gateway.config import InForce, Limits, Timeouts, parse
 from gateway.http.listener import Listener
 from gateway.http.traffic import Traffic
 from gateway.telemetry import Metrics
-from gateway.telemetry.cluster_status import Heard
 from gateway.telemetry.process_status import ProcessState, ProcessStatus, Status
 
 TASKS = "mcp_gateway_task_failures_total"

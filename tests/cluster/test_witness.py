@@ -390,7 +390,7 @@ async def test_many_retries_cost_one_round_of_questions(
 
 async def test_a_witness_reports_its_own_attempt_to_connect(cluster: Cluster, hole: Address) -> None:
     at = {"gw-4": hole, "gw-5": f"127.0.0.1:{free_port()}", "gw-6": "gw-6.invalid:1", "gw-7": "[::1]:1"}
-    await cluster.begin("gw-1", "gw-2", fakes=at, timeouts={"peer_connect_seconds": 0.1})
+    await cluster.begin("gw-1", "gw-2", fakes=at, timeouts={"peer_connect_seconds": 1})
     words = {}
     for name in ("gw-1", "gw-2", *at, "gw-9"):
         words[name] = await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "reach"), name))

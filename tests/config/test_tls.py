@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigError, contexts, expiries, jwks_context, parse
-from gateway.config.model import Principal
+from gateway.config.model.config import Principal
 from tests.support.authority import Authority
 from tests.support.configurations import missing
 from tests.support.workbench import configuration
@@ -105,5 +105,6 @@ def test_the_end_of_each_certificate_is_known_by_its_key(tmp_path: Path, ca: Aut
     assert list(found) == ["tls.cert_file", "routes[/mcp].upstream.tls.cert_file"]
     days = [round((moment - datetime.now(UTC).timestamp()) / 86400) for moment in found.values()]
     assert days == [5, 7]
+    assert expiries(parse(configuration("http://127.0.0.1:1/mcp"), "test", {})) == {}
     listener.unlink()
     assert list(expiries(config)) == ["routes[/mcp].upstream.tls.cert_file"]

@@ -24,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import telemetry
 from gateway.telemetry import Metrics
-from gateway.telemetry.saturation import Load, Use
+from gateway.telemetry.metrics import labels
+from gateway.telemetry.metrics.saturation import Load, Use
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
 from tests.parts.clients.drive import ModernClient, available, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream
@@ -42,10 +43,10 @@ SILENT: Final = {"mcp_gateway_peer_rejected_total": "only replicas use the peer 
 
 WORDS: Final[dict[tuple[str, str], Iterable[str]]] = {
     ("mcp_gateway_continuations_total", "step"): telemetry.Step,
-    ("mcp_gateway_upstream_errors_total", "kind"): telemetry.UpstreamFailure,
-    ("mcp_gateway_downstream_rejected_total", "reason"): telemetry.Rejection,
-    ("mcp_gateway_state_rejected_total", "reason"): telemetry.StateReason,
-    ("mcp_gateway_peer_rejected_total", "reason"): telemetry.PeerReason,
+    ("mcp_gateway_upstream_errors_total", "kind"): labels.UPSTREAM_FAILURES,
+    ("mcp_gateway_downstream_rejected_total", "reason"): labels.REJECTIONS,
+    ("mcp_gateway_state_rejected_total", "reason"): labels.STATE_REASONS,
+    ("mcp_gateway_peer_rejected_total", "reason"): labels.PEER_REASONS,
     ("mcp_gateway_peer_requests_total", "outcome"): telemetry.PeerOutcome,
     ("mcp_gateway_children_ended_total", "why"): ("asked", "unasked"),
     ("mcp_gateway_config_reloads_total", "outcome"): ("applied", "rejected"),

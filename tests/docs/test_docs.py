@@ -14,7 +14,7 @@ import yaml
 
 from gateway.config import Config, Upstream, parse
 from gateway.protocol import mcp
-from gateway.telemetry import StateReason
+from gateway.telemetry.metrics.labels import STATE_REASONS
 from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
 from tests.parts.launch import REPOSITORY
 from tests.support.authority import Authority
@@ -124,8 +124,9 @@ def words_of_the_wire() -> set[str]:
     named = {value for name, value in vars(mcp).items() if name.isupper() and isinstance(value, str | int)}
     codes = {str(value) for value in named if isinstance(value, int) and value < -32000}
     methods = {*mcp.METHODS, *(value for value in named if isinstance(value, str) and "notifications/" in value)}
-    states = {reason.value for reason in StateReason}
-    return methods | codes | states | {one or other for one, other in reasons} - {"upstream_error"}  # only its kinds
+    return (
+        methods | codes | {*STATE_REASONS} | {one or other for one, other in reasons} - {"upstream_error"}
+    )  # only its kinds
 
 
 def test_the_protocol_mapping_is_complete() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.admin import cluster_view
+from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
@@ -19,7 +19,7 @@ from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
-from gateway.telemetry import cluster_status, redaction
+from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY

@@ -57,6 +57,7 @@ BAD_CLAIMS: list[tuple[dict[str, Any], str]] = [
     ({"client_id": ["app"]}, "no valid subject or client id"),
     ({"sub": "\ud800"}, "no valid subject or client id"),
     ({"client_id": "a\udfff"}, "no valid subject or client id"),
+    ({"exp": 10**400}, "an expiry that is out of range"),
 ]
 
 
@@ -148,8 +149,9 @@ def test_a_token_whose_key_id_is_too_long_is_refused_without_a_fetch_of_keys() -
 
 
 @pytest.mark.parametrize("crit", [["b64"], ["new"], [], "b64", None])
-def test_what_must_be_understood_and_is_not_is_refused(crit: Any) -> None:
-    signed = f"{part({'alg': 'ES256', 'kid': 'k1', 'crit': crit, 'b64': False})}."
+@pytest.mark.parametrize("encoded", [False, True])
+def test_what_must_be_understood_and_is_not_is_refused(crit: Any, *, encoded: bool) -> None:
+    signed = f"{part({'alg': 'ES256', 'kid': 'k1', 'crit': crit, 'b64': encoded})}."
     body = part({"iss": ISSUER, "sub": "ada", "exp": NOW + 9_999})
     with pytest.raises(BadToken):
         principal(f"{signed}{body}.{part(b's' * 64)}")

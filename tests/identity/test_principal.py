@@ -70,6 +70,11 @@ def test_the_scheme_has_no_case(scheme: str) -> None:
     assert of_authorization(" " + jwt(ADA, scheme=scheme + "  ") + " ") == of_authorization(jwt(ADA))
 
 
+def test_a_jwt_without_a_scheme_is_opaque() -> None:
+    token = jwt({"iss": "i", "sub": "ada"})
+    assert of_authorization(token.removeprefix("Bearer ")) != of_authorization(token)
+
+
 def test_a_jwt_under_another_scheme_is_opaque() -> None:
     assert of_authorization(jwt(ADA, scheme="DPoP")) != of_authorization(jwt(ADA))
 

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from gateway.config import for_upstream
 from gateway.probe.report.features import features, unknown
-from gateway.probe.report.findings import Check, Feature, Server, State, worst
+from gateway.probe.report.findings import Feature, Server
 
 CONFIG = for_upstream("http://127.0.0.1:9/mcp", env={})
 ROUTE = CONFIG.routes[0]
@@ -50,6 +50,8 @@ def test_what_is_not_known_depends_on_what_there_is() -> None:
     assert not any("--wait" in sentence for sentence in unknown(GOOD, waited=True))
     child = structs.replace(GOOD, transport="stdio")
     assert not any("URL" in sentence or "--wait" in sentence for sentence in unknown(child, waited=False))
+    stateless = structs.replace(GOOD, sessions=False)
+    assert len(unknown(stateless, waited=False)) == 2
     store = structs.replace(GOOD, event_store=True)
     assert any("event store" in sentence for sentence in unknown(store, waited=False))
 
@@ -64,18 +66,3 @@ def test_a_modern_server_provides_every_feature_itself(era: str, short: str) -> 
 def test_a_bridged_route_has_the_features_of_the_legacy_side() -> None:
     bridged = structs.replace(ROUTE, era="bridge")
     assert features(structs.replace(GOOD, era="both"), bridged, CONFIG) == features(GOOD, ROUTE, CONFIG)
-
-
-@pytest.mark.parametrize(
-    ("states", "answers", "state"),
-    [
-        (("ok",), ("yes", "partly", "not offered"), "ok"),
-        (("ok", "warning"), ("yes",), "warning"),
-        (("ok",), ("yes", "no"), "warning"),
-        (("warning", "failed"), ("no",), "failed"),
-    ],
-)
-def test_the_worst_counts(states: tuple[State, ...], answers: tuple[str, ...], state: str) -> None:
-    checks = tuple(Check(name="n", state=each, found="f") for each in states)
-    told = tuple(Feature(name="n", title="t", answer=each, short="s") for each in answers)  # type: ignore[arg-type]
-    assert worst(checks, told) == state

@@ -99,6 +99,14 @@ def test_the_bridge_is_named_where_it_may_help(*, legacy_sessions: bool | None, 
     ), "the mirror may help whatever the legacy side can do"
 
 
+@pytest.mark.parametrize("optional", [0, 2])
+def test_tools_that_support_tasks_may_be_driven(optional: int) -> None:
+    text, _ = loaded(Route(upstream=Upstream(url=URL)), server=structs.replace(OLD, optional_task_tools=optional))
+    assert ("    # tasks: {optional: drive}\n" in text) == (optional > 0)
+    driven = parse(text.replace("# tasks: {", "tasks: {"), "here", {}).routes[0].tasks.optional
+    assert driven == ("drive" if optional else "plain")
+
+
 def test_arguments_that_look_like_secrets_are_left_to_variables() -> None:
     command = (
         "npx", "--api-key", "s3cret", "--auth-token=s3cret", "--header", "Authorization: Bearer s3cret",

@@ -3,6 +3,7 @@ from hypothesis import strategies as st
 
 from gateway.config import InForce
 from gateway.runtime.budget import Budget
+from gateway.telemetry.metrics.process import BudgetStatus
 
 
 class Holder:
@@ -23,6 +24,13 @@ def test_the_oldest_holder_gives_way_when_the_budget_is_full() -> None:
     third.share.grow(1)
     assert (first.has_given_way, second.has_given_way, third.has_given_way) == (1, 0, 0)
     assert (budget.used, budget.given_way, len(budget)) == (61, 1, 2)
+
+
+def test_the_status_has_what_is_used_and_how_many_gave_way() -> None:
+    budget = Budget("limits.results_bytes", InForce(10))
+    for _ in range(2):
+        budget.share(lambda: None).grow(8)
+    assert budget.status() == BudgetStatus(used=8, limit=10, given_way=1)
 
 
 def test_a_holder_that_alone_exceeds_the_budget_gives_way_itself() -> None:

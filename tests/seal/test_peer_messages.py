@@ -25,7 +25,7 @@ from gateway.seal.peer_messages import (
     PeerRequest,
     PeerSealer,
 )
-from gateway.telemetry import PeerReason
+from gateway.telemetry.metrics.labels import PEER_REASONS
 
 ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
 NOW = 1_800_000_000.0
@@ -58,7 +58,7 @@ def ring(*keys: bytes, purpose: str = "peer") -> Keyring:
 def refusal(sealed: bytes, by: PeerSealer | None = None, now: float = NOW) -> str:
     with pytest.raises(InvalidState) as caught:
         (by or PeerSealer(InForce(ring()))).open(sealed, now)
-    assert caught.value.reason in set(PeerReason), "every reason is a label"
+    assert caught.value.reason in PEER_REASONS, "every reason is a label"
     return caught.value.reason
 
 

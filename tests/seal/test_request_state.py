@@ -33,7 +33,7 @@ from gateway.seal.request_state import (
     pack_record,
     unpack_record,
 )
-from gateway.telemetry import StateReason
+from gateway.telemetry.metrics.labels import STATE_REASONS
 
 KEY = bytes(range(32))
 NOW = 1_800_000_000.0
@@ -95,7 +95,7 @@ def sealer(max_bytes: int = 8192) -> Sealer:
 def reason(state: str, binding: Binding = BINDING, now: float = NOW, by: Sealer | None = None) -> str:
     with pytest.raises(InvalidState) as caught:
         opened(by or sealer(), state, now, binding)
-    assert caught.value.reason in set(StateReason), "every reason is a label"
+    assert caught.value.reason in STATE_REASONS, "every reason is a label"
     assert (caught.value.message, caught.value.code, caught.value.status) == (
         "Invalid or expired requestState",
         -32602,

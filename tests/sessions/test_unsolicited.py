@@ -34,7 +34,7 @@ async def test_a_question_outside_of_a_call_is_refused_over_http_sse(begin: Star
 
 @pytest.mark.processes
 async def test_a_question_outside_of_a_call_is_refused_over_stdio() -> None:
-    # One child: a second one, opened while the first is still busy, would be asked for the answers in vain.
+    # One child: a second one would be asked for the answers in vain.
     upstream = {"command": fake("fake_stdio.py"), "warm": 0, "max_children": 1}
     async with gateway(upstream) as gw, wire(gw.url) as client:
         assert (await client.call("late")).text == "asks now"

@@ -13,8 +13,9 @@ from typing import Any
 JSON = dict[str, Any]
 
 
-def say(message: JSON) -> None:
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+def say(*messages: JSON) -> None:
+    """Write the messages at once: whoever reads the first can read them all."""
+    sys.stdout.write("".join(json.dumps({"jsonrpc": "2.0", **message}) + "\n" for message in messages))
     sys.stdout.flush()
 
 
@@ -144,9 +145,8 @@ def serve() -> None:
             result = (
                 text(answers) if params["name"] == "answers" else call(params["name"], params.get("arguments", {}))
             )
-            say({"id": id_, "result": result})
-            if params["name"] == "late":
-                say({"id": "late", "method": "roots/list"})
+            late = [{"id": "late", "method": "roots/list"}] if params["name"] == "late" else []
+            say({"id": id_, "result": result}, *late)
             if params["name"] in {"deaf", "shut"}:
                 time.sleep(600)
             if params.get("arguments", {}).get("then") == "die":

@@ -149,8 +149,17 @@ def test_bytes_are_counted_and_objects_are_masked_and_odd_numbers_are_text() -> 
             return f"<Request Bearer {CANARY}>"
 
     line = json.loads(
-        logged(raw=b"x" * 7, request=Request(), wait=float("nan"), names={"b"}, event_kind=Event.TASK_FAILED)
+        logged(
+            keys=2,
+            tokens=None,
+            raw=b"x" * 7,
+            request=Request(),
+            wait=float("nan"),
+            names={"b"},
+            event_kind=Event.TASK_FAILED,
+        )
     )
+    assert (line["keys"], line["tokens"]) == (2, None)
     assert (line["raw"], line["request"], line["wait"]) == ("<7 bytes>", "<Request Bearer [hidden]>", "nan")
     assert (line["names"], line["event_kind"]) == (["b"], "task.failed")
 

@@ -11,7 +11,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?", re.
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _PATH = re.compile(r"/|(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+", re.ASCII)
 _URL_TEXT = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+", re.ASCII)
-_HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
+_HEADER_VALUE = re.compile(r"(?=.{1,8192}\Z)[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REPLICA_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
@@ -31,19 +31,8 @@ HOP_BY_HOP = frozenset(
 )
 # The gateway writes these headers itself, downstream and upstream.
 _OWN = frozenset(
-    {
-        "accept",
-        "accept-encoding",
-        "authorization",
-        "expect",
-        "forwarded",
-        "host",
-        "last-event-id",
-        "origin",
-        "via",
-    }
+    {"accept", "accept-encoding", "authorization", "expect", "forwarded", "host", "last-event-id", "origin", "via"}
 )
-_HEADER_VALUE_CHARACTERS = 8_192
 _OWN_PREFIXES = ("mcp-", "content-", "sec-", "access-control-")
 
 
@@ -158,13 +147,13 @@ def sendable_header(name: str, value: str) -> tuple[str, str]:
     known = "authorization" if name.lower() == "authorization" else _header(name)
     if known is None:
         raise ValueError("this is not a header name")
-    if _header_value(value) is None:
+    if _HEADER_VALUE.fullmatch(value) is None:
         raise ValueError(f"the value of {known} is not one line of plain text")
     return known, value
 
 
-def _header_value(text: str) -> str | None:
-    return text if len(text) <= _HEADER_VALUE_CHARACTERS and _HEADER_VALUE.fullmatch(text) else None
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
+    return lambda text: text if pattern.fullmatch(text) else None
 
 
 def _network(text: str) -> str | None:
@@ -174,23 +163,15 @@ def _network(text: str) -> str | None:
         return None
 
 
-def _variable(text: str) -> str | None:
-    return text if _VARIABLE.fullmatch(text) else None
-
-
-def _replica_id(text: str) -> str | None:
-    return text if _REPLICA_ID.fullmatch(text) else None
-
-
 FORMS = {
     "address": Form("host:port", "127.0.0.1:8080", _address),
     "header": Form("a header name", "x-tenant", _header),
-    "header value": Form("one line of plain text for a header", "acme", _header_value),
+    "header value": Form("one line of plain text for a header", "acme", _matching(_HEADER_VALUE)),
     "host": Form("a host name", "gateway.example.com", _host),
     "network": Form("an IP network", "10.0.0.0/8", _network),
     "origin": Form("an origin", "https://app.example.com", _origin),
     "path": Form("a plain absolute path", "/mcp", _path),
-    "replica id": Form("a replica id", "gw-1", _replica_id),
-    "variable": Form("a variable name", "API_KEY", _variable),
+    "replica id": Form("a replica id", "gw-1", _matching(_REPLICA_ID)),
+    "variable": Form("a variable name", "API_KEY", _matching(_VARIABLE)),
     "url": Form("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
 }

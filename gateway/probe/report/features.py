@@ -204,12 +204,7 @@ def _caching(server: Server) -> Feature:
 def _legacy_clients(server: Server) -> Feature:
     name = "old_clients"
     if server.transport == "stdio":
-        return _feature(
-            name,
-            "yes",
-            "yes, relayed",
-            "Each of their sessions has a process of its own.",
-        )
+        return _feature(name, "yes", "yes, relayed", "Each of their sessions has a process of its own.")
     why = "Requests over the server's own transport pass through unchanged; sessions over another one are relayed."
     return _feature(name, "yes", "yes", why)
 

@@ -1,10 +1,10 @@
 """Formats a report as text: 80 columns, the state in words, colour on a terminal."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from gateway.probe.report.findings import Answer, Check, Feature, Report, State, Upstream
+from gateway.probe.report.findings import Check, Feature, Report, State, Upstream
 
 _COLUMNS: Final = 79
 _WORD: Final = 9
@@ -19,6 +19,7 @@ _COLOURS: Final[dict[str, str]] = {
     "not offered": "2",
     "head": "1",
 }
+_Paint = Callable[[str, str], str]
 _SUMMARY: Final[dict[State, str]] = {
     "ok": "No problems found.",
     "warning": "It works, with the warnings and limits above.",
@@ -28,7 +29,7 @@ _SUMMARY: Final[dict[State, str]] = {
 
 def lines(report: Report, *, colour: bool) -> Iterator[str]:
     """Yield the report, line by line."""
-    paint = _Paint(colour=colour)
+    paint: _Paint = _coloured if colour else lambda _, text: text
     if report.checks:
         yield paint("head", "The configuration, on this machine")
         yield ""
@@ -41,12 +42,8 @@ def lines(report: Report, *, colour: bool) -> Iterator[str]:
     yield paint(report.state, _SUMMARY[report.state])
 
 
-class _Paint:
-    def __init__(self, *, colour: bool) -> None:
-        self._colour = colour
-
-    def __call__(self, kind: State | Answer | str, text: str) -> str:
-        return f"\033[{_COLOURS[kind]}m{text}\033[0m" if self._colour else text
+def _coloured(kind: str, text: str) -> str:
+    return f"\033[{_COLOURS[kind]}m{text}\033[0m"
 
 
 def _upstream(upstream: Upstream, paint: _Paint) -> Iterator[str]:

@@ -88,12 +88,45 @@ CASES = [
 ]
 
 
+CASES += [
+    (
+        "workers: 1.5" + ROUTES,
+        "workers: 1.5 is a number, but a whole number is expected; write e.g. 1",
+        "workers: 1" + ROUTES,
+    ),
+]
+
+
 @pytest.mark.parametrize(("text", "error", "corrected"), CASES, ids=[case[1].partition(" ")[0] for case in CASES])
 def test_a_correction_taken_literally_is_accepted(text: str, error: str, corrected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "gateway.yaml", {})
     assert caught.value.problems == (error,)
     _ = parse(corrected, "gateway.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("traces: 1:30" + ROUTES, "write true or false"),
+        ("security: {allowed_hosts: on}" + ROUTES, 'write ["on"]'),
+        ("log: {level: off}" + ROUTES, "write debug or error or info or warning"),
+        ("listen: 1:30" + ROUTES, 'write "1:30" in quotes'),
+        ("security: {allowed_hosts: {a: b}}" + ROUTES, "write its entries as a list"),
+        ("security: {allowed_hosts: 1}" + ROUTES, "write [ ] around it"),
+        ("""routes: [{upstream: {command: "npx 'a"}}]""", """write ["npx", "'a"]"""),
+        ("routes: [{upstream: {command: '" + "k" * 40 + " x'}}]", "write its words as a list, each in quotes"),
+        ("routes: [{upstream: {url: http://h/mcp}, credentials: drop}]", 'write {mode: "drop"}'),
+        ("routes: [{upstream: {url: http://h/mcp}, credentials: odd}]", "write key: value"),
+        ("routes: [{upstream: {url: http://h/mcp}, credentials: 1}]", "write key: value"),
+        ("routes: [{upstream: 'http://ann:pw@h/mcp'}]", "write key: value"),
+        ("routes: [{}]", 'add upstream: {url: "http://127.0.0.1:9000/mcp"}'),
+    ],
+)
+def test_a_value_of_the_wrong_kind_gets_the_advice_for_its_key(text: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "gateway.yaml", {})
+    assert caught.value.problems[0].endswith(advice)
 
 
 def test_a_misspelt_key_and_its_wrong_value_are_reported_together() -> None:

@@ -11,15 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.telemetry.process_status import (
-    Notice,
-    PeerState,
-    PeerStatus,
-    ProcessStatus,
-    Status,
-    cut,
-    merged,
-)
+from gateway.admin.merge_statuses import cut, merged
+from gateway.telemetry.process_status import Notice, PeerState, PeerStatus, ProcessStatus, Status
 
 STATUS_BYTES: Final = 262_144
 """The longest status that one replica takes from another, sealed."""

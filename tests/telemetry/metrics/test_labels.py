@@ -8,18 +8,13 @@ import pytest
 
 from gateway.protocol.errors import DownstreamError, GatewayError, InvalidState, UpstreamError
 from gateway.seal.request_state import Binding
-from gateway.telemetry import (
-    NestedOutcome,
-    PeerReason,
-    Rejection,
-    StateReason,
-    UpstreamFailure,
-)
+from gateway.telemetry import NestedOutcome
+from gateway.telemetry.metrics.labels import PEER_REASONS, REJECTIONS, STATE_REASONS, UPSTREAM_FAILURES
 
 E = TypeVar("E", bound=GatewayError)
 
 
-SOURCES = sorted((Path(__file__).parents[2] / "gateway").rglob("*.py"))
+SOURCES = sorted((Path(__file__).parents[3] / "gateway").rglob("*.py"))
 
 
 def subclasses(kind: type[E]) -> set[type[E]]:
@@ -35,11 +30,11 @@ def in_sources(pattern: str) -> set[str]:
 
 def test_the_upstream_failures_are_the_reasons_of_the_errors_and_those_counted_by_name() -> None:
     reasons = {kind.reason for kind in subclasses(UpstreamError) - {UpstreamError}}
-    assert reasons | in_sources(r'upstream_failed\([^"()]+, "(\w+)"\)') == set(UpstreamFailure)
+    assert reasons | in_sources(r'upstream_failed\([^"()]+, "(\w+)"\)') == set(UPSTREAM_FAILURES)
 
 
 def test_the_rejections_are_those_of_the_errors() -> None:
-    assert {kind.rejection for kind in subclasses(DownstreamError) - {InvalidState}} == set(Rejection)
+    assert {kind.rejection for kind in subclasses(DownstreamError) - {InvalidState}} == set(REJECTIONS)
 
 
 def test_the_nested_outcomes_know_every_word_that_the_core_counts() -> None:
@@ -54,4 +49,4 @@ def test_the_nested_outcomes_know_every_word_that_the_core_counts() -> None:
 def test_the_state_and_peer_reasons_are_those_that_are_raised() -> None:
     compared = {*Binding.__struct_fields__} - {"names"}  # of the headers
     bound = {f"other_{name}" for name in compared}
-    assert in_sources(r'InvalidState\("(\w+)"\)') | bound == {*StateReason, *PeerReason}
+    assert in_sources(r'InvalidState\("(\w+)"\)') | bound == {*STATE_REASONS, *PEER_REASONS}

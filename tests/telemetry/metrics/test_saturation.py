@@ -3,10 +3,14 @@
 import json
 
 import pytest
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from gateway.admin.merge_metrics import merge, parse
 from gateway.protocol import mcp
+from gateway.telemetry.metrics.saturation import Load, RouteLoad, Saturation, Use
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.metric_values import value_in
 from tests.support.replicas import ask
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand
@@ -97,3 +101,20 @@ async def test_a_plain_call_is_counted_with_the_time_of_its_upstream(upstream: F
 def test_the_worst_worker_counts_where_a_sum_means_nothing(name: str, values: tuple[str, str], merged: float) -> None:
     scrapes = [parse(f"# HELP {name} x.\n# TYPE {name} gauge\n{name} {value}\n") for value in values]
     assert merge(scrapes)[name].samples == {name: merged}
+
+
+def test_a_reload_takes_the_certificates_and_routes_of_before_away() -> None:
+    route = RouteLoad(sessions_limit=9, children_limit=4, of_one_address=Use(1, 2))
+    routes = {"/child": route, "/mcp": replace(route, children_limit=None)}
+    registry, none = CollectorRegistry(), Use(0, None)
+    saturation = Saturation(registry, lambda: Load(True, none, 0, none, routes))
+    saturation.show_certificates({"tls.cert_file": 5.0})
+    saturation.refresh()
+    assert value_in(registry, "certificate_expiry_timestamp_seconds", key="tls.cert_file") == 5
+    assert value_in(registry, "children_limit", route="/child") == 4
+    assert value_in(registry, "children_limit", route="/mcp") is None
+    saturation.show_certificates({})
+    del routes["/child"]
+    saturation.refresh()
+    assert value_in(registry, "certificate_expiry_timestamp_seconds", key="tls.cert_file") is None
+    assert value_in(registry, "children_limit", route="/child") is None

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from gateway.telemetry.cluster_status import STATUS_BYTES, Heard, chosen, read, told
+from gateway.admin.cluster_status import STATUS_BYTES, Heard, chosen, read, told
 from gateway.telemetry.process_status import MOST_HELD, KeyStatus, Notice, PeerStatus, ProcessStatus, Status
 from tests.support.status import held, status_of
 
@@ -31,6 +31,12 @@ def test_a_status_that_would_be_too_long_loses_rows_and_keeps_its_totals() -> No
     assert (0 < len(status.held) < MOST_HELD, status.held_total) == (True, 5000)
 
 
+def test_a_status_that_is_too_long_without_its_lists_is_told_all_the_same() -> None:
+    text = told(of("gw-2", held=(held(1.0),), configuration="c" * STATUS_BYTES))
+    assert len(text) > STATUS_BYTES, "the replica that asked refuses it"
+    assert '"held":[]' in text
+
+
 def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -> None:
     keys = KeyStatus("aaaa", "seals and opens"), KeyStatus("bbbb", "only opens")
     own = of("gw-1", version="1", configuration="x", keys=keys)
@@ -49,3 +55,45 @@ def test_a_notice_of_another_replica_has_its_name_unless_this_one_has_the_same()
     common, alone = Notice("The same everywhere"), Notice("Only there")
     found = whole(of("gw-1", notices=(common,)), of("gw-2", notices=(common, alone))).notices
     assert [each.text for each in found] == ["The same everywhere", "gw-2: Only there"]
+
+
+def test_a_text_that_is_not_the_status_of_its_sender_is_refused() -> None:
+    good = told(of("gw-2"))
+    assert read(good, "gw-2") is not None
+    assert read(good, "gw-3") is None
+    assert read(good.replace('"in_flight":0', f'"in_flight":{2**60}'), "gw-2") is None
+    for text in ("", "{}", "[" * 100_000, good[:-1]):
+        assert read(text, "gw-2") is None
+
+
+def test_one_replica_is_chosen_by_its_name() -> None:
+    own, other = of("gw-1"), of("gw-2")
+    heard = {"gw-2": Heard(state="answered", status=other), "gw-3": Heard(state="dead", why="no")}
+    assert chosen(own, {}, "gw-2") == own
+    assert chosen(own, heard, "gw-2") == other
+    for name in (None, "gw-3", "gw-9"):
+        assert chosen(own, heard, name).covers == "cluster"
+
+
+def test_a_replica_without_an_answer_is_shown_as_it_was_found() -> None:
+    def peer(name: str) -> PeerStatus:
+        return PeerStatus(id=name, address="x:1", state="not asked", last_answer_seconds_ago=9.0)
+
+    own = of("gw-1", peers=tuple(map(peer, ("gw-2", "gw-3", "gw-4"))))
+    heard = {"gw-2": Heard(state="answered", status=of("gw-2")), "gw-3": Heard(state="silent", why="It slept")}
+    status = chosen(own, heard, None)
+    assert [(each.state, each.last_answer_seconds_ago) for each in status.peers] == [
+        ("answered", 0.0),
+        ("silent", 9.0),
+        ("not asked", 9.0),
+    ]
+    assert {each.id: each.state for each in status.processes} == {"gw-1": "ready", "gw-2": "ready", "gw-3": "silent"}
+    (notice,) = status.notices
+    assert (notice.text.partition(":")[0], notice.detail) == ("No status from gw-3", "It slept")
+
+
+def test_of_many_replicas_the_first_ten_are_named() -> None:
+    own = of("gw-0", version="1")
+    others = [of(f"gw-{number}", version="2") for number in range(1, 13)]
+    (notice,) = whole(own, *others).notices
+    assert notice.text.endswith("gw-10 and 2 more)")

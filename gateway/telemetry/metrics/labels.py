@@ -61,36 +61,16 @@ class PeerOutcome(StrEnum):
     BROKE = "broke"
 
 
-class StateReason(StrEnum):
-    """Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
-
-    TOO_LARGE = "too_large"
-    MALFORMED = "malformed"
-    UNKNOWN_KEY = "unknown_key"
-    FORGED = "forged"
-    VERSION = "version"
-    EXPIRED = "expired"
-    FUTURE = "future"
-    OTHER_ROUTE = "other_route"
-    OTHER_METHOD = "other_method"
-    OTHER_TARGET = "other_target"
-    OTHER_ARGUMENTS = "other_arguments"
-    OTHER_PRINCIPAL = "other_principal"
-    OTHER_HEADERS = "other_headers"
-    ANSWERED = "answered"
-    ENDED = "ended"
+STATE_REASONS: Final = (
+    *("too_large", "malformed", "unknown_key", "forged", "version", "expired", "future", "other_route"),
+    *("other_method", "other_target", "other_arguments", "other_principal", "other_headers", "answered"),
+    "ended",
+)
+"""Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
 
 
-class PeerReason(StrEnum):
-    """Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
-
-    MALFORMED = "malformed"
-    UNKNOWN_KEY = "unknown_key"
-    FORGED = "forged"
-    VERSION = "version"
-    EXPIRED = "expired"
-    FUTURE = "future"
-    REPLAYED = "replayed"
+PEER_REASONS: Final = ("malformed", "unknown_key", "forged", "version", "expired", "future", "replayed")
+"""Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
 
 
 class NestedOutcome(StrEnum):
@@ -144,16 +124,11 @@ class SessionLimit(StrEnum):
     NEWCOMERS = "sessions.max_newcomers"
 
 
-class UpstreamFailure(StrEnum):
-    """How an upstream failed: the `reason` of `errors.UpstreamError`, or a protocol violation."""
-
-    UNREACHABLE = "upstream_unreachable"
-    SESSION_LOST = "session_lost"
-    CALL_LOST = "call_lost"
-    CANNOT_ASK = "upstream_cannot_ask"
-    REFUSED = "upstream_refused"
-    MALFORMED = "malformed"
-    UNKNOWN_ID = "unknown_id"
+UPSTREAM_FAILURES: Final = (
+    *("upstream_unreachable", "session_lost", "call_lost", "upstream_cannot_ask", "upstream_refused"),
+    *("malformed", "unknown_id"),
+)
+"""How an upstream failed: the `reason` of `errors.UpstreamError`, or a protocol violation."""
 
 
 class UpstreamEra(StrEnum):
@@ -198,19 +173,9 @@ class Malformation(StrEnum):
     PIPELINED = "pipelined"
 
 
-class Rejection(StrEnum):
-    """Why a downstream request was refused before it reached an upstream."""
-
-    PARSE = "parse_error"
-    REQUEST = "invalid_request"
-    PARAMS = "invalid_params"
-    HEADERS = "header_mismatch"
-    VERSION = "unsupported_version"
-    METHOD = "method_not_found"
-    CAPABILITY = "missing_capability"
-    UNAUTHORIZED = "unauthorized"
-    FORBIDDEN = "forbidden"
-    TOO_LARGE = "too_large"
-    ENCODING = "unsupported_encoding"
-    BUSY = "busy"
-    SESSION = "no_session"
+REJECTIONS: Final = (
+    *("parse_error", "invalid_request", "invalid_params", "header_mismatch", "unsupported_version"),
+    *("method_not_found", "missing_capability", "unauthorized", "forbidden", "too_large"),
+    *("unsupported_encoding", "busy", "no_session"),
+)
+"""Why a downstream request was refused before it reached an upstream."""

@@ -1,0 +1,316 @@
+"""The structs of the configuration: every key with its type, range, default, meaning.
+
+These structs, and those of routes in `route_model.py`, are the only place where a key is declared. The loader, the
+environment overrides, the JSON Schema and the documentation all read them, so a new key is one new field here, and one
+line in `config/full.yaml` (a test compares). The text below a field is its description (`schema.py` reads it).
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from gateway.config.model.hidden_secrets import Discreet
+from gateway.config.model.route import Route
+from gateway.config.model.value_types import (
+    Address,
+    Algorithm,
+    Bytes,
+    Count,
+    Depth,
+    Header,
+    Host,
+    Level,
+    LongSeconds,
+    Network,
+    Origin,
+    PerSecond,
+    QuietSeconds,
+    ReplicaId,
+    Rounds,
+    Seconds,
+    SomeSeconds,
+    Text,
+)
+from gateway.config.parsing.state_keys import decode_key
+
+
+class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """TLS of the listener for clients, switched on by `cert_file`."""
+
+    cert_file: Text | None = None
+    """Certificate (PEM), followed by its intermediate certificates. null: plain HTTP."""
+    key_file: Text | None = None
+    """Private key (PEM) of the certificate, without a password. null: the key is in `cert_file`."""
+    client_ca_file: Text | None = None
+    """Authorities (PEM) of client certificates: other clients are rejected. null: no client certificate is needed."""
+
+
+class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How `requestState` and session ids are sealed."""
+
+    _secrets = frozenset({"keys", "session_keys"})
+
+    keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
+    """State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key seals, all keys open.
+    Empty: the gateway makes a key at each start, for a single replica only."""
+    keys_file: Text | None = None
+    """Alternative to `keys`: a file with one key per line and `#` comments. A relative path starts in the folder of
+    the configuration file."""
+    ttl_seconds: SomeSeconds = 600.0
+    """Lifetime of a sealed state."""
+    session_ttl_seconds: LongSeconds = 604_800.0
+    """Lifetime of a sealed `Mcp-Session-Id`, with which the gateway serves legacy clients before a modern server. Such
+    clients use a session for days, and none of them begins a new one when it ends."""
+    session_keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
+    """Former state keys that still open session ids and the event ids of their streams, but nothing else. Put a key
+    here when it leaves `keys`, and remove it `session_ttl_seconds` later."""
+
+    def raw_keys(self) -> tuple[bytes, ...]:
+        """Return the keys as bytes, in order; raises ValueError for a malformed key (never after `load`)."""
+        return tuple(decode_key(text) for text in self.keys)
+
+    def raw_session_keys(self) -> tuple[bytes, ...]:
+        """Return the keys that only open session ids as bytes; raises ValueError (never after `load`)."""
+        return tuple(decode_key(text) for text in self.session_keys)
+
+
+class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """This process among its peers."""
+
+    id: ReplicaId | None = None
+    """Name of this replica, unique among its peers. null: the host's name."""
+    listen: Address | None = None
+    """host:port of the peer listener. null: no peer listener."""
+    peers: dict[ReplicaId, Address] = {}
+    """Peer listeners of all replicas by replica id, including this one's."""
+    peers_dns: Address | None = None
+    """Alternative to `peers`: name:port of a headless service that resolves to all replicas."""
+
+
+class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calls that wait between two rounds."""
+
+    ttl_seconds: SomeSeconds = 600.0
+    """How long a parked call waits for its next round. state.ttl_seconds limits the wait too."""
+    max_calls: Count = 10_000
+    """Maximum number of parked calls in this replica."""
+    max_calls_per_principal: Count = 1_000
+    """Maximum number of parked calls of one principal."""
+    max_calls_per_address: Count | None = None
+    """Maximum number of parked calls from one client address: the newest hop of X-Forwarded-For that is not in
+    `principal.trusted_proxies`, IPv6 by its /64. null: no limit."""
+    quiet_seconds: QuietSeconds = 0.04
+    """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
+    grace_seconds: Seconds = 1.5
+    """When the client of a retry disconnects: how long it may come back before the call is cancelled."""
+    linger_seconds: Seconds = 30.0
+    """How long a delivered result is kept in case the client repeats the same retry."""
+    drain_delay_seconds: Seconds = 2.0
+    """After SIGTERM: how long the replica reports unready but still serves new calls, so that load balancers notice.
+    SIGINT skips this delay."""
+    drain_seconds: Seconds = 30.0
+    """After that delay: how long parked calls may take to finish. Peers can still reach them."""
+    cold_seconds: Seconds = 0.0
+    """After this time, a parked call whose server stores events is let go of (a cold call): its connections are
+    closed, and the retry resumes it as another replica would. 0: never."""
+    max_cold_calls: Count = 1_000_000
+    """Maximum number of cold calls in this replica, besides `max_calls`. Beyond it, calls stay held."""
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Maximum sizes of messages, and limits of connections."""
+
+    body_bytes: Bytes = 4_194_304
+    """Maximum size of a client's request body, after decompression. A larger one gets HTTP 413."""
+    event_bytes: Bytes = 16_777_216
+    """Maximum size of one SSE event or JSON response of an upstream."""
+    behind_bytes: Bytes = 1_048_576
+    """Maximum size of the notifications that wait for one client that does not read. Beyond it, the gateway drops the
+    oldest, but keeps the newest whatever its size."""
+    receiving_bytes: Bytes = 33_554_432
+    """Maximum size of all unfinished requests together, after decompression. Beyond it, the oldest unfinished body
+    gets HTTP 503. A value below `body_bytes` counts as `body_bytes`."""
+    receiving_bytes_per_address: Bytes | None = None
+    """The same for the requests of one client address (IPv6: of one /64). null: no limit, since clients behind one
+    load balancer share an address."""
+    sending_bytes: Bytes = 33_554_432
+    """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of
+    the client that is behind for the longest time. A value below `event_bytes` counts as `event_bytes`."""
+    arriving_bytes: Bytes = 33_554_432
+    """Maximum size of all unfinished messages of one upstream together, those below 64 KiB aside. Beyond it, the
+    gateway reads on with the oldest of them only."""
+    results_bytes: Bytes = 16_777_216
+    """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests. In
+    the mirror, the subscriptions of its sessions count too. Beyond it, the gateway forgets the oldest."""
+    replay_bytes: Bytes = 33_554_432
+    """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
+    such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
+    it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
+    cold_bytes: Bytes = 1_073_741_824
+    """Maximum size of what is kept of all cold calls together (`hold.cold_seconds`). Beyond it, calls stay held."""
+    json_depth: Depth = 64
+    """Maximum nesting of objects and arrays in a message."""
+    state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
+    """Maximum size of a sealed `requestState`."""
+    receive_seconds: SomeSeconds = 30.0
+    """Time limit for a request head to arrive, and again for its whole body."""
+    connections: Count = 20_000
+    """Maximum number of open client connections."""
+
+
+class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Timeouts towards clients, upstreams and peers, in seconds."""
+
+    connect_seconds: SomeSeconds = 5.0
+    """Time limit for opening a connection to an upstream."""
+    handshake_seconds: SomeSeconds = 10.0
+    """Time limit from `initialize` to its result."""
+    answer_seconds: SomeSeconds = 10.0
+    """Time limit for the upstream to accept the POST of an answer or a notification."""
+    idle_seconds: SomeSeconds = 300.0
+    """How long an upstream may be silent during a call."""
+    session_wait_seconds: SomeSeconds = 10.0
+    """How long a request waits for a free session when the caps are reached."""
+    keepalive_seconds: SomeSeconds = 15.0
+    """How long a response stream may be silent before the gateway sends an SSE comment."""
+    cancel_seconds: SomeSeconds = 5.0
+    """Time limit for delivering `notifications/cancelled` or DELETE."""
+    send_seconds: SomeSeconds = 30.0
+    """How long a client may fail to read its reply."""
+    peer_connect_seconds: SomeSeconds = 0.5
+    """Time limit for opening a connection to a peer. A peer that takes longer counts as silent, not as proven dead."""
+    peer_accept_seconds: SomeSeconds = 1.0
+    """Time limit for a connected peer to take the request over. After it, the client is told to retry."""
+
+
+class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pool of upstream sessions."""
+
+    max: Count = 11_000
+    """Maximum number of sessions per route, in use or idle. A parked call uses one."""
+    max_per_principal: Count = 1_100
+    """Maximum number of sessions of one principal on one route."""
+    max_per_address: Count | None = None
+    """Maximum number of sessions on one route that requests from one client address opened, determined as in
+    `hold.max_calls_per_address`. null: no limit."""
+    max_newcomers: Count | None = None
+    """Maximum number of sessions on one route of all principals together whose calls the upstream has never answered.
+    null: a tenth of `max`, or half of `upstream.max_children`; at least 8."""
+    new_per_second_per_principal: PerSecond = 20.0
+    """How many sessions one principal may open per second on one route, after a burst of `max_per_principal`."""
+    new_per_second: PerSecond = 200.0
+    """How many sessions a route may open per second, after a burst of `max`."""
+    idle_seconds: Seconds = 60.0
+    """After this idle time, the gateway closes a session with DELETE."""
+    quarantine_seconds: Seconds = 60.0
+    """How long an abandoned call may take to end before its session is dropped."""
+    client_idle_seconds: SomeSeconds = 1800.0
+    """After this time without a request or an open stream of a legacy client whose transport the gateway changes, its
+    session ends. Legacy clients do not begin a new one by themselves."""
+
+
+class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Early ends of long requests, for clients that give up at 60 seconds."""
+
+    limit_seconds: SomeSeconds = 50.0
+    """A request that is open this long is answered with a round without questions."""
+    rounds: Rounds = 4
+    """Maximum number of such rounds per exchange (clients allow 10 rounds in all). 0: streams stay open."""
+
+
+class TaskLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tasks of clients that declare the extension io.modelcontextprotocol/tasks."""
+
+    max: Count = 1_000
+    """Maximum number of tasks in this replica. A task takes one session of its route until its time is over. Beyond
+    it, finished tasks are forgotten, the oldest first; if there is none, a call gets HTTP 503."""
+    max_per_principal: Count = 100
+    """Maximum number of tasks of one principal. Beyond it, as with `max`, but the call gets HTTP 429."""
+    ttl_seconds: SomeSeconds = 3600.0
+    """How long a server is asked to keep a task, and how long it is kept at most, its result included. The work and
+    the user's answers must fit. Keep an old state key this long."""
+
+
+class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How callers are identified."""
+
+    _urls = frozenset({"jwks_url"})
+
+    source: Literal["authorization", "header", "jwt"] = "authorization"
+    """How callers are identified. `authorization`: by the bearer token, not verified; `header`: by a header that a
+    trusted proxy sets; `jwt`: by the bearer token, verified with its issuer's keys."""
+    header: Header | None = None
+    """With source `header`: the name of the header."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Networks (CIDR) of proxies whose forwarded headers are trusted."""
+    issuer: Text | None = None
+    """With source `jwt`: the exact value that `iss` must have."""
+    jwks_url: Annotated[str | None, Meta(extra={"form": "url"})] = None
+    """With source `jwt`: the URL of the issuer's keys."""
+    jwks_file: Text | None = None
+    """Alternative to `jwks_url`: a file with the keys (JWKS)."""
+    jwks_ca_file: Text | None = None
+    """Authority (PEM) of the server at `jwks_url`. null: the system's authorities."""
+    jwks_stale_seconds: Annotated[float, Meta(ge=0, le=604_800)] = 86_400.0
+    """How long the keys stay in use after the last successful fetch."""
+    audience: tuple[Text, ...] = ()
+    """With source `jwt`: `aud` must name one of these. Empty: not checked."""
+    algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")
+    """With source `jwt`: the accepted signature algorithms."""
+
+
+class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Protection against DNS rebinding."""
+
+    allowed_hosts: tuple[Host, ...] = ()
+    """Accepted values of `Host`. Empty: loopback names if `listen` is on loopback, otherwise any."""
+    allowed_origins: tuple[Origin, ...] = ()
+    """Accepted values of `Origin`. Requests without `Origin` are always accepted."""
+
+
+class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The log on stderr."""
+
+    level: Level = "info"
+    """Minimum level. It is read only at start, and `serve --log-level` overrides it."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto`: console format on a terminal, otherwise JSON lines."""
+
+
+class Debug(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Debugging aids."""
+
+    bodies: bool = False
+    """true: log every message of clients and upstreams, truncated and with secrets masked. The gateway logs a warning
+    about this at every start and reload."""
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The configuration of one mrtr-gateway process."""
+
+    listen: Address = "127.0.0.1:8080"
+    """host:port for clients. Port 0 picks a free port."""
+    public_url: Origin | None = None
+    """Origin at which clients reach this gateway, used in OAuth metadata. null: the request's `Host`."""
+    admin: Address | None = "127.0.0.1:9464"
+    """host:port of /metrics, /healthz, /readyz and /status. null: no admin listener."""
+    workers: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Number of processes that share `listen`. The caps of hold, limits and sessions apply to each process."""
+    tls: Tls = Tls()
+    state: State = State()
+    replica: Replica = Replica()
+    hold: Hold = Hold()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    sessions: Sessions = Sessions()
+    legs: Legs = Legs()
+    tasks: TaskLimits = TaskLimits()
+    principal: Principal = Principal()
+    security: Security = Security()
+    log: Log = Log()
+    traces: bool = False
+    """true: send spans with OTLP over HTTP, as the OTEL_* environment variables say. Needs `pip install
+    'mrtr-gateway[otel]'`."""
+    debug: Debug = Debug()
+    routes: Annotated[tuple[Route, ...], Meta(min_length=1)]
+    """Public paths and their upstreams."""

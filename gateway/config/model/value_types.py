@@ -1,0 +1,39 @@
+"""The types of the values in the configuration, with their ranges.
+
+`extra={"form": ...}` names the text form of `gateway/config/parsing/formats.py` that a value must have.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+SomeSeconds = Annotated[float, Meta(ge=0.001, le=86_400)]
+Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Bytes = Annotated[int, Meta(ge=1, le=1_073_741_824)]
+QuietSeconds = Annotated[float, Meta(ge=0, le=5)]
+Depth = Annotated[int, Meta(ge=8, le=512)]
+Rounds = Annotated[int, Meta(ge=0, le=9)]
+LongSeconds = Annotated[float, Meta(ge=60, le=31_536_000)]
+PerSecond = Annotated[float, Meta(ge=0.001, le=1_000_000)]
+
+Address = Annotated[str, Meta(extra={"form": "address"})]
+Header = Annotated[str, Meta(extra={"form": "header"})]
+ReplicaId = Annotated[str, Meta(extra={"form": "replica id"})]
+Network = Annotated[str, Meta(extra={"form": "network"})]
+Host = Annotated[str, Meta(extra={"form": "host"})]
+Origin = Annotated[str, Meta(extra={"form": "origin"})]
+Variable = Annotated[str, Meta(extra={"form": "variable"})]
+Text = Annotated[str, Meta(min_length=1)]
+HeaderValue = Annotated[str, Meta(extra={"form": "header value", "secret": True})]
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]  # no algorithm with a shared secret: an attacker could use a public key as the secret
+Level = Literal["debug", "info", "warning", "error"]
+Era = Literal["auto", "bridge", "mirror"]
+Dialect = Literal["sep-1442", "sep-1655", "sep-1685"]
+TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
+CacheScope = Literal["private", "public"]
+Cacheable = Literal[
+    "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"
+]

@@ -1,0 +1,102 @@
+"""Statuses are merged into one; the latest answer or failure decides the health of a route."""
+
+from msgspec.structs import fields, replace
+
+from gateway.admin.merge_statuses import health, together
+from gateway.admin.snapshot import about
+from gateway.admin.status_page import page
+from gateway.config import parse
+from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus, RouteStatus
+from tests.support.status import held, process, route, status_of
+from tests.support.workbench import configuration
+
+
+def test_the_latest_answer_or_failure_decides_the_health() -> None:
+    failure = Failure(kind="k", cause="c", fix="f", seconds_ago=5)
+    assert health(None, None) == "unknown"
+    assert health(9.0, None) == "ok"
+    assert health(None, failure) == "failing"
+    assert health(9.0, failure) == "failing"
+    assert health(1.0, failure) == "ok"
+
+
+def test_the_statuses_of_workers_are_merged_into_one() -> None:
+    failure = Failure(kind="call_lost", cause="c", fix="f", seconds_ago=3)
+    parts = [
+        status_of(process(1), routes=(route(last_failure=failure, health="failing"),), routes_total=1, held_total=1),
+        status_of(
+            process(0),
+            routes=(route(last_ok_seconds_ago=2.0, era="old", transport="sse", health="ok"),),
+            routes_total=1,
+            held=(held(5),),
+            held_total=2,
+        ),
+    ]
+    config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=3), "test", {})
+    whole = together(about(config, "gw-1", 0, is_draining=False), parts)
+    assert [(each.id, each.state) for each in whole.processes] == [
+        ("gw-1#0", "ready"),
+        ("gw-1#1", "ready"),
+        ("gw-1#2", "silent"),
+    ]
+    assert (whole.state, whole.held_total, len(whole.held)) == ("not ready", 3, 1)
+    (row,) = whole.routes
+    assert (row.health, row.era, row.transport, row.held, row.waiting) == ("ok", "old", "sse", 2, 2)
+    assert row.last_failure == failure
+    assert (row.sessions, row.sessions_limit) == ({"idle": 2, "busy": 4, "quarantined": 0}, 20)
+    assert [notice.text.partition(":")[0] for notice in whole.notices] == [
+        "No answer within a second from gw-1#2",
+    ]
+    assert "gw-1#2" in page(whole)
+
+
+def test_workers_with_different_configurations_are_a_notice() -> None:
+    parts = [status_of(process(0, "aaa")), status_of(process(1, "bbb"))]
+    config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=2), "test", {})
+    whole = together(about(config, "gw-1", 0, is_draining=False), parts)
+    assert "different configurations (aaa, bbb)" in whole.notices[0].text
+    assert together(about(config, "gw-1", 0, is_draining=True), parts).state == "draining"
+
+
+def merged_peers(*peers: PeerStatus) -> tuple[PeerStatus, ...]:
+    parts = [replace(status_of(process(number)), peers=(each,)) for number, each in enumerate(peers)]
+    return together(status_of(), parts).peers
+
+
+def test_of_a_peer_the_latest_answer_counts() -> None:
+    def peer(state: PeerState, ago: float | None) -> PeerStatus:
+        return PeerStatus(id="gw-2", address="x:1", state=state, last_answer_seconds_ago=ago)
+
+    asked, unasked = peer("answered", 3.0), peer("not asked", None)
+    assert merged_peers(unasked, asked) == merged_peers(asked, unasked) == (asked,)
+    later = peer("dead", 1.0)
+    assert merged_peers(asked, later) == merged_peers(later, asked) == (later,)
+    assert merged_peers(peer("silent", None), asked)[0].state == "silent"
+
+
+def test_the_same_error_of_several_workers_is_one() -> None:
+    def error(count: int, first: float, last: float) -> ErrorStatus:
+        return ErrorStatus(
+            kind="k", route="/mcp", text="t", fix="f", count=count, first_seconds_ago=first, last_seconds_ago=last
+        )
+
+    parts = [status_of(process(0), errors=(error(1, 9, 5),)), status_of(process(1), errors=(error(2, 8, 3),))]
+    assert together(status_of(), parts).errors == (error(3, 9, 3),)
+
+
+def test_children_are_added_up_where_there_are_any() -> None:
+    def children(*counts: int | None) -> tuple[int | None, int | None]:
+        rows = (route(children=count, children_limit=None if count is None else 32) for count in counts)
+        (row,) = together(status_of(), [status_of(routes=(each,)) for each in rows]).routes
+        return row.children, row.children_limit
+
+    assert children(2, 3) == (5, 64)
+    assert children(None, None) == (None, None)
+
+
+def test_every_number_of_a_route_is_added_up_but_those_of_one_address() -> None:
+    numbers = [field.name for field in fields(RouteStatus) if field.type is int]
+    parts = [status_of(routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
+    (row,) = together(status_of(), parts).routes
+    expected = {**dict.fromkeys(numbers, 3), "of_one_address": 2, "of_one_address_limit": 1}
+    assert {name: getattr(row, name) for name in numbers} == expected

@@ -1,0 +1,49 @@
+"""The structs of a route: which headers are credentials, how fresh results are."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import parse
+from gateway.config.model.route import Cache, Freshness, Upstream
+
+TRACE_AND_PROXY = [
+    *("traceparent", "tracestate", "baggage", "x-request-id", "x-forwarded-for", "x-forwarded-user"),
+    *("user-agent", "accept-language"),
+]
+
+
+@pytest.mark.parametrize(
+    ("keys", "bound"),
+    [
+        ({}, ()),
+        ({"forward_headers": ["X-Api-Key", *TRACE_AND_PROXY, "cookie"]}, ("x-api-key", "cookie")),
+        ({"forward_headers": ["x-api-key", "x-forwarded-user"], "bind_headers": []}, ()),
+        (
+            {"forward_headers": ["x-api-key", "x-forwarded-user"], "bind_headers": ["X-Forwarded-User"]},
+            ("x-forwarded-user",),
+        ),
+    ],
+)
+def test_forwarded_headers_are_credentials_except_for_those_of_traces_and_proxies(
+    keys: dict[str, Any], bound: tuple[str, ...]
+) -> None:
+    route = {"upstream": {"url": "http://a/mcp"}, **keys}
+    assert parse(yaml.safe_dump({"routes": [route]}), "t", {}).routes[0].bound_headers == bound
+
+
+def test_freshness_of_one_method_overrides_that_of_all() -> None:
+    assert Cache(ttl_ms=5, scope="public").of("tools/list") == (5, "public")
+    cache = Cache(ttl_ms=5, methods={"tools/list": Freshness(scope="public"), "prompts/list": Freshness(ttl_ms=7)})
+    assert cache.of("tools/list") == (5, "public")
+    assert cache.of("prompts/list") == (7, "private")
+    assert cache.of("resources/list") == (5, "private")
+
+
+def test_an_upstream_is_named_without_what_may_be_secret() -> None:
+    assert Upstream(url="http://user:pw@h:1/mcp?key=x").name == "http://h:1/mcp"
+    child = Upstream(command=("server", "--token", "s3cret"), env={"KEY": "s3cret"})
+    assert child.name == "server"
+    assert "s3cret" not in repr(child)
+    assert "command=('server', '...')" in repr(child)

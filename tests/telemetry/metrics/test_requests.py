@@ -1,0 +1,181 @@
+"""The metrics of requests: what they count of real ones."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from gateway.telemetry import COMPLETE, Ending, Malformation, NestedOutcome, Outcome, Passed, TrafficEra
+from gateway.telemetry.metrics.requests import RequestMetrics
+from tests.parts.launch import free_port
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.metric_values import value_in
+from tests.support.stand import Start
+from tests.support.workbench import Client, Stand, eventually
+
+COUNT = "mcp_server_operation_duration_seconds_count"
+OLD = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+FAILED: dict[str, Any] = {**text("no such city"), "isError": True}
+
+
+def operations(stand: Stand) -> dict[tuple[str, str, str], int]:
+    """By method, outcome and error type: rounds that were counted."""
+    found = {
+        (each.labels["method"], each.labels["outcome"], each.labels["error_type"]): int(each.value)
+        for family in stand.gateway.metrics._registry.collect()
+        for each in family.samples
+        if each.name == COUNT
+    }
+    return {labels: count for labels, count in found.items() if count}
+
+
+async def fail(turn: Turn) -> None:
+    await turn.result(FAILED)
+
+
+@pytest.mark.parametrize(
+    ("code", "error_type"),
+    [(-32602, "-32602"), (0, "0"), (-32000, "-32000"), (17, "_OTHER"), (-32050, "-32603")],
+)
+async def test_an_error_is_counted_by_its_code_or_as_other(
+    upstream: FakeUpstream, stand: Stand, client: Client, code: int, error_type: str
+) -> None:
+    upstream.tool(lambda turn: turn.error(code, "no"))
+    assert "error" in (await client.call()).final
+    assert operations(stand) == {("tools/call", "error", error_type): 1}
+
+
+async def test_a_tool_that_says_that_it_failed_is_complete_and_a_tool_error(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    said = iter([text("fine"), FAILED, {**text('"isError": true'), "isError": False}])
+
+    async def tool(turn: Turn) -> None:
+        await turn.result(next(said))
+
+    upstream.tool(tool)
+    for _ in range(3):
+        _ = await client.call()
+    assert operations(stand) == {("tools/call", "complete", ""): 2, ("tools/call", "complete", "tool_error"): 1}
+
+
+async def test_a_tool_error_of_the_last_round_is_that_rounds(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        await turn.result(FAILED)
+
+    upstream.tool(tool)
+    asked = await client.call()
+    _ = await client.answer(asked)
+    assert operations(stand) == {("tools/call", "input_required", ""): 1, ("tools/call", "complete", "tool_error"): 1}
+
+
+async def test_a_round_is_counted_with_its_error_type_by_the_replica_that_its_client_spoke_to(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        await turn.result(FAILED)
+
+    upstream.tool(tool)
+    peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
+    owner, other = [await begin(replica={"id": name, "listen": peers[name], "peers": peers}) for name in peers]
+    asked = await owner.client().call()
+    _ = await other.client().answer(asked)
+    assert operations(owner) == {("tools/call", "input_required", ""): 1}
+    assert operations(other) == {("tools/call", "complete", "tool_error"): 1}
+
+
+async def test_what_the_gateway_refuses_and_what_the_upstream_breaks_are_told_apart(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    assert (await client.call(state="mrtr1.no")).status == 400
+    await upstream.close()
+    assert (await client.call()).error["code"] == mcp.INTERNAL_ERROR
+    assert operations(stand) == {("tools/call", "rejected", "-32602"): 1, ("tools/call", "error", "-32603"): 1}
+
+
+async def test_a_subscription_is_counted_when_it_is_open_and_not_when_it_ends(stand: Stand, client: Client) -> None:
+    async with client.open(mcp.LISTEN, {"notifications": {}}) as response:
+        assert b"acknowledged" in await response.content.readany()
+        assert operations(stand) == {("subscriptions/listen", "complete", ""): 1}
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+    assert operations(stand) == {("subscriptions/listen", "complete", ""): 1}
+
+
+async def test_what_is_passed_through_is_timed_but_for_streams_that_are_no_reply(stand: Stand) -> None:
+    shake = {"protocolVersion": mcp.LEGACY, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": shake})
+    async with stand.http.post(stand.url, data=body, headers=OLD) as response:
+        session = response.headers[mcp.SESSION_ID]
+        _ = await response.read()
+    async with stand.http.get(stand.url, headers={**OLD, mcp.SESSION_ID: session}) as response:
+        assert response.status == 200
+    passed = "mcp_gateway_passed_through_total"
+    await eventually(lambda: stand.metric(passed, era="legacy", outcome="left") == 1)
+    assert stand.metric(passed, era="legacy", outcome="answered") == 1
+    assert stand.metric("mcp_gateway_passed_through_duration_seconds_count", era="legacy") == 1
+    assert operations(stand) == {}
+
+
+def value(metrics: RequestMetrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics._registry, name, **labels)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "version", "ending", "labels"),
+    [
+        ("tools/call", "2026-07-28", COMPLETE, ("tools/call", "2026-07-28", "complete", "")),
+        ("odd", "odd", Ending(Outcome.REJECTED, "odd"), ("other", "other", "rejected", "_OTHER")),
+    ],
+)
+def test_a_round_counts_with_its_duration(
+    method: str, version: str, ending: Ending, labels: tuple[str, ...], times: int
+) -> None:
+    metrics = RequestMetrics()
+    for _ in range(times):
+        metrics.operation_finished("/mcp", method, version, ending, 0.03)
+    names = ("method", "protocol_version", "outcome", "error_type")
+    found = {"route": "/mcp", **dict(zip(names, labels, strict=True))}
+    assert metrics._registry.get_sample_value(COUNT, found) == times
+
+
+def test_what_is_refused_counts_by_its_reason() -> None:
+    metrics = RequestMetrics()
+    metrics.downstream_rejected("header_mismatch")
+    metrics.downstream_rejected("a reason from outside")
+    metrics.malformed(Malformation.TARGET)
+    assert value(metrics, "downstream_rejected_total", reason="header_mismatch") == 1
+    assert value(metrics, "downstream_rejected_total", reason="other") == 1
+    assert value(metrics, "malformed_requests_total", reason="target") == 1
+
+
+def test_a_passed_through_stream_counts_without_a_time() -> None:
+    metrics = RequestMetrics()
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
+    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
+    for outcome in ("cut", "left"):
+        assert value(metrics, "passed_through_total", route="/mcp", era="legacy", outcome=outcome) == 1
+    assert value(metrics, "passed_through_duration_seconds_count", route="/mcp", era="legacy") == 1
+
+
+def test_nested_requests_count_by_method_and_outcome() -> None:
+    metrics = RequestMetrics()
+    metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
+    metrics.nested_request("/mcp", "tools/call", NestedOutcome.UNSOLICITED)
+    nested = "nested_requests_total"
+    assert value(metrics, nested, route="/mcp", method="elicitation/create", outcome="asked") == 1
+    assert value(metrics, nested, route="/mcp", method="other", outcome="refused_unsolicited") == 1
+
+
+def test_notifications_count_as_forwarded_or_dropped() -> None:
+    metrics = RequestMetrics()
+    metrics.notification("/mcp", "notifications/progress", forwarded=True)
+    metrics.notification("/mcp", "notifications/odd", forwarded=False)
+    metrics.notifications_dropped("/mcp", 2)
+    assert value(metrics, "notifications_total", route="/mcp", kind="progress", outcome="forwarded") == 1
+    assert value(metrics, "notifications_total", route="/mcp", kind="other", outcome="dropped") == 3

@@ -1,0 +1,79 @@
+"""The series of a registry: what they count without locks is there when they are read."""
+
+import prometheus_client
+import pytest
+
+from gateway.telemetry.metrics.series import DURATIONS, Series
+
+
+class Kind(Series):
+    """A kind of metrics with one series of each sort."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = self._counter("plain_total", "Without labels.")[()]
+        self.bare = self._counter("bare_total", "Without zeroes.", "route")
+        self.ended = self._counter("ended_total", "By route.", "route", "why", zero=(("asked", "unasked"),))
+        self.refused = self._counter("refused_total", "Without a route.", "reason", zero=(("busy",),))
+        self.open = self._gauge("open", "A gauge of routes.", "route", zero=())
+        self.loose = self._gauge("loose", "A gauge without zeroes.", "route")
+        self.times = self._histogram("mcp_gateway_seconds", "Times.", ("route",), DURATIONS)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self._registry.get_sample_value(f"mcp_gateway_{name}", labels)
+
+    def observe(self, seconds: float) -> None:
+        self._pending.observe(self.times, "/mcp", seconds)
+
+
+def test_a_counter_is_complete_at_every_reading() -> None:
+    kind = Kind()
+    kind.plain.inc()
+    kind.plain.inc(3)
+    assert kind.value("plain_total") == 4
+    assert kind.value("plain_total") == 4
+    kind.plain.inc()
+    assert kind.value("plain_total") == 5
+
+
+def test_a_histogram_is_complete_at_every_reading() -> None:
+    kind = Kind()
+    kind.observe(0.03)
+    kind.observe(400)
+    labels = {"route": "/mcp"}
+    for _ in range(2):
+        assert kind.value("seconds_count", **labels) == 2
+        assert kind.value("seconds_sum", **labels) == 400.03
+        assert kind.value("seconds_bucket", **labels, le="0.02") == 0
+        assert kind.value("seconds_bucket", **labels, le="0.05") == 1
+        assert kind.value("seconds_bucket", **labels, le="300.0") == 1
+        assert kind.value("seconds_bucket", **labels, le="+Inf") == 2
+    kind.observe(0.03)
+    assert kind.value("seconds_bucket", **labels, le="0.05") == 2
+
+
+def test_a_series_with_zeroes_is_there_before_its_first_step() -> None:
+    kind = Kind()
+    assert kind.value("refused_total", reason="busy") == 0
+    assert kind.value("open", route="/mcp") is None
+    kind.show_zeroes("/mcp")
+    assert kind.value("open", route="/mcp") == 0
+    assert [kind.value("ended_total", route="/mcp", why=why) for why in ("asked", "unasked")] == [0, 0]
+    assert kind.value("bare_total", route="/mcp") is kind.value("loose", route="/mcp") is None
+
+
+def test_a_series_is_looked_up_in_the_library_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind()
+    kind.ended["/mcp", "asked"].inc()
+    kind.observe(1)
+    kind.open["/mcp",].inc()
+    for metric in (prometheus_client.Counter, prometheus_client.Histogram, prometheus_client.Gauge):
+        monkeypatch.setattr(metric, "labels", None)
+    kind.ended["/mcp", "asked"].inc()
+    kind.observe(1)
+    kind.open["/mcp",].inc()
+    assert kind.value("ended_total", route="/mcp", why="asked") == 2
+
+
+def test_the_duration_buckets_are_those_of_the_semantic_conventions() -> None:
+    assert DURATIONS == (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)

@@ -1,0 +1,69 @@
+"""The metrics of sessions, tasks and subscriptions."""
+
+from gateway.telemetry import SessionLimit, SessionState, TaskOutcome
+from gateway.telemetry.metrics.sessions import SessionMetrics
+from tests.support.metric_values import value_in
+
+
+def value(metrics: SessionMetrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics._registry, name, route="/mcp", **labels)
+
+
+def test_sessions_count_by_state() -> None:
+    metrics = SessionMetrics()
+    metrics.session_moved("/mcp", None, SessionState.BUSY)
+    metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
+    metrics.session_moved("/mcp", None, SessionState.BUSY)
+    assert metrics.sessions("/mcp") == {"idle": 1, "busy": 1, "quarantined": 0}
+    metrics.show_sessions()
+    assert value(metrics, "sessions", state="idle") == 1
+    metrics.session_moved("/mcp", SessionState.IDLE, None)
+    metrics.show_sessions()
+    assert value(metrics, "sessions", state="idle") == 0
+
+
+def test_a_session_counts_when_it_opens_is_refused_or_is_lost() -> None:
+    metrics = SessionMetrics()
+    metrics.session_opened("/mcp")
+    metrics.session_refused("/mcp", SessionLimit.RATE)
+    metrics.session_refused("/mcp", "a limit that has no label")
+    metrics.session_lost("/mcp")
+    assert value(metrics, "sessions_opened_total") == 1
+    assert value(metrics, "sessions_refused_total", limit="sessions.new_per_second") == 1
+    assert value(metrics, "sessions_refused_total", limit="other") == 1
+    assert value(metrics, "sessions_lost_total") == 1
+
+
+def test_the_sessions_of_newcomers_stand_beside_their_limit() -> None:
+    metrics = SessionMetrics()
+    metrics.show_newcomers("/mcp", 3, 4)
+    assert value(metrics, "newcomer_sessions") == 3
+    assert value(metrics, "newcomer_sessions_limit") == 4
+
+
+def test_the_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
+    metrics = SessionMetrics()
+    for change in (1, 1, -1):
+        metrics.relayed("/mcp", change)
+        metrics.mirroring("/mcp", change)
+    assert metrics.client_sessions("/mcp") == value(metrics, "client_sessions") == 1
+    assert metrics.mirrored("/mcp") == value(metrics, "mirrored_calls") == 1
+
+
+def test_a_task_counts_until_its_time_is_over_and_by_its_outcome() -> None:
+    metrics = SessionMetrics()
+    metrics.tasks_changed("/mcp", 2)
+    metrics.tasks_changed("/mcp", -1)
+    metrics.task_ended("/mcp", TaskOutcome.LOST)
+    assert value(metrics, "tasks") == 1
+    assert value(metrics, "tasks_ended_total", outcome="lost") == 1
+
+
+def test_a_lost_subscription_counts_by_what_became_of_it() -> None:
+    metrics = SessionMetrics()
+    metrics.subscribed("/mcp", 1)
+    metrics.subscription_lost("/mcp", opened_again=True)
+    metrics.subscription_lost("/mcp", opened_again=False)
+    assert value(metrics, "subscriptions") == 1
+    assert value(metrics, "subscriptions_lost_total", outcome="reopened") == 1
+    assert value(metrics, "subscriptions_lost_total", outcome="ended") == 1
