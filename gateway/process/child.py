@@ -1,7 +1,7 @@
 """One child process that speaks MCP over its standard streams.
 
 The process started here is a reaper (`process.process_tree_reaper`). It starts the server with the pipes made here,
-and kills all descendants of the server when this side of its socket closes. A gateway that dies leaves no child behind.
+and kills all descendants of the server when this side of its socket closes. So no child outlives the gateway.
 """
 
 import asyncio
