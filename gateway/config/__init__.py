@@ -4,7 +4,7 @@ from gateway.config.advisories import cautions, notes
 from gateway.config.files import contents
 from gateway.config.in_force import InForce
 from gateway.config.load import digest, for_command, for_upstream, load, parse, with_log_level
-from gateway.config.model import (
+from gateway.config.model.config import (
     Config,
     Debug,
     Hold,
@@ -19,12 +19,12 @@ from gateway.config.model import (
     TaskLimits,
     Timeouts,
 )
+from gateway.config.model.route import Cache, Credentials, Route, Upstream, UpstreamTls
+from gateway.config.model.value_types import Era, Level
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.problems import ConfigError
 from gateway.config.parsing.state_keys import decode_key
 from gateway.config.reloadable import changes, refused
-from gateway.config.route_model import Cache, Credentials, Route, Upstream, UpstreamTls
 from gateway.config.route_overrides import RouteSettings, on_route
 from gateway.config.schema import json_schema
 from gateway.config.tls import Contexts, contexts, expiries, jwks_context
-from gateway.config.value_types import Era, Level

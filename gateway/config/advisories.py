@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.model import Config
+from gateway.config.model.config import Config
 from gateway.config.parsing.formats import split_address
 from gateway.config.route_overrides import on_route
 from gateway.config.rules import LOOPBACK

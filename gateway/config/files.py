@@ -11,11 +11,11 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from gateway.config.model import Config, Principal, State
+from gateway.config.model.config import Config, Principal, State
+from gateway.config.model.route import Route
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.config.parsing.state_keys import read_key_lines
-from gateway.config.route_model import Route
 from gateway.config.tls import contexts, jwks_context
 from gateway.identity.jwt_verification import read_keys
 

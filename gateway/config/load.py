@@ -9,13 +9,13 @@ import msgspec
 from msgspec import inspect, structs
 
 from gateway.config.files import with_files
-from gateway.config.model import Config
+from gateway.config.model.config import Config
+from gateway.config.model.value_types import Level
 from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
 from gateway.config.parsing.problems import ConfigError, Given, Problem, parent, touches
 from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, lines, read_tree
 from gateway.config.rules import broken_rules
-from gateway.config.value_types import Level
 
 
 def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: Level | None = None) -> Config:

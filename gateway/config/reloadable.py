@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import fields
 
-from gateway.config.model import Config
+from gateway.config.model.config import Config
 from gateway.config.route_overrides import OWN_SECTIONS
 
 _SECTIONS: Final = frozenset(

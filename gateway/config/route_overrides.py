@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gateway.config.model import Config
-from gateway.config.route_model import (
+from gateway.config.model.config import Config
+from gateway.config.model.route import (
     Route,
     RouteHold,
     RouteLegs,

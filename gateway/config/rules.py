@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.model import Config, Principal, State
+from gateway.config.model.config import Config, Principal, State
+from gateway.config.model.route import Credentials, Route, Upstream, UpstreamTls
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.problems import Problem, nearest
 from gateway.config.parsing.state_keys import decode_key
-from gateway.config.route_model import Credentials, Route, Upstream, UpstreamTls
 from gateway.config.route_overrides import on_route
 
 _KEYGEN = "make one with `mrtr-gateway keygen`"

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config import model, route_model
-from gateway.config.model import Config
+from gateway.config.model import config, route
+from gateway.config.model.config import Config
 from gateway.config.route_overrides import OWN_SECTIONS
 
 _PLAIN = {"boolean", "integer", "number"}
@@ -34,7 +34,7 @@ def descriptions() -> dict[tuple[str, str], str]:
     It is the text below the field, which Python does not keep. A section has the docstring of its struct. A key that
     only overrides another one refers to that.
     """
-    sources = "".join(map(inspect.getsource, (model, route_model)))
+    sources = "".join(map(inspect.getsource, (config, route)))
     structs = {node.name: node for node in ast.parse(sources).body if isinstance(node, ast.ClassDef)}
     found: dict[tuple[str, str], str] = {}
     for struct in structs.values():

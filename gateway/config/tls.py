@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 
-from gateway.config.model import Config, Principal, Tls
+from gateway.config.model.config import Config, Principal, Tls
+from gateway.config.model.route import UpstreamTls
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
-from gateway.config.route_model import UpstreamTls
 
 _ENCRYPTED: Final = "is encrypted; write the key without a password"
 

@@ -5,7 +5,7 @@ The tool, its server, the client and the route each have a say.
 
 from enum import Enum, auto
 
-from gateway.config.route_model import RouteTasks
+from gateway.config.model.route import RouteTasks
 from gateway.protocol.errors import TasksUndeclared
 from gateway.protocol.request import Capabilities
 

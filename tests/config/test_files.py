@@ -16,7 +16,7 @@ from gateway.config import (
     load,
     parse,
 )
-from gateway.config.model import Tls
+from gateway.config.model.config import Tls
 from tests.support.configurations import (
     KEY,
     OTHER_KEY,

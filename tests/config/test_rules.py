@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway.config import (
     parse,
 )
-from gateway.config.model import Tls
+from gateway.config.model.config import Tls
 from gateway.config.rules import broken_rules
 from tests.support.configurations import (
     KEY,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigError, contexts, expiries, jwks_context, parse
-from gateway.config.model import Principal
+from gateway.config.model.config import Principal
 from tests.support.authority import Authority
 from tests.support.configurations import missing
 from tests.support.workbench import configuration

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from gateway.config.route_model import UpstreamTls
+from gateway.config.model.route import UpstreamTls
 from gateway.config.tls import upstream_context
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, TlsRefused

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.config.route_model import RouteSessions
+from gateway.config.model.route import RouteSessions
 from gateway.protocol import mcp
 from gateway.sessions.affinity import SharedSession
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config.route_model import RouteTasks
+from gateway.config.model.route import RouteTasks
 from gateway.protocol.errors import TasksUndeclared
 from gateway.protocol.request import Capabilities
 from gateway.tasks.task_choice import Choice, choose

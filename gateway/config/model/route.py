@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from gateway.config.discreet import Discreet
-from gateway.config.parsing.formats import redacted_url
-from gateway.config.value_types import (
+from gateway.config.model.hidden_secrets import Discreet
+from gateway.config.model.value_types import (
     Bytes,
     Cacheable,
     CacheScope,
@@ -27,6 +26,7 @@ from gateway.config.value_types import (
     TtlMs,
     Variable,
 )
+from gateway.config.parsing.formats import redacted_url
 
 
 class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from gateway.config import parse
-from gateway.config.route_model import Cache, Freshness, Upstream
+from gateway.config.model.route import Cache, Freshness, Upstream
 
 TRACE_AND_PROXY = [
     *("traceparent", "tracestate", "baggage", "x-request-id", "x-forwarded-for", "x-forwarded-user"),

@@ -17,7 +17,7 @@ from tests.support.configurations import (
     good,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_full_example_has_every_key_with_its_default() -> None:

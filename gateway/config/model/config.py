@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.config.discreet import Discreet
-from gateway.config.parsing.state_keys import decode_key
-from gateway.config.route_model import Route
-from gateway.config.value_types import (
+from gateway.config.model.hidden_secrets import Discreet
+from gateway.config.model.route import Route
+from gateway.config.model.value_types import (
     Address,
     Algorithm,
     Bytes,
@@ -32,6 +31,7 @@ from gateway.config.value_types import (
     SomeSeconds,
     Text,
 )
+from gateway.config.parsing.state_keys import decode_key
 
 
 class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,1 @@
+"""The structs of the configuration: every key with its type, range, default, meaning."""
