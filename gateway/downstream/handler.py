@@ -157,16 +157,16 @@ class RequestHandler:
         live = self._routes.live.get(head.path)
         if live is None or self._authenticator.verifies or len(body) > live.config.limits.body_bytes or bodies.on:
             return None
-        given = head.headers.get(ids.HEADER)
+        given = head.values[ids.HEADER]
         incoming = Incoming(
             head.path,
             head.headers,
             connection.remote,
             body,
-            request_id=next(self._ids) if given is None else ids.request_id(given, self._ids),
+            request_id=ids.request_id(given[0], self._ids) if given else next(self._ids),
             url=head.message.url,
             json_depth=live.config.limits.json_depth,
-            known_values=head.values,
+            known=head.values,
             caller=head.caller if head.judge is self._host_check else None,
         )
         direct = DirectCall(connection, head, incoming, self._go_on, self._direct)

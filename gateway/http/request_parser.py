@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from gateway.http.incoming import Caller
-from gateway.protocol.header_mismatch import HeaderValues
+from gateway.protocol.header_mismatch import KnownValues
 from gateway.telemetry import Malformation
 
 MAX_LINE_BYTES: Final = 8190
@@ -65,23 +66,10 @@ class ParsedHead(msgspec.Struct, eq=False):
     headers: CIMultiDictProxy[str]
     length: int
     """The size of the body, which is not encoded."""
-    values: HeaderValues
-    """All values of a header, by its name."""
+    values: KnownValues
     caller: Caller | None = None
     """Who sends it, as long as `judge` stays the same."""
     judge: object = None
-
-
-class _Values(dict[str, list[str]]):
-    """The values of headers by their names, as they were asked for."""
-
-    def __init__(self, headers: CIMultiDictProxy[str]) -> None:
-        super().__init__()
-        self._headers = headers
-
-    def __missing__(self, name: str) -> list[str]:
-        values = self[name] = self._headers.getall(name, [])
-        return values
 
 
 class KnownHeads:
@@ -109,7 +97,8 @@ class KnownHeads:
         if len(self._heads) >= _KNOWN:
             del self._heads[next(iter(self._heads))]
         headers = message.headers
-        self._heads[data] = ParsedHead(message, message.url.path, headers, length, _Values(headers).__getitem__)
+        values = KnownValues(partial(headers.getall, default=()))
+        self._heads[data] = ParsedHead(message, message.url.path, headers, length, values)
 
 
 def _is_head_of(data: bytes, message: RawRequestMessage) -> bool:

@@ -553,13 +553,14 @@ def opened(data: bytes) -> object:
         return type(exc), exc.request_id
 
 
+KNOWN = header_mismatch.KnownValues(values(HEADERS))
 COMPACT = json.dumps(CALL, separators=(",", ":")).encode()
 ARGUMENTS = b'"arguments":{"a":1},'
 
 
 def test_the_usual_call_is_opened_in_one_pass() -> None:
-    assert request._usual_call(COMPACT) == request.read(COMPACT, DEPTH)
-    assert request._usual_call(b"{ " + COMPACT[1:]) is None
+    assert request._usual_call(COMPACT, DEPTH) == request.read(COMPACT, DEPTH)
+    assert request._usual_call(b"{ " + COMPACT[1:], DEPTH) is None
 
 
 @pytest.mark.parametrize(
@@ -581,6 +582,16 @@ def test_the_usual_call_is_opened_in_one_pass() -> None:
         (b'"id":1', b'"id":01'),
         (b'"id":1', b'"id":' + b"1" * 400),
         (b'"id":1', b'"id":"\xc3\xa4"'),
+        (ARGUMENTS, b'"arguments":' + b"[" * (DEPTH - 2) + b"]" * (DEPTH - 2) + b","),
+        (ARGUMENTS, b'"arguments":' + b"[" * (DEPTH - 1) + b"]" * (DEPTH - 1) + b","),
+        (ARGUMENTS, b'"arguments":"' + b"[" * DEPTH + b'",'),
+        (b'"greet"', b"[" * (DEPTH - 1) + b"]" * (DEPTH - 1)),
+        (b'"_meta":{', b'"_meta":{"x":' + b"[" * (DEPTH - 2) + b"]" * (DEPTH - 2) + b","),
+        (b'"_meta":{', b'"_meta":{"x":' + b"[" * 7 + b"]" * 7 + b","),
+        (b"greet", b"gr\xc3\xa4"),
+        (b"greet", b"gr\xc3"),
+        (b"greet", b"other"),
+        (b"greet", b"=?base64?Z3JlZXQ=?="),
         (b'"2.0"', b'"2.1"'),
         (b'"2.0"', b'"2\\u002e0"'),
         (b"tools/call", b"tools\\/call"),
@@ -605,3 +616,21 @@ def test_it_comes_to_the_same_as_if_it_was_opened_member_by_member(old: bytes, n
 def test_it_comes_to_the_same_for_any_damage(start: int, taken: int, repeated: int) -> None:
     data = b"{" + (COMPACT[:start] + COMPACT[max(0, start - repeated) : start] + COMPACT[start + taken :])[1:]
     assert opened(data) == opened(b"{ " + data[1:])
+
+
+@pytest.mark.parametrize(
+    ("changed", "target"),
+    [
+        ({}, "greet"),
+        ({"name": "=?base64?Z3JlZXQ=?="}, None),
+        ({"name": "gr\u00e4"}, None),
+        ({"name": 'a"b'}, None),
+        ({"name": "a\\b"}, None),
+        ({"name": ["greet", "greet"]}, None),
+        ({"version": [mcp.MODERN, mcp.MODERN]}, None),
+        ({"method": []}, None),
+    ],
+)
+def test_headers_are_compared_as_text_only_if_they_are_plain(changed: dict[str, Any], target: str | None) -> None:
+    known = header_mismatch.KnownValues(values(headers(**changed)))
+    assert (known.repeated and known.repeated.target) == target
