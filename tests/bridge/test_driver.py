@@ -5,11 +5,12 @@ import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gateway.bridge.driver import Driver
+from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
@@ -261,3 +262,7 @@ async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
     async with stand.http.post(stand.url, headers=headers, data=body) as response:
         refused = await response.json()
     assert (response.status, refused["error"]["code"], refused["id"]) == (400, code, "c1")
+
+
+def test_every_command_is_obeyed() -> None:
+    assert set(Driver._OBEY) == set(get_args(do.Command))

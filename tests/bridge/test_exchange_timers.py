@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from tests.support.fake_upstream import SAMPLE, URL, FakeUpstream, Turn, text
@@ -182,3 +183,18 @@ async def test_a_finished_call_whose_client_does_not_return_is_forgotten(upstrea
     gate.set()
     await eventually(lambda: not list(stand.gateway.lot))
     assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_held_call_expires_no_more_once_it_is_answered(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    gate = Gate(upstream)
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    assert [timer for timer in Timer if timer in driver._timers] == [Timer.TTL]
+    retry = later(client.answer(asked))
+    await gate.answered.wait()
+    assert [timer for timer in Timer if timer in driver._timers] == [Timer.LEG]
+    gate.go.set()
+    assert (await retry).text == "done"
+    assert [timer for timer in Timer if timer in driver._timers] == [Timer.LINGER]

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from tests.downstream.test_direct_call import direct, reply, request
+from tests.downstream.test_direct_call import direct, known, reply, request
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import Gate
@@ -120,10 +120,11 @@ async def test_a_retry_that_is_refused_leaves_the_call_as_it_was(upstream: FakeU
     async with raw_connection(stand) as raw:
         params = await parked(stand, raw)
         bad = {**params, "inputResponses": {key: {"action": "perhaps"} for key in params["inputResponses"]}}
-        await raw.send(retry(stand, bad))
-        head, body = await reply(raw)
-        assert b" 400 " in head
-        assert json.loads(body)["error"]["code"] == -32602
+        for _ in range(3):  # its head is known when it comes again
+            await raw.send(retry(stand, bad))
+            head, body = await reply(raw)
+            assert b" 400 " in head
+            assert json.loads(body)["error"]["code"] == -32602
         assert (stand.held, direct(stand)) == (1, 0)
         await raw.send(retry(stand, params))
         await gate.answered.wait()
@@ -149,3 +150,27 @@ async def test_a_drain_ends_the_legs_that_no_task_serves(upstream: FakeUpstream,
         gate.go.set()
         assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
     assert stand.gateway.downstream.running == set()
+
+
+async def test_a_client_that_leaves_while_questions_gather_cancels_its_call(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"quiet_seconds": 5})
+    asks = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        if asks.is_set():
+            await turn.elicit("q")
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    silence = stand.gateway.routes.live["/mcp"].deadlines.silence
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, request(stand))
+        asks.set()
+        await raw.send(request(stand))
+        await eventually(lambda: any(each._exchange.questions for each in stand.gateway.downstream.running))
+        assert (direct(stand), len(silence)) == (1, 1)
+    await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: direct(stand) == 0)
+    assert len(silence) == 0, "nobody waits for a keep-alive"
