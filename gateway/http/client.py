@@ -57,7 +57,8 @@ class Prepared(NamedTuple):
 
     url: URL
     headers: Mapping[str, str]
-    bounds: "Bounds"
+    reached: tuple[ssl.SSLContext | None, str | None]
+    """The TLS context and the server name of `origin`; not the bounds, which a reload replaces."""
     origin: Origin
     head: bytes
     """All but the length of the body."""
@@ -137,10 +138,11 @@ class Client:
     def prepared(self, method: str, url: URL, headers: Mapping[str, str], before: "Prepared | None") -> "Prepared":
         """Return the head of requests with these headers; `before`, if it is still right. Raises ValueError."""
         bounds = self._bounds.value
-        if before is not None and before.url is url and before.bounds is bounds and before.headers == headers:
+        reached = bounds.tls, bounds.server_name
+        if before is not None and before.url is url and before.reached == reached and before.headers == headers:
             return before
         head = _request_head(method, url).encoded(headers, 1).removesuffix(_ONE_BYTE)
-        return Prepared(url, headers, bounds, _origin(url, bounds.tls, bounds.server_name), head)
+        return Prepared(url, headers, reached, _origin(url, *reached), head)
 
     def begin_prepared(self, prepared: "Prepared", body: bytes, listener: ReplyListener) -> PendingRequest:
         """As `begin`, with a body."""
