@@ -25,6 +25,10 @@ class Authenticator:
         self._tasks = tasks
         self._verifier: JwksVerifier | None = None
         self._verifier_settings: object = None
+        self.verifies: bool
+        """Whether callers are authenticated here, by their headers alone."""
+        self.knows_by_head: bool
+        """Whether the head of a request tells its caller, wherever it comes from."""
         self._prepare(in_force.value)()
         in_force.before_replace(self._prepare)
 
@@ -39,11 +43,10 @@ class Authenticator:
 
         def take_over() -> None:
             self._verifier, self._verifier_settings, self._config = verifier, settings, principal
+            self.verifies = verifier is not None
             self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
             self._counts_addresses = _counts_addresses(config)
-            self._identifies_others = (
-                verifier is not None or principal.header is not None or principal.source == "header"
-            ) or self._counts_addresses
+            self.knows_by_head = principal.source == "authorization" and not self._counts_addresses
 
         return take_over
 
@@ -54,45 +57,41 @@ class Authenticator:
         except (OSError, ValueError) as exc:
             raise ConfigError((f"principal.jwks_file: {exc}",)) from exc
 
-    @property
-    def verifies(self) -> bool:
-        """Whether callers are authenticated here, by their headers alone."""
-        return self._verifier is not None
-
     async def caller(self, incoming: Incoming, *, is_checked: bool) -> Caller:
         """Return the caller of a request, determined at the first call only.
 
         `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
         Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
+        if incoming.caller is None and self._verifier is not None:
+            check_once((AUTHORIZATION,), incoming.headers)
+            principal = await self._verifier.principal(incoming.headers.get(AUTHORIZATION))
+            incoming.caller = Caller(principal, None, self._address(incoming))
+        return self.unverified(incoming, is_checked=is_checked)
+
+    def unverified(self, incoming: Incoming, *, is_checked: bool) -> Caller:
+        """As `caller`, for a request whose caller is known already, or need not be verified."""
         if incoming.caller is None:
-            config = self._config
-            is_trusted = config.source != "header" or principals.is_trusted(incoming.remote, self._networks)
-            distrusted = None if is_trusted else config.header
-            principal = await self._principal(incoming, config, is_trusted=is_trusted, is_checked=is_checked)
-            incoming.caller = Caller(principal, distrusted, self._address(incoming))
+            incoming.caller = self._unverified(incoming, self._config, is_checked=is_checked)
         return incoming.caller
 
-    def anonymous(self, incoming: Incoming) -> Caller | None:
-        """The caller of a request without any credential, as `caller` returns it; None for all others."""
-        if self._identifies_others or AUTHORIZATION in incoming.headers:
-            return None
-        incoming.caller = _ANONYMOUS
-        return _ANONYMOUS
+    def _unverified(self, incoming: Incoming, config: Principal, *, is_checked: bool) -> Caller:
+        headers = incoming.headers
+        if config.source == "header" and config.header is not None:
+            check_once((AUTHORIZATION, config.header), headers)
+            is_trusted = principals.is_trusted(incoming.remote, self._networks)
+            principal = principals.of_header(headers.get(config.header) if is_trusted else None)
+            return Caller(principal, None if is_trusted else config.header, self._address(incoming))
+        if AUTHORIZATION not in headers and not self._counts_addresses:
+            return _ANONYMOUS
+        check_once((AUTHORIZATION,), headers)
+        principal = principals.of_authorization(headers.get(AUTHORIZATION), is_checked=is_checked)
+        return Caller(principal, None, self._address(incoming))
 
     def _address(self, incoming: Incoming) -> str:
         if not self._counts_addresses:
             return ""
         return principals.client_address(incoming.remote, joined(incoming.headers, _FORWARDED_FOR), self._networks)
-
-    async def _principal(self, incoming: Incoming, config: Principal, *, is_trusted: bool, is_checked: bool) -> bytes:
-        check_once((AUTHORIZATION, config.header), incoming.headers)
-        authorization = incoming.headers.get(AUTHORIZATION)
-        if self._verifier is not None:
-            return await self._verifier.principal(authorization)
-        if config.source == "header" and config.header is not None:
-            return principals.of_header(incoming.headers.get(config.header) if is_trusted else None)
-        return principals.of_authorization(authorization, is_checked=is_checked)
 
 
 def _counts_addresses(config: Config) -> bool:

@@ -40,11 +40,18 @@ class Dispatcher:
         self._task_requests = task_requests
         self._pinned = pinned
 
-    async def serve(self, round_: Round) -> web.StreamResponse:
-        """Serve a round, and count how it ended."""
+    async def serve(
+        self, round_: Round, plain: PlainCall | None = None, error: Exception | None = None
+    ) -> web.StreamResponse:
+        """Serve a round, and count how it ended; `plain` or `error` is what `begin_plain` returned or raised."""
         ending = _BUG
         try:
-            response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
+            if error is not None:
+                raise error
+            if plain is not None:
+                response, ending = await self._legs.write_plain(round_, plain)
+            else:
+                response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -103,12 +110,23 @@ class Dispatcher:
         shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
+    def begin_plain(self, round_: Round) -> PlainCall | None:
+        """Begin a call whose reply can be sent without a task; None if a task has to find out how to serve it."""
+        request = round_.request
+        if self.stopping or request.method not in mcp.ASKING or request.request_state is not None:
+            return None
+        pool, key = round_.live.upstream.pool, round_.key
+        self._lot.check(key.principal, round_.caller.address)
+        if request.method == mcp.TOOLS_CALL and not tool_schemas.is_simple(pool, key, request, round_.headers):
+            return None
+        return self._plain(round_, None)
+
     def _begin(self, round_: Round) -> Awaitable[Replied]:
         """Begin an exchange, unless the list that the client asks for is cached."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        pool = live.upstream.pool
         if request.method in mcp.ASKING:
             self._lot.check(key.principal, round_.caller.address)
+        pool = live.upstream.pool
         repeats = request.method == mcp.TOOLS_CALL and round_.incoming.has_headers
         if repeats and not tool_schemas.mirrors_nothing(pool, key, request, headers):
             return self._begin_checked(round_)
@@ -138,13 +156,18 @@ class Dispatcher:
             queue = round_.queue()
             driver.begin(queue, ticket)
             return self._legs.write(round_, driver, queue)
-        plain = PlainCall(live, self._lot, request, key, headers, address, round_.queue, ticket)
-        if round_.incoming.peer_request is None and plain.begin():
+        plain = self._plain(round_, ticket) if round_.incoming.peer_request is None else None
+        if plain is not None:
             return self._legs.write_plain(round_, plain)
         driver = Driver(live, self._lot, request, key, headers, address)
         queue = round_.queue()
         driver.begin(queue, ticket)
         return self._legs.write(round_, driver, queue)
+
+    def _plain(self, round_: Round, ticket: CacheKey | None) -> PlainCall | None:
+        live, address = round_.live, round_.caller.address
+        plain = PlainCall(live, self._lot, round_.request, round_.key, round_.headers, address, round_.queue, ticket)
+        return plain if plain.begin() else None
 
     def _new_call(self, round_: Round) -> NewCall | None:
         """Return what makes the upstream call of a tool that runs as a task; None for a plain call."""

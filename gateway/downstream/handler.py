@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 from aiohttp import web
 
@@ -16,17 +16,20 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.direct_call import DirectCall
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
-from gateway.downstream.round import LEFT, begin_span, new_round
+from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http import request_id as ids
 from gateway.http.client import Client
+from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.request_parser import ParsedHead
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
@@ -36,6 +39,9 @@ from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
+
+_NO_REPLY: Final = cast("ReplyWriter", None)
+"""The reply of a round that no task serves."""
 
 
 class RequestHandler:
@@ -68,8 +74,10 @@ class RequestHandler:
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(secrets.token_hex(6))
-        self.in_flight = 0
-        """Requests whose final message has not been written yet."""
+        self._in_tasks = 0
+        """Requests in flight that a task serves."""
+        self._direct: set[DirectCall] = set()
+        """Those that no task serves."""
         self._legs = continuation.legs
 
     def _use(self, config: Config) -> None:
@@ -92,7 +100,12 @@ class RequestHandler:
     @property
     def running(self) -> set[Driver]:
         """The exchanges with a leg of a client of this replica."""
-        return self._legs.running
+        return self._legs.running.union(*[direct.exchanges for direct in self._direct])
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests whose final message has not been written yet."""
+        return self._in_tasks + len(self._direct)
 
     @property
     def relayed(self) -> set[Driver]:
@@ -123,18 +136,76 @@ class RequestHandler:
         path, headers = http.path, http.headers
         live = self._routes.live.get(path)
         config = self._config if live is None else live.config
-        request_id = http[ids.KEY] = ids.request_id(headers.get(ids.HEADER), self._ids)
         incoming = Incoming(
             path,
             headers,
             http.remote,
-            request_id=request_id,
+            request_id=ids.request_id(headers.get(ids.HEADER), self._ids),
             method=http.method,
             url=http.rel_url,
             json_depth=config.limits.json_depth,
         )
-        reply = HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
+        reply = self._reply(http, incoming, config)
         return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
+
+    def _reply(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> HttpReply:
+        http[ids.KEY] = incoming.request_id
+        return HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
+
+    def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> DirectCall | None:
+        """Begin a whole request without a task; None if that is not possible. Raises nothing."""
+        live = self._routes.live.get(head.path)
+        if live is None or self._authenticator.verifies or len(body) > live.config.limits.body_bytes or bodies.on:
+            return None
+        given = head.values[ids.HEADER]
+        incoming = Incoming(
+            head.path,
+            head.headers,
+            connection.remote,
+            body,
+            request_id=ids.request_id(given[0], self._ids) if given else next(self._ids),
+            url=head.message.url,
+            json_depth=live.config.limits.json_depth,
+            known=head.values,
+            caller=head.caller if head.judge is self._host_check else None,
+        )
+        direct = DirectCall(connection, head, incoming, self._go_on, self._direct)
+        try:
+            round_ = self._plain_round(incoming, live, head)
+        except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
+            round_ = None
+        if round_ is not None:
+            direct.begin(round_, self._dispatcher.begin_plain)
+        return direct
+
+    def _plain_round(self, incoming: Incoming, live: LiveRoute, head: ParsedHead) -> Round | None:
+        """Return the round of a request that may be a plain call; None for all others. Raises DownstreamError."""
+        if incoming.caller is None:
+            self._host_check.check(incoming.headers)
+        if live.route.dialects or live.process.traces is not None or not self._era_routing.is_bridged(incoming, live):
+            return None
+        if incoming.parsed().id is None or (request := incoming.request()).request_state is not None:
+            return None
+        started = time.monotonic()
+        caller = incoming.caller
+        if caller is None:
+            caller = self._authenticator.unverified(incoming, is_checked=asks_as_client(live.route))
+            if self._authenticator.knows_by_head:
+                # A reload makes a new host check, so this holds as long as the configuration.
+                head.caller, head.judge = caller, self._host_check
+        return new_round(incoming, request, _NO_REPLY, live, caller, started)
+
+    def _go_on(self, direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Serve a request in a task that was begun without one."""
+        incoming, round_ = direct.incoming, direct.round
+        live = round_.live if round_ is not None else self._routes.live.get(incoming.path)
+        config = self._config if live is None else live.config
+        reply = self._reply(http, incoming, config)
+        if round_ is None or live is None:
+            return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
+        round_.reply = reply
+        begun = self._dispatcher.serve(round_, direct.plain, direct.error)
+        return self._replied(self._bridge_first(incoming, reply, live, begun), incoming, reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
@@ -144,7 +215,7 @@ class RequestHandler:
         self, serving: Awaitable[web.StreamResponse], incoming: Incoming, reply: ReplyWriter
     ) -> web.StreamResponse:
         """Wait for the reply to a request; an exception becomes a response."""
-        self.in_flight += 1
+        self._in_tasks += 1
         try:
             return await serving
         except (ConnectionError, PeerFailed):
@@ -152,7 +223,7 @@ class RequestHandler:
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
             return await self._rejections.answer(exc, incoming, reply)
         finally:
-            self.in_flight -= 1
+            self._in_tasks -= 1
 
     async def _serve_client(
         self, http: web.BaseRequest, incoming: Incoming, reply: HttpReply, limits: Limits
@@ -167,10 +238,11 @@ class RequestHandler:
                 raise no_route(incoming.path)
         if self._authenticator.verifies:
             await self._verify(http, incoming, limits)
-        body = self._bodies.read_now(http, limits.body_bytes)
-        if body is None:
-            body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
-        incoming.body = body
+        if not incoming.body:
+            body = self._bodies.read_now(http, limits.body_bytes)
+            if body is None:
+                body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
+            incoming.body = body
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         return await self._route(incoming, reply)
@@ -183,18 +255,22 @@ class RequestHandler:
         if live.route.dialects and self.stateless.claims(incoming, live):
             return self._era_routing.stateless(incoming, reply, live)
         if self._era_routing.is_bridged(incoming, live):
-            return self._bridge_first(incoming, reply, live)
+            return self._bridge_first(incoming, reply, live, self._bridge(incoming, reply, live))
         return self._pass(incoming, reply, live)
 
     async def _pass(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
         """Pass a request through, unless it must be bridged."""
         passed = await self._era_routing.passed(incoming, reply, live)
-        return passed if passed is not None else await self._bridge_first(incoming, reply, live)
+        if passed is not None:
+            return passed
+        return await self._bridge_first(incoming, reply, live, self._bridge(incoming, reply, live))
 
-    async def _bridge_first(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
+    async def _bridge_first(
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, bridging: Awaitable[web.StreamResponse]
+    ) -> web.StreamResponse:
         """Bridge a request, or pass it through if the upstream turns out to be modern."""
         try:
-            return await self._bridge(incoming, reply, live)
+            return await bridging
         except NoHandshake:
             passed = await self._era_routing.passed_after_all(incoming, reply, live)
             if passed is None:
@@ -237,9 +313,7 @@ class RequestHandler:
         request = incoming.request()  # it is refused before its caller is known, and without a span
         span = incoming.span = begin_span(incoming, live) if live.process.traces is not None else None
         try:
-            caller = incoming.caller or self._authenticator.anonymous(incoming)
-            if caller is None:
-                caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
+            caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
             round_ = new_round(incoming, request, reply, live, caller, started)
         except BaseException as exc:
             if span is not None:  # the request is refused, or left, before its round begins

@@ -5,27 +5,49 @@ malformed, and it does not tell whether a reply has been sent completely.
 """
 
 import asyncio
-import fcntl
-import socket
-import sys
-import termios
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.http import StreamWriter
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, RequestHandler, _ErrInfo
 
-from gateway.http.json_reply import JsonReply
-from gateway.http.request_parser import RequestParser
+from gateway.http.json_reply import JsonReply, json_reply
+from gateway.http.request_parser import KnownHeads, ParsedHead, RequestParser
 from gateway.http.traffic import Traffic
-from gateway.runtime.budget import Share
+from gateway.http.unread import Unread
+from gateway.runtime.budget import Share  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Malformation
 
 _AHEAD_COST: Final = 2
 """aiohttp keeps each header of a half head twice, as bytes and as text."""
+_BODY_SECONDS: Final = 0.02
+"""How long a head without its body waits to be parsed: many clients send the two in packets of their own."""
+
+
+class DirectRequest(Protocol):
+    """A request that waits for its reply without a task, until its client leaves, or until it takes a task."""
+
+    head: ParsedHead
+    waits: bool
+    """Whether its reply comes without a task, as far as is known."""
+
+    def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Serve it in a task from now on; what is returned is awaited at once."""
+
+    def leave(self) -> None:
+        """The client has closed its connection."""
+
+
+class Direct:
+    """How a listener begins requests without a task; it does not if `begin` is None."""
+
+    def __init__(self, begin: "Callable[[Connection, ParsedHead, bytes], DirectRequest | None] | None") -> None:
+        self.begin = begin
+        self.heads = KnownHeads()
 
 
 class Connection(RequestHandler):
@@ -33,57 +55,59 @@ class Connection(RequestHandler):
 
     __slots__ = (
         "_ahead",
-        "_behind",
+        "_direct",
         "_finishing",
         "_head_timer",
+        "_held",
+        "_held_timer",
+        "_next",
         "_out",
         "_requests",
-        "_stall_timer",
-        "_stalled_at",
-        "_tls_socket",
         "_traffic",
-        "_unsent",
+        "in_hand",
+        "remote",
+        "unread",
     )
 
-    def __init__(self, manager: web.Server, traffic: Traffic, **kwargs: Any) -> None:
+    def __init__(self, manager: web.Server, traffic: Traffic, direct: Direct | None = None, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self._traffic = traffic
-        self._requests: RequestParser | None = RequestParser(self, self._loop, self._malformed)
+        self._direct = direct
+        self.in_hand: DirectRequest | None = None
+        """The request that is served without a task."""
+        self._next: DirectRequest | None = None
+        """A request that needs a task after all, and waits for it."""
+        heads = None if direct is None else direct.heads
+        self._requests: RequestParser | None = RequestParser(self, self._loop, self._malformed, heads)
         self._parser = self._requests
         self._ahead: Share | None = None
         """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
-        self._behind: Share | None = None
-        """Bytes that the client has not read."""
-        self._unsent = 0
-        """How much of a reply its handler has not written yet."""
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._stalled_at = 0
-        """The size of the buffer when the timer began."""
+        self.unread: Unread
         self._head_timer: asyncio.TimerHandle | None = None
         self._finishing = False
+        self._held = b""
+        """A known head without its body."""
+        self._held_timer: asyncio.TimerHandle | None = None
         self._out: asyncio.Transport
-        self._tls_socket: socket.socket | None = None
+        self.remote: str | None
+        """The address of the client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the deadline of the first head."""
         super().connection_made(transport)
         # aiohttp drops its reference when it closes the transport, which is before everything is sent.
         self._out = cast("asyncio.Transport", transport)
+        self.unread = Unread(self._out, self._traffic)
         # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more.
         self._out.set_write_buffer_limits(high=1, low=0)
-        if transport.get_extra_info("sslcontext") is not None:
-            self._tls_socket = transport.get_extra_info("socket")
+        peer = self.peername
+        self.remote = peer[0] if isinstance(peer, tuple) else peer
         self._watch_head()
 
     @property
     def is_writing(self) -> bool:
-        """Whether a part of a reply has not reached the kernel yet.
-
-        The buffer of the transport below TLS cannot be read. While it is not empty, the kernel's buffer is full.
-        """
-        if self._finishing or self._out.get_write_buffer_size():
-            return True
-        return self._tls_socket is not None and _kernel_queue(self._tls_socket) > 0
+        """Whether a part of a reply has not reached the kernel yet."""
+        return self._finishing or self.unread.is_in_process
 
     async def start(self) -> None:
         """Serve one request after the other, like aiohttp, but in the task of the connection.
@@ -106,6 +130,11 @@ class Connection(RequestHandler):
 
     async def _serve_next(self) -> bool:
         """Serve the oldest request; returns whether the connection can have another one."""
+        try:
+            if self._paused:  # the client has not read the reply to a request that no task served
+                await self._drain_helper()
+        except ConnectionError:
+            return False
         request, handler = self._next_request()
         payload = request.content
         try:
@@ -129,15 +158,14 @@ class Connection(RequestHandler):
             request._task = None  # type: ignore[assignment]  # noqa: SLF001  (it would be a reference cycle)
         if not self._keepalive or self._close or self._force_close:
             return False
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        if self._keepalive_handle is None:
-            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+        self._begin_idle_time()
         return True
 
     def _next_request(self) -> tuple[web.BaseRequest, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
         """Return the oldest request with its handler."""
         message, payload = self._messages.popleft()
-        if self._parser is not None:
+        direct, self._next = self._next, None
+        if self._parser is not None and direct is None:
             self._parser.message_consumed()
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
@@ -148,6 +176,11 @@ class Connection(RequestHandler):
         manager.requests_count += 1
         if isinstance(message, _ErrInfo):
             handler, message = self._make_error_handler(message), ERROR
+        elif direct is not None:
+            handler = direct.serve
+        if direct is None and self._ahead is not None and not self._messages:
+            self._ahead.release()  # what was received ahead of this request is its own now
+            self._ahead = None
         task = self._task_handler or cast("asyncio.Task[None]", asyncio.current_task())
         return new_request(message, payload, self, StreamWriter(self, self._loop), task), handler
 
@@ -165,121 +198,150 @@ class Connection(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Write the rest of a reply when its handler is done; for most replies that is the whole reply."""
         transport = self.transport
-        if type(resp) is JsonReply and transport is not None and not (self._upgraded or transport.is_closing()):
-            self._finishing = True  # without the many steps of other replies
-            try:
-                if request.content.exception() is not None:
-                    resp.force_close()
-                resp.send(request, transport)
-                if self._paused:
-                    await request.writer.drain()
-            except ConnectionError:
-                return resp, True
-            finally:
-                self._finishing = False
-            return resp, False
         self._finishing = True
-        if request.content.exception() is not None:
-            resp.force_close()  # the rest of the body cannot be told from the next request
         try:
-            return await super().finish_response(request, resp, start_time)
+            if request.content.exception() is not None:
+                resp.force_close()  # the rest of the body cannot be told from the next request
+            if type(resp) is not JsonReply or transport is None or self._upgraded or transport.is_closing():
+                return await super().finish_response(request, resp, start_time)
+            resp.send(request, transport)  # without the many steps of other replies
+            if self._paused:
+                await request.writer.drain()
+        except ConnectionError:
+            return resp, True
         finally:
             self._finishing = False
+        return resp, False
 
     def data_received(self, data: bytes) -> None:
+        """Begin a request without a task, or else parse bytes."""
+        if self._direct is None:
+            self._parse(data)
+            return
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+            data, self._held = self._held + data, b""
+        if not self._begin_direct(self._direct, data):
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         """Parse bytes, and count those that no handler reads yet."""
         is_ahead = self._is_ahead()
+        if self.in_hand is not None:
+            self.serve_by_task()
         super().data_received(data)
-        if is_ahead and data and (self._current_request is not None or not self._messages):
+        is_waiting = self._current_request is not None or self._next is not None or not self._messages
+        if is_ahead and data and is_waiting:
             self._ahead = self._ahead or self._traffic.bodies.budget.share(self._out.abort)
             self._ahead.grow(_AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
         if self._current_request is None and not self._messages:
             self._watch_head()
-        elif self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        else:
+            self._head_is_complete()
+
+    def _begin_direct(self, direct: Direct, data: bytes) -> bool:
+        """Begin a request without a task, if it came whole on an idle connection, with a head that is known."""
+        waiter, parser = self._waiter, self._requests
+        if self.in_hand is not None or waiter is None or waiter.done() or parser is None or self._paused:
+            return False
+        if direct.begin is None or self._upgraded or self._close or self._force_close:
+            return False
+        if (known := parser.known(data)) is None:
+            return False
+        head, body = known
+        if not body:
+            self._held, self._held_timer = data, self._loop.call_later(_BODY_SECONDS, self._parse_held)
+            return True
+        if (request := direct.begin(self, head, body)) is None:
+            return False
+        self._head_is_complete()
+        self.in_hand = request
+        if not request.waits:
+            self.serve_by_task()
+        return True
+
+    def _parse_held(self) -> None:
+        data, self._held, self._held_timer = self._held, b"", None
+        self._parse(data)
+
+    def serve_by_task(self) -> None:
+        """Have the task of the connection serve the request in hand."""
+        request, waiter = self.in_hand, self._waiter
+        assert request is not None
+        self.in_hand, self._next = None, request
+        self._messages.append((request.head.message, EMPTY_PAYLOAD))
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def reply(self, body: bytes, request_id: str) -> None:
+        """Send JSON as the reply to the request in hand; the client may send the next one."""
+        self.in_hand = None
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._finishing = True
+        self.transport.write(json_reply(body, request_id))  # whoever cannot read it now is watched while this is set
+        self._finishing = False
+        self._begin_idle_time()
+
+    def _begin_idle_time(self) -> None:
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+
+    def _process_keepalive(self) -> None:
+        self._keepalive_handle = None  # the next reply makes another one
+        if self.in_hand is None:
+            super()._process_keepalive()
+
+    def close(self) -> None:
+        """Close the connection once its requests are served."""
+        if self.in_hand is not None:
+            self.serve_by_task()
+        super().close()
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  (as of aiohttp)
         """Read on after a pause; aiohttp calls this for every body, though hardly any was paused."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
-    def begin_request(self) -> None:
-        """Do what the beginning of a request means: what was received ahead of it is its own now."""
-        if self._ahead is not None and not self._messages:
-            self._ahead.release()
-            self._ahead = None
-
     def _is_ahead(self) -> bool:
         """Whether no handler reads what arrives now."""
         request, parser = self._current_request, self._requests
         if parser is None:
             return False
+        if self.in_hand is not None or self._next is not None:
+            return True
         if request is None:
             return not self._messages and not parser.is_in_body
         return parser.body is not request.content or not parser.is_in_body
 
     def _malformed(self, kind: Malformation) -> None:
-        peer = self.peername
-        self._traffic.malformed(kind, peer[0] if isinstance(peer, tuple) else peer)
+        self._traffic.malformed(kind, self.remote)
 
     def log_exception(self, *args: Any, **kwargs: Any) -> None:
         """Log an unexpected exception, but not that a malformed body cannot be skipped."""
         if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **kwargs)
 
-    def share_unread(self) -> Share:
-        """Return a share for what waits for this client elsewhere; if the client is behind too long, it is cut off."""
-        return self._traffic.sending.share(self._out.abort)
-
     def unsent(self, count: int) -> None:
         """Count the part of a reply that its handler has not written yet."""
-        self._unsent = count
-        self._count_unread()
+        self.unread.unsent = count
+        self.unread.count(is_behind=self._paused)
 
     def pause_writing(self) -> None:
         """Count what the client has not read."""
         super().pause_writing()
-        self._count_unread()
-        if self._finishing and not self._unsent:
-            self._watch_stall()
+        self.unread.count(is_behind=self._paused)
+        if self._finishing and not self.unread.unsent:
+            self.unread.watch()
 
     def resume_writing(self) -> None:
         """Stop counting: the client has read everything."""
         super().resume_writing()
-        self._count_unread()
-        self._stop_stall_timer()
-
-    def _count_unread(self) -> None:
-        if self._requests is None:  # the connection is lost
-            return
-        unread = self._unsent + (self._out.get_write_buffer_size() if self._paused else 0)
-        if self._behind is None:
-            if not unread:
-                return
-            self._behind = self.share_unread()
-        self._behind.grow(unread - self._behind.used)
-        if not unread:
-            self._behind.release()
-            self._behind = None
-
-    def _watch_stall(self) -> None:
-        """Cut the client off if it reads nothing for timeouts.send_seconds."""
-        self._stalled_at = self._out.get_write_buffer_size()
-        seconds = self._traffic.timeouts.value.send_seconds
-        self._stall_timer = self._loop.call_later(seconds, self._check_stall)
-
-    def _check_stall(self) -> None:
-        if self._out.get_write_buffer_size() < self._stalled_at:
-            self._watch_stall()
-        else:
-            self._out.abort()
-
-    def _stop_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self.unread.count(is_behind=self._paused)
+        self.unread.caught_up()
 
     def handle_error(
         self,
@@ -305,13 +367,17 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what the connection still waited for."""
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-        self._stop_stall_timer()
-        for share in (self._ahead, self._behind):
-            if share is not None:
-                share.release()
-        self._ahead = self._behind = self._requests = None  # the parser has a part of a head, and refers to this
+        self._head_is_complete()
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+        self.unread.close()
+        for request in (self.in_hand, self._next):
+            if request is not None:
+                request.leave()
+        self.in_hand = self._next = None
+        if self._ahead is not None:
+            self._ahead.release()
+        self._ahead = self._requests = None  # the parser has a part of a head, and refers to this
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
@@ -319,15 +385,12 @@ class Connection(RequestHandler):
             seconds = self._traffic.limits.value.receive_seconds
             self._head_timer = self._loop.call_later(seconds, self._give_up)
 
+    def _head_is_complete(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
     def _give_up(self) -> None:
         self._head_timer = None
         if self.transport is not None:
             self.transport.abort()
-
-
-def _kernel_queue(of: socket.socket) -> int:
-    """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
-    try:
-        return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # closed, or not a TCP socket
-        return 0

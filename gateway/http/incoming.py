@@ -14,6 +14,7 @@ from yarl import URL
 from gateway.http.upstream_headers import joined
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
+from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
@@ -59,6 +60,8 @@ class Incoming(msgspec.Struct, eq=False):
     """False if it came over stdio: its headers were made from its body, and lack what only a tool's schema names."""
     span: Span | None = None
     """The span of its round; set after the checks, if requests are traced."""
+    known: KnownValues | None = None
+    """The values of `headers`, if these are known from an earlier request."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
     opened: ParsedBody | None = None
@@ -83,7 +86,11 @@ class Incoming(msgspec.Struct, eq=False):
     def request(self) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            self.checked = check(self.parsed(), partial(self.headers.getall, default=()))
+            parsed, known = self.opened or self.parsed(), self.known
+            if known is None:
+                self.checked = check(parsed, partial(self.headers.getall, default=()))
+            else:
+                self.checked = check(parsed, known.__getitem__, known.repeated)
         return self.checked
 
     def with_body(self, body: bytes) -> "Incoming":

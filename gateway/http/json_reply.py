@@ -11,12 +11,17 @@ from multidict import CIMultiDict
 
 from gateway.http.request_id import HEADER
 
-_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
-    b"Date: %b\r\nX-Request-Id: %b\r\n%b\r\n%b"
-)
-_CLOSE: Final = b"Connection: close\r\n"
+_CLOSE: Final = "Connection: close\r\n"
 _OWN: Final = frozenset({"content-length", "server", HEADER.lower()})
+
+
+def json_reply(body: bytes, request_id: str, close: str = "") -> bytes:
+    """The bytes of a reply of status 200; `close` is empty, or the header that announces the connection's end."""
+    head = (
+        f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
+        f"Date: {rfc822_formatted_time()}\r\nX-Request-Id: {request_id}\r\n{close}\r\n"
+    )
+    return head.encode() + body
 
 
 class JsonReply(web.StreamResponse):
@@ -53,15 +58,14 @@ class JsonReply(web.StreamResponse):
         """Write the reply to an open connection."""
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
-        date, close = rfc822_formatted_time().encode(), b"" if self._keep_alive else _CLOSE
-        whole = self.encoded(date, close)
+        whole = self.encoded("" if self._keep_alive else _CLOSE)
         request.writer.output_size += len(whole)
         transport.write(whole)
         self._eof_sent = True
 
-    def encoded(self, date: bytes, close: bytes) -> bytes:
+    def encoded(self, close: str) -> bytes:
         """The bytes of the whole reply."""
-        return _HEAD % (len(self._whole), date, self._request_id.encode(), close, self._whole)
+        return json_reply(self._whole, self._request_id, close)
 
 
 class WholeReply(JsonReply):
@@ -75,15 +79,15 @@ class WholeReply(JsonReply):
         self._line = f"HTTP/1.1 {status} {_phrase(status) if reason is None else reason}\r\n"
         self._lines = headers
 
-    def encoded(self, date: bytes, close: bytes) -> bytes:
+    def encoded(self, close: str) -> bytes:
         """The bytes of the whole reply."""
         lines = [f"{name}: {value}\r\n" for name, value in self._lines.items() if name.lower() not in _OWN]
         if "Content-Type" not in self._lines:
             lines.append("Content-Type: application/octet-stream\r\n")
         if "Date" not in self._lines:
-            lines.append(f"Date: {date.decode()}\r\n")
-        own = f"Content-Length: {len(self.body)}\r\n{HEADER}: {self._request_id}\r\n"
-        return b"".join((f"{self._line}{''.join(lines)}{own}".encode(), close, b"\r\n", self.body))
+            lines.append(f"Date: {rfc822_formatted_time()}\r\n")
+        own = f"Content-Length: {len(self.body)}\r\n{HEADER}: {self._request_id}\r\n{close}\r\n"
+        return f"{self._line}{''.join(lines)}{own}".encode() + self.body
 
 
 def _phrase(status: int) -> str:

@@ -19,7 +19,7 @@ from multidict import istr
 
 from gateway.config import split_address
 from gateway.http import request_id
-from gateway.http.connection import Connection
+from gateway.http.connection import Connection, Direct
 from gateway.http.traffic import Traffic
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -54,19 +54,19 @@ class _LastRequest(_Request):
 class _BoundedServer(web.Server):
     """Refuses connections past limits.connections."""
 
-    def __init__(self, handler: Handler, traffic: Traffic, **kwargs: Any) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, direct: Direct | None, **kwargs: Any) -> None:
         super().__init__(handler, request_factory=self._request, **kwargs)
         self._traffic = traffic
+        self.direct = direct
         self.request_class = _Request
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        protocol.begin_request()
         return self.request_class(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
         if len(self.connections) >= self._traffic.limits.value.connections:
             return _Refuser(self)
-        return Connection(self, self._traffic, loop=self._loop, **self._kwargs)
+        return Connection(self, self._traffic, self.direct, loop=self._loop, **self._kwargs)
 
 
 class _Refuser(RequestHandler):
@@ -117,7 +117,7 @@ class Listener:
     With `reuse_port`, other processes can listen at the same port, and the kernel distributes the connections.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what a listener consists of)
         self,
         handler: Handler,
         address: str,
@@ -125,6 +125,7 @@ class Listener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        direct: Direct | None = None,
     ) -> None:
         self._address = address
         self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
@@ -134,7 +135,7 @@ class Listener:
         self._sites: list[_Site] = []
         self._securing = asyncio.Lock()
         self._server = _BoundedServer(
-            handler, traffic, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
+            handler, traffic, direct, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
         )
         self._runner = web.ServerRunner(self._server, shutdown_timeout=1.0)
 
@@ -186,6 +187,8 @@ class Listener:
     def send_away(self) -> None:
         """Close each connection after its next reply, so that its client opens the next one elsewhere."""
         self._server.request_class = _LastRequest
+        if self._server.direct is not None:
+            self._server.direct.begin = None
 
     async def stop_accepting(self) -> None:
         """Refuse new connections; open ones are served on."""

@@ -244,7 +244,7 @@ def connection_of(http: web.BaseRequest) -> Connection:
 
 def share_unread(http: web.BaseRequest) -> Share:
     """Return a share for what waits for the sender of a request; if it must give way, its connection is closed."""
-    return connection_of(http).share_unread()
+    return connection_of(http).unread.new_share()
 
 
 async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes | memoryview, seconds: float) -> None:

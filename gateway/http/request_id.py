@@ -23,4 +23,4 @@ def request_id(given: str | None, own: Iterator[str]) -> str:
 
 def numbered(prefix: str) -> Iterator[str]:
     """Return an endless series of ids, unique if no other process has this prefix."""
-    return (f"{prefix}-{number:x}" for number in itertools.count(1))
+    return map(f"{prefix}-%x".__mod__, itertools.count(1))

@@ -3,9 +3,11 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
-from aiohttp import StreamReader, hdrs, http_parser, web
+import msgspec
+from aiohttp import HttpVersion11, StreamReader, hdrs, http_parser, web
 from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import (
     BadHttpMessage,
@@ -16,7 +18,10 @@ from aiohttp.http_exceptions import (
     LineTooLong,
 )
 from aiohttp.http_parser import RawRequestMessage
+from multidict import CIMultiDictProxy
 
+from gateway.http.incoming import Caller
+from gateway.protocol.header_mismatch import KnownValues
 from gateway.telemetry import Malformation
 
 MAX_LINE_BYTES: Final = 8190
@@ -28,6 +33,11 @@ _PIPELINED: Final = 32
 _HEAD_BYTES: Final = 4 * MAX_LINE_BYTES
 _REQUEST_LINE: Final = re.compile(rb"[A-Z-]+ [^ \x00-\x1f]+ HTTP/1\.[01]")
 _HEAD_END: Final = b"\r\n\r\n"
+_KNOWN: Final = 512
+"""How many heads are remembered, of all clients of a listener."""
+_KNOWN_BYTES: Final = 4096
+"""Longer heads are not remembered."""
+_ODD: Final = (hdrs.CONTENT_ENCODING, hdrs.EXPECT)
 _KINDS: Final = (
     (BadHttpMethod, Malformation.METHOD),
     (BadStatusLine, Malformation.REQUEST_LINE),
@@ -48,6 +58,59 @@ class Malformed(BadHttpMessage):
         self.kind = kind
 
 
+class ParsedHead(msgspec.Struct, eq=False):
+    """The head of a POST over HTTP/1.1 after which the connection stays open."""
+
+    message: RawRequestMessage
+    path: str
+    headers: CIMultiDictProxy[str]
+    length: int
+    """The size of the body, which is not encoded."""
+    values: KnownValues
+    caller: Caller | None = None
+    """Who sends it, as long as `judge` stays the same."""
+    judge: object = None
+
+
+class KnownHeads:
+    """The heads that one listener remembers, by their bytes."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, ParsedHead] = {}
+        self._seen: set[int] = set()
+        """The hashes of heads that came once."""
+        self.find = self._heads.get
+
+    def learn(self, data: bytes, message: RawRequestMessage, length: int) -> None:
+        """Remember a head that the parser accepted, if requests with such heads need no task."""
+        if len(data) > _KNOWN_BYTES or message.method != hdrs.METH_POST or message.version != HttpVersion11:
+            return
+        if message.should_close or message.upgrade or message.chunked or not length or message.path[0] != "/":
+            return
+        if (digest := hash(data)) not in self._seen:  # some clients send each head only once
+            if len(self._seen) >= 8 * _KNOWN:
+                self._seen.clear()
+            self._seen.add(digest)
+            return
+        if any(name in message.headers for name in _ODD) or not _is_head_of(data, message):
+            return
+        if len(self._heads) >= _KNOWN:
+            del self._heads[next(iter(self._heads))]
+        headers = message.headers
+        values = KnownValues(partial(headers.getall, default=()))
+        self._heads[data] = ParsedHead(message, message.url.path, headers, length, values)
+
+
+def _is_head_of(data: bytes, message: RawRequestMessage) -> bool:
+    """Whether a head reads as it was parsed, without any of the leniency of parsers."""
+    line, *lines = data.removesuffix(_HEAD_END).split(b"\r\n")
+    headers = tuple((name, value.strip(b" \t")) for name, _, value in (line.partition(b":") for line in lines))
+    return (
+        line == b"POST %b HTTP/1.1" % message.path.encode("utf-8", "surrogateescape")
+        and headers == message.raw_headers
+    )
+
+
 class RequestParser(HttpRequestParser):
     """Parses the requests of one connection.
 
@@ -56,7 +119,13 @@ class RequestParser(HttpRequestParser):
     what a client sends behind it in the same packet is refused.
     """
 
-    def __init__(self, protocol: Any, loop: asyncio.AbstractEventLoop, failed: Callable[[Malformation], None]) -> None:
+    def __init__(
+        self,
+        protocol: Any,
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[Malformation], None],
+        heads: KnownHeads | None = None,
+    ) -> None:
         """`failed` is called once, with the kind of the error after which nothing is parsed any more."""
         super().__init__(
             protocol,
@@ -70,6 +139,7 @@ class RequestParser(HttpRequestParser):
             max_msg_queue_size=_PIPELINED,
         )
         self._failed = failed
+        self._heads = heads
         self._is_broken = False
         self._head = bytearray()
         """The part of a head that has arrived."""
@@ -84,6 +154,19 @@ class RequestParser(HttpRequestParser):
     def is_in_body(self) -> bool:
         """Whether a body is under way."""
         return self.body is not None and not self.body.is_eof()
+
+    def known(self, data: bytes) -> tuple[ParsedHead, bytes] | None:
+        """Return a request that needs no parsing; its body is whole, or empty if none of it is here.
+
+        None if the bytes have to be parsed.
+        """
+        if self._heads is None or self._head or self._left or self._is_chunked or self._is_broken:
+            return None
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        head = self._heads.find(data[:end])
+        if head is None or len(data) - end not in (0, head.length):
+            return None
+        return head, data[end:]
 
     def feed_data(self, data: bytes) -> tuple[Messages, bool, bytes]:  # type: ignore[override]
         """Parse bytes; raises Malformed, unless the error is in the body of a request that is being served."""
@@ -128,16 +211,17 @@ class RequestParser(HttpRequestParser):
                 first = bytes(self._head).lstrip(b"\r\n").partition(b"\r\n")[0]
                 self._head[:] = b"%b\r\n...%b" % (first, bytes(self._head[-len(_HEAD_END) :]))
             return
+        heads = None if self._head else self._heads  # what was kept of a long head are not its bytes
         rest = bytes(self._head) + data if self._head else data
         for message, body in messages:
             if self._is_chunked:
                 raise Malformed(Malformation.PIPELINED)
-            rest = self._after(rest.lstrip(b"\r\n"), message, body)
+            rest = self._after(rest.lstrip(b"\r\n"), message, body, heads)
         if not self.is_in_body:
             self._is_chunked = False
         self._head[:] = rest
 
-    def _after(self, data: bytes, message: RawRequestMessage, body: StreamReader) -> bytes:
+    def _after(self, data: bytes, message: RawRequestMessage, body: StreamReader, heads: KnownHeads | None) -> bytes:
         """Return what follows a request in the bytes that begin with its head."""
         self.body = body
         end = data.find(_HEAD_END)
@@ -153,6 +237,8 @@ class RequestParser(HttpRequestParser):
         end += len(_HEAD_END)
         length = int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
         self._left = max(0, end + length - len(data))
+        if heads is not None:
+            heads.learn(data[:end], message, length)
         return data[end + length :]
 
 

@@ -5,7 +5,7 @@ Sources: specification 2026-07-28 basic/transports/streamable-http (Server Valid
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import HeaderMismatch
@@ -17,12 +17,47 @@ _BASE64_OPEN: Final = "=?base64?"
 _BASE64_CLOSE: Final = "?="
 
 
+class Repeated(NamedTuple):
+    """What a body says that agrees with its headers, as far as a comparison of texts shows."""
+
+    version: str
+    method: str
+    name: bytes
+    """JSON of `target`."""
+    target: str
+
+
+class KnownValues(dict[str, Sequence[str]]):
+    """The values of the headers of a head that comes again and again, looked up once."""
+
+    def __init__(self, headers: HeaderValues) -> None:
+        super().__init__()
+        self._headers = headers
+        self.repeated = self._repeated()
+        """None if it takes `check` to compare them."""
+        self.is_bare = not any(map(self.__getitem__, ("Authorization", *mcp.TRACE_KEYS)))
+        """Whether it has neither `Authorization` nor the context of a trace."""
+
+    def __missing__(self, name: str) -> Sequence[str]:
+        values = self[name] = self._headers(name)
+        return values
+
+    def _repeated(self) -> Repeated | None:
+        versions, methods, names = self[mcp.PROTOCOL_VERSION], self[mcp.METHOD_HEADER], self[mcp.NAME_HEADER]
+        if len(versions) != 1 or len(methods) != 1 or len(names) != 1:
+            return None
+        target = names[0]
+        if not (target.isascii() and target.isprintable()) or target[:2] == "=?" or '"' in target or "\\" in target:
+            return None
+        return Repeated(versions[0], methods[0], f'"{target}"'.encode(), target)
+
+
 def check(method: str, params: jsonrpc.Fields, version: str, headers: HeaderValues) -> str | None:
     """Compare the mirrored headers with the body; returns the target of the request."""
-    for header, body in ((mcp.PROTOCOL_VERSION, version), (mcp.METHOD_HEADER, method)):
-        sent = headers(header)
-        if len(sent) != 1 or sent[0] != body:
-            _equal(header, _one(sent, header), body)
+    if len(sent := headers(mcp.PROTOCOL_VERSION)) != 1 or sent[0] != version:
+        _equal(mcp.PROTOCOL_VERSION, _one(sent, mcp.PROTOCOL_VERSION), version)
+    if len(sent := headers(mcp.METHOD_HEADER)) != 1 or sent[0] != method:
+        _equal(mcp.METHOD_HEADER, _one(sent, mcp.METHOD_HEADER), method)
     field = mcp.TARGET_FIELD.get(method)
     if field is None:
         if method.startswith("tasks/") and (named := headers(mcp.NAME_HEADER)):

@@ -9,7 +9,7 @@ Validation), server/utilities/logging.
 
 import re
 from functools import _lru_cache_wrapper, lru_cache
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -24,7 +24,7 @@ from gateway.protocol.errors import (
     ParseError,
     UnsupportedVersion,
 )
-from gateway.protocol.header_mismatch import HeaderValues
+from gateway.protocol.header_mismatch import HeaderValues, Repeated
 
 T = TypeVar("T")
 _VERSION: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -37,11 +37,15 @@ _PROTOCOL_META: Final = frozenset(
         mcp.META_PROGRESS_TOKEN,
     }
 )
-_OURS: Final = frozenset({"_meta", "inputResponses", "requestState", "task"})
+_OURS: Final = ("_meta", "inputResponses", "requestState", "task")
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
 _USUAL_DIGITS: Final = 20
+_USUAL_DEPTH: Final = 6
+"""In `_meta`; with the two levels around it, this is within the smallest `limits.json_depth`."""
+_QUOTE: Final = b'"'[0]
+_REMEMBERED: Final = 1_024
 _MAX_DECLARATION_BYTES: Final = 16_384
 _REMEMBERED_BYTES: Final = 1_024
 _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
@@ -69,6 +73,10 @@ class ParsedBody(msgspec.Struct, frozen=True):
     method: str
     params: jsonrpc.Fields
     meta: jsonrpc.Fields | None
+    declarations: "_Declarations | None" = None
+    """What `meta` says, if it is valid."""
+    tool: bytes | None = None
+    """JSON of the name of the tool, if this is the usual call, whose numbers were checked."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,12 +120,58 @@ def _repeated_key(body: bytes) -> InvalidRequest:
     return error
 
 
+class _UsualParams(msgspec.Struct, gc=False):
+    name: Raw
+    arguments: Raw
+    meta: Raw = msgspec.field(name="_meta")
+
+
+class _UsualCall(msgspec.Struct, gc=False):
+    jsonrpc: Literal["2.0"]
+    id: Raw
+    method: Literal["tools/call"]
+    params: _UsualParams
+
+
+_decode_usual = msgspec.json.Decoder(_UsualCall).decode
+_USUAL: Final = b'{"jsonrpc":"2.0","id":,"method":"tools/call","params":{"name":,"arguments":,"_meta":}}'
+
+
+def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
+    """Open a body that calls a tool, and is as short as it can be; None for any other body.
+
+    As the values' lengths add up to the body's, it has no other members, no white space, and no member twice.
+    """
+    try:
+        if not body.isascii():
+            _ = body.decode()
+        call = _decode_usual(body)
+        params, id_ = call.params, call.id
+        name, arguments, meta = params.name, params.arguments, params.meta
+        if len(body) != len(_USUAL) + len(id_) + len(name) + len(arguments) + len(meta):
+            return None
+        if not (bytes(id_).isdigit() and len(id_) < _USUAL_DIGITS) and not jsonrpc.is_id(id_):
+            return None
+        tool, data = bytes(name), bytes(arguments)
+        jsonrpc.check_numbers(data)  # for `check`, which refuses what this does
+        opened, declarations, is_shallow = _meta(meta)
+    except (ValueError, RecursionError, DownstreamError):
+        return None
+    if not is_shallow or tool[0] != _QUOTE or data.count(b"{") + data.count(b"[") > max_depth - 2:
+        return None
+    fields = {"name": name, "arguments": arguments, "_meta": meta}
+    return ParsedBody(id_, call.method, fields, opened, declarations, tool)
+
+
 def read(body: bytes, max_depth: int) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
     This costs time: read a body once, and only after the caller is verified, if callers are verified.
     """
     try:
+        usual = _usual_call(body, max_depth)
+        if usual is not None:
+            return usual
         jsonrpc.check_bounds(body, max_depth)
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
@@ -154,21 +208,47 @@ def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
         raise InvalidRequest('"method" must be a string')
     if "id" in opened and id_ is None:
         raise InvalidRequest('"id" must be a string or an integer')
-    params = _object(opened.get("params"), '"params"', InvalidRequest)
-    return ParsedBody(id_, method, params, _read_meta(params["_meta"]) if "_meta" in params else None)
+    return _with_meta(id_, method, _object(opened.get("params"), '"params"', InvalidRequest))
 
 
-def _read_meta(raw: Raw) -> jsonrpc.Fields:
-    """Open `_meta`. The result must not be changed, since the requests of one client share it."""
+def _with_meta(id_: Raw | None, method: str, params: jsonrpc.Fields) -> ParsedBody:
+    if "_meta" not in params:
+        return ParsedBody(id_, method, params, None)
+    meta, declarations, _ = _meta(params["_meta"])
+    return ParsedBody(id_, method, params, meta, declarations)
+
+
+def _meta(raw: Raw) -> "tuple[jsonrpc.Fields, _Declarations | None, bool]":
+    """Open `_meta`: its members, what it says, and whether it is no deeper than what is usual.
+
+    A client says the same in every request, so small ones are remembered. The results must not be changed.
+    """
     data = bytes(raw)
-    if len(data) > _REMEMBERED_BYTES or data.find(_PROGRESS_TOKEN) >= 0:
-        return _object(raw, '"params._meta"', InvalidParams)
-    return _usual_meta(data)
+    found = _METAS.get(data)
+    if found is None:
+        found = _opened_meta(raw, data)
+        if len(data) <= _REMEMBERED_BYTES and data.find(_PROGRESS_TOKEN) < 0:  # else each differs
+            if len(_METAS) >= _REMEMBERED:
+                del _METAS[next(iter(_METAS))]
+            _METAS[data] = found
+    return found
 
 
-@lru_cache(maxsize=1024)
-def _usual_meta(raw: bytes) -> jsonrpc.Fields:
-    return _object(Raw(raw), '"params._meta"', InvalidParams)
+_METAS: "Final[dict[bytes, tuple[jsonrpc.Fields, _Declarations | None, bool]]]" = {}
+
+
+def _opened_meta(raw: Raw, data: bytes) -> "tuple[jsonrpc.Fields, _Declarations | None, bool]":
+    meta = _object(raw, '"params._meta"', InvalidParams)
+    try:
+        jsonrpc.check_bounds(data, _USUAL_DEPTH)
+    except ValueError:
+        is_shallow = False
+    else:
+        is_shallow = True
+    try:
+        return meta, _declarations(meta) if mcp.META_VERSION in meta else None, is_shallow
+    except DownstreamError:
+        return meta, None, is_shallow
 
 
 def _object(raw: Raw | None, name: str, error: type[DownstreamError]) -> jsonrpc.Fields:
@@ -201,31 +281,40 @@ def names_modern(version: str | None) -> bool:
     return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
-def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
-    """Check a modern request; raises the DownstreamError of the first check that fails."""
+def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None = None) -> Request:
+    """Check a modern request; raises the DownstreamError of the first check that fails.
+
+    `repeated` is what the body must say to agree with `headers`; if it does not, these are compared in full.
+    """
     assert parsed.id is not None, "the caller answers notifications"
-    raw = parsed.params.get("_meta")
-    data = b"" if raw is None else bytes(raw)
-    is_usual = 0 < len(data) <= _REMEMBERED_BYTES and data.find(_PROGRESS_TOKEN) < 0  # else each differs
-    meta = _usual_declarations(data) if is_usual else _declarations(parsed.meta or {})
+    meta = parsed.declarations or _declarations(parsed.meta or {})
     version, declared_raw, declared, log_level, progress_token, client_info, user_meta = meta
-    target = header_mismatch.check(parsed.method, parsed.params, version, headers)
+    tool = parsed.tool
+    if repeated is not None and tool is not None and repeated[:3] == (version, parsed.method, tool):
+        target: str | None = repeated.target
+    else:
+        target = header_mismatch.check(parsed.method, parsed.params, version, headers)
     if version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version)
-    if parsed.method not in _methods(declared):
+    if parsed.method not in mcp.METHODS and not _is_first_form(parsed.method, declared):
         raise MethodNotFound(f"Method not found: {parsed.method[:80]}")
     asking = parsed.method in mcp.ASKING
     if asking and target is None:
         field = mcp.TARGET_FIELD[parsed.method]
         raise InvalidParams(f'{parsed.method} needs "params.{field}", a string')
-    if asking:
+    if asking and tool is None:
         _check_numbers(parsed.params)
     answers = asking or parsed.method in _ANSWERING
+    params = parsed.params
+    if tool is None:
+        params = {key: value for key, value in params.items() if key not in _OURS}
+    else:
+        params = {"name": params["name"], "arguments": params["arguments"]}
     return Request(
         id=parsed.id,
         method=parsed.method,
         version=version,
-        params={key: value for key, value in parsed.params.items() if key not in _OURS},
+        params=params,
         user_meta=user_meta,
         target=target or "",
         client_info=client_info,
@@ -239,9 +328,9 @@ def check(parsed: ParsedBody, headers: HeaderValues) -> Request:
     )
 
 
-def _methods(declared: Capabilities) -> frozenset[str]:
-    """The methods that exist for a client: SEP-2322's first form of tasks is withdrawn for those of the extension."""
-    return mcp.METHODS | mcp.FIRST_FORM_METHODS if declared.legacy_tasks and not declared.tasks else mcp.METHODS
+def _is_first_form(method: str, declared: Capabilities) -> bool:
+    """Whether a method exists for this client: SEP-2322's tasks are withdrawn for clients of the extension."""
+    return method in mcp.FIRST_FORM_METHODS and declared.legacy_tasks and not declared.tasks
 
 
 class _Declarations(NamedTuple):
@@ -265,16 +354,10 @@ def _declarations(meta: jsonrpc.Fields) -> _Declarations:
     return _Declarations(version, capabilities, declared, log_level, progress_token, client_info, user_meta)
 
 
-@lru_cache(maxsize=1024)
-def _usual_declarations(raw: bytes) -> _Declarations:
-    """Cached, because a client says the same in every request."""
-    return _declarations(_usual_meta(raw))
-
-
 def _check_numbers(params: jsonrpc.Fields) -> None:
     """Refuse numbers that cannot be compared, since a requestState is bound to them, before anything runs."""
     for key, value in params.items():
-        if key == "_meta" or bytes(value)[:1] == b'"':
+        if key == "_meta" or bytes(value)[0] == _QUOTE:
             continue
         try:
             jsonrpc.check_numbers(value)

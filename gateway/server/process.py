@@ -33,6 +33,7 @@ from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.client import Bounds, Client
+from gateway.http.connection import Direct
 from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
@@ -183,7 +184,10 @@ class Gateway:
         self.assemble(tls)
         await self._open_peer_listener()
         await self.members.discovery.begin()
-        self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
+        direct = Direct(self.downstream.begin)
+        self.listen = await self._open(
+            self.downstream.handle, config.listen, shared=True, tls=tls.listener, direct=direct
+        )
         self._client_listener = self._listeners[-1]
         await self._open_admin()
         self._cold_expiry.begin()
@@ -284,11 +288,17 @@ class Gateway:
         )
 
     async def _open(
-        self, handler: Handler, address: str, *, shared: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        handler: Handler,
+        address: str,
+        *,
+        shared: bool = False,
+        tls: ssl.SSLContext | None = None,
+        direct: Direct | None = None,
     ) -> str:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
-        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls)
+        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, direct=direct)
         try:
             taken = await listener.start()
         except OSError as exc:

@@ -55,6 +55,15 @@ def mirrors_nothing(pool: Pool, key: PoolKey, request: Request, headers: Headers
     return group.knows(request.target, headers) and not (group.tools or {}).get(request.target, _UNKNOWN).mirrored
 
 
+def is_simple(pool: Pool, key: PoolKey, request: Request, headers: Headers) -> bool:
+    """Whether this tool is known to repeat no argument in a header, and never to run as a task."""
+    group = pool.group(key)
+    tool = None if group.tools is None else group.tools.get(request.target)
+    if tool is None:
+        return group.knows(request.target, headers)
+    return not (tool.mirrored or tool.task_support)
+
+
 def task_support(pool: Pool, key: PoolKey, name: str) -> str:
     """The `execution.taskSupport` of a tool, if its server offers tasks at all; else an empty string."""
     group = pool.group(key)

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from aiohttp import http_parser
 
-from gateway.http.request_parser import Malformed, RequestParser, parser_caution
+from gateway.http.request_parser import KnownHeads, Malformed, RequestParser, parser_caution
 from gateway.telemetry import Malformation
 from tests.support.gateway_process import gateway
 from tests.support.logs import Lines
@@ -146,9 +146,9 @@ async def test_a_secret_in_a_malformed_answer_to_a_peer_is_not_logged(log_lines:
     assert "s3cret" not in log_lines.stream.getvalue()
 
 
-def parser() -> tuple[RequestParser, list[Malformation]]:
+def parser(heads: KnownHeads | None = None) -> tuple[RequestParser, list[Malformation]]:
     failures: list[Malformation] = []
-    return RequestParser(Mock(), Mock(), failures.append), failures
+    return RequestParser(Mock(), Mock(), failures.append, heads), failures
 
 
 def parsed(pieces: list[bytes]) -> list[tuple[Any, ...]]:
@@ -223,3 +223,102 @@ async def test_a_start_without_the_c_parser_warns(monkeypatch: pytest.MonkeyPatc
     async with gateway("http://127.0.0.1:9/mcp") as started:
         said = [line for line in started.log("config.caution") if "AIOHTTP_NO_EXTENSIONS" in line["note"]]
         assert len(said) == warnings
+
+
+SENT = b"POST /a HTTP/1.1\r\nHost: x\r\nMcp-Name:  y \r\nContent-Length: 2\r\n\r\n{}"
+
+
+def known(*pieces: bytes, then: bytes) -> bool:
+    """Whether a request needs no parsing after these came on other connections."""
+    heads = KnownHeads()
+    for _ in range(3):
+        requests, _ = parser(heads)
+        for piece in pieces:
+            _ = requests.feed_data(piece)
+    return parser(heads)[0].known(then) is not None
+
+
+def test_only_the_bytes_of_a_head_stand_for_it() -> None:
+    assert known(SENT, then=SENT)
+    assert known(SENT, then=SENT.replace(b"{}", b"[]"))
+    head = SENT[:-2]
+    for place in range(len(head)):
+        assert not known(SENT, then=SENT[:place] + bytes([SENT[place] ^ 1]) + SENT[place + 1 :]), place
+    for more in (SENT + b"x", SENT[:-1], b"\r\n" + SENT, SENT * 2, b""):
+        assert not known(SENT, then=more)
+    requests, _ = parser(KnownHeads())
+    _ = requests.feed_data(SENT)
+    assert requests.known(SENT) is None, "once is not enough"
+
+
+def test_a_known_head_is_what_its_bytes_were_parsed_to() -> None:
+    requests, _ = parser(KnownHeads())
+    parsed = [requests.feed_data(SENT)[0][0][0] for _ in range(3)]
+    found = requests.known(SENT)
+    assert found is not None
+    head, body = found
+    assert (head.path, head.length, body, head.headers) == ("/a", 2, b"{}", parsed[2].headers)
+    assert (head.values("mcp-name"), head.values("Mcp-Name"), head.values("x")) == (["y"], ["y"], [])
+    assert requests.known(SENT[:-2]) == (head, b""), "its body is to come"
+
+
+def test_between_two_requests_only_a_whole_one_is_known() -> None:
+    requests, _ = parser(KnownHeads())
+    for _ in range(3):
+        _ = requests.feed_data(SENT)
+    for begun in (b"\r\n", SENT[:5], SENT[5:-1]):
+        _ = requests.feed_data(begun)
+        assert requests.known(SENT) is None
+    _ = requests.feed_data(SENT[-1:])
+    assert requests.known(SENT) is not None
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        SENT.replace(b"Host", b"Connection: close\r\nHost"),
+        SENT.replace(b"Host", b"Expect: 100-continue\r\nHost"),
+        SENT.replace(b"Host", b"Content-Encoding: gzip\r\nHost"),
+        SENT.replace(b"Content-Length: 2\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n2\r\n").replace(
+            b"}", b"}\r\n0\r\n\r\n"
+        ),
+        SENT.replace(b"/1.1\r\n", b"/1.0\r\nConnection: keep-alive\r\n"),
+        SENT.replace(b" /a", b" http://x/a"),
+        SENT.replace(b"POST", b"PUT"),
+        SENT.replace(b": 2", b": 0")[:-2],
+        SENT.replace(b"y", b"y" * 5000),
+    ],
+)
+def test_heads_that_mean_more_are_always_parsed(sent: bytes) -> None:
+    assert not known(sent, then=sent)
+
+
+def test_a_head_in_pieces_is_not_remembered() -> None:
+    """Of a long one, only its first line and its end are kept, and another request may begin and end so."""
+    long = SENT.replace(b"Host", b"".join(b"X-%d: %b\r\n" % (number, b"x" * 8000) for number in range(5)) + b"Host")
+    first = SENT.partition(b"\r\n")[0]
+    assert not known(long[:20], long[20:-1], long[-1:], then=first + b"\r\n..." + b"\r\n\r\n{}")
+    assert not known(SENT[:20], SENT[20:], then=SENT)
+
+
+def test_a_head_must_read_as_it_was_parsed() -> None:
+    heads = KnownHeads()
+    ((message, _),) = parser()[0].feed_data(SENT)[0]
+    head = SENT[:-2]
+    for lenient in (head.replace(b"Host: x\r\n", b"Host: x\n"), head.replace(b"/a", b"/b"), head.replace(b"x", b"z")):
+        for _ in range(2):
+            heads.learn(lenient, message, 2)
+        assert heads.find(lenient) is None
+    for _ in range(2):
+        heads.learn(head, message, 2)
+    assert heads.find(head) is not None
+
+
+def test_the_heads_that_came_first_are_forgotten_first() -> None:
+    heads = KnownHeads()
+    requests, _ = parser(heads)
+    each = [SENT.replace(b"/a", b"/%d" % number) for number in range(520)]
+    for sent in (*each, *each):
+        _ = requests.feed_data(sent)
+    assert len(heads._heads) == 512
+    assert [requests.known(sent) is not None for sent in each] == [False] * 8 + [True] * 512

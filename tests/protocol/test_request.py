@@ -533,3 +533,104 @@ def test_a_request_with_too_many_members_is_refused_as_such(
 ) -> None:
     with pytest.raises(error, match=f"{what} has more than 50000 values .* send fewer"):
         request.read(body, 64)
+
+
+# -- the usual call, which is opened in one pass ----------------------------------------------------------------------
+
+
+def opened(data: bytes) -> object:
+    """What reading and checking a body comes to."""
+    try:
+        parsed = request.read(data, DEPTH)
+        return (
+            parsed.id,
+            parsed.method,
+            parsed.params,
+            parsed.meta,
+            parsed.id and request.check(parsed, values(HEADERS)),
+        )
+    except DownstreamError as exc:
+        return type(exc), exc.request_id
+
+
+KNOWN = header_mismatch.KnownValues(values(HEADERS))
+COMPACT = json.dumps(CALL, separators=(",", ":")).encode()
+ARGUMENTS = b'"arguments":{"a":1},'
+
+
+def test_the_usual_call_is_opened_in_one_pass() -> None:
+    assert request._usual_call(COMPACT, DEPTH) == request.read(COMPACT, DEPTH)
+    assert request._usual_call(b"{ " + COMPACT[1:], DEPTH) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"", b""),
+        *((member, member * 2) for member in (b'"id":1,', b'"jsonrpc":"2.0",', b'"name":"greet",', ARGUMENTS)),
+        (b'"id":1,', b'"id":1,"id":2,'),
+        (b'"id":1,', b'"id":2,"id":1,"x":3,'),
+        (ARGUMENTS, b'"arguments":{"a":1,"a":22},'),
+        (ARGUMENTS, b'"arguments":{"a":1e999},'),
+        (ARGUMENTS, b'"arguments":null,'),
+        (ARGUMENTS, b""),
+        (ARGUMENTS, b'"arguments":{},"requestState":"x",'),
+        (b'"id":1', b'"id":"a b"'),
+        (b'"id":1', b'"id":true'),
+        (b'"id":1', b'"id":null'),
+        (b'"id":1', b'"id":1.5'),
+        (b'"id":1', b'"id":01'),
+        (b'"id":1', b'"id":' + b"1" * 400),
+        (b'"id":1', b'"id":"\xc3\xa4"'),
+        (ARGUMENTS, b'"arguments":' + b"[" * (DEPTH - 2) + b"]" * (DEPTH - 2) + b","),
+        (ARGUMENTS, b'"arguments":' + b"[" * (DEPTH - 1) + b"]" * (DEPTH - 1) + b","),
+        (ARGUMENTS, b'"arguments":"' + b"[" * DEPTH + b'",'),
+        (b'"greet"', b"[" * (DEPTH - 1) + b"]" * (DEPTH - 1)),
+        (b'"_meta":{', b'"_meta":{"x":' + b"[" * (DEPTH - 2) + b"]" * (DEPTH - 2) + b","),
+        (b'"_meta":{', b'"_meta":{"x":' + b"[" * 7 + b"]" * 7 + b","),
+        (b"greet", b"gr\xc3\xa4"),
+        (b"greet", b"gr\xc3"),
+        (b"greet", b"other"),
+        (b"greet", b"=?base64?Z3JlZXQ=?="),
+        (b'"2.0"', b'"2.1"'),
+        (b'"2.0"', b'"2\\u002e0"'),
+        (b"tools/call", b"tools\\/call"),
+        (b"tools/call", b"tools/list"),
+        (b'"name"', b'"na\\u006de"'),
+        (b'"greet"', b'"gr\\ud83d"'),
+        (b'"greet"', b"5"),
+        (b'"_meta":{', b'"_meta":{"progressToken":7,'),
+        (b'"_meta":{', b'"_meta":{"x":1,"x":1,'),
+        (b'"_meta":{', b'"_meta":{"x":"' + b"y" * 2000 + b'",'),
+        (mcp.META_VERSION.encode(), b"other"),
+        (b"}}", b"}}}"),
+        (b"}}", b"}"),
+    ],
+)
+def test_it_comes_to_the_same_as_if_it_was_opened_member_by_member(old: bytes, new: bytes) -> None:
+    data = COMPACT.replace(old, new, 1)
+    assert opened(data) == opened(b"{ " + data[1:])
+
+
+@given(st.integers(0, len(COMPACT)), st.integers(0, 40), st.integers(0, 40))
+def test_it_comes_to_the_same_for_any_damage(start: int, taken: int, repeated: int) -> None:
+    data = b"{" + (COMPACT[:start] + COMPACT[max(0, start - repeated) : start] + COMPACT[start + taken :])[1:]
+    assert opened(data) == opened(b"{ " + data[1:])
+
+
+@pytest.mark.parametrize(
+    ("changed", "target"),
+    [
+        ({}, "greet"),
+        ({"name": "=?base64?Z3JlZXQ=?="}, None),
+        ({"name": "gr\u00e4"}, None),
+        ({"name": 'a"b'}, None),
+        ({"name": "a\\b"}, None),
+        ({"name": ["greet", "greet"]}, None),
+        ({"version": [mcp.MODERN, mcp.MODERN]}, None),
+        ({"method": []}, None),
+    ],
+)
+def test_headers_are_compared_as_text_only_if_they_are_plain(changed: dict[str, Any], target: str | None) -> None:
+    known = header_mismatch.KnownValues(values(headers(**changed)))
+    assert (known.repeated and known.repeated.target) == target

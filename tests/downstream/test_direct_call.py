@@ -1,0 +1,352 @@
+"""Requests that no task serves, and what makes them need one."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config import parse
+from gateway.http import connection as connections
+from gateway.http.connection import Connection
+from gateway.protocol import mcp
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.stand import Start
+from tests.support.workbench import ACCEPT, Stand, configuration, eventually
+
+
+def request(stand: Stand, *lines: str, name: str = "tool", body: bytes | None = None) -> bytes:
+    """A call as a client sends it again and again."""
+    headers, built = stand.client().build("tools/call", {"name": name})
+    body = built if body is None else body
+    head = [f"{name}: {value}" for name, value in headers.items()]
+    head += [f"Host: {stand.gateway.listen}", *lines, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(["POST /mcp HTTP/1.1", *head]).encode() + body
+
+
+async def reply(raw: RawConnection) -> tuple[bytes, bytes]:
+    """The head and the body of one reply."""
+    head = await raw.until(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    async with asyncio.timeout(3):
+        return head, await raw._reader.readexactly(length)
+
+
+async def known(stand: Stand, raw: RawConnection, sent: bytes) -> None:
+    """Send a request until its head is known, as on a connection that is kept open."""
+    for _ in range(3):
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0]
+
+
+def connection(stand: Stand) -> Connection:
+    """The only connection of a client."""
+    (found,) = stand.gateway._client_listener._server.connections
+    assert isinstance(found, Connection)
+    return found
+
+
+def direct(stand: Stand) -> int:
+    """How many requests no task serves."""
+    return len(stand.gateway.downstream._direct)
+
+
+class Gate:
+    """A tool that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.ended: list[bool] = []
+
+    async def __call__(self, turn: Turn) -> None:
+        try:
+            await self.opened.wait()
+            await turn.result(text(turn.body["params"]["name"]))
+            self.ended.append(True)
+        except asyncio.CancelledError:
+            self.ended.append(False)
+            raise
+
+
+@pytest.fixture
+def gate(upstream: FakeUpstream) -> Gate:
+    found = Gate()
+    upstream.tool(found)
+    return found
+
+
+async def test_a_call_whose_head_is_known_needs_no_task(stand: Stand, gate: Gate) -> None:
+    sent = request(stand, "X-Request-Id: mine")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(sent)
+        await eventually(lambda: direct(stand) == 1, "no task serves it")
+        assert stand.gateway.downstream.in_flight == 1
+        gate.opened.set()
+        head, body = await reply(raw)
+    assert b"\r\nX-Request-Id: mine\r\n" in head
+    assert b"\r\nContent-Type: application/json\r\n" in head
+    assert b"connection" not in head.lower()
+    assert json.loads(body)["result"]["content"] == text("tool")["content"]
+    assert stand.metric("mcp_server_operation_duration_seconds_count", **LABELS) == 4
+
+
+LABELS = {"method": "tools/call", "protocol_version": mcp.MODERN, "outcome": "complete", "error_type": ""}
+
+
+async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gate) -> None:
+    first, second = request(stand), request(stand, name="later")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, first)
+        await known(stand, raw, second)
+        gate.opened.clear()
+        await raw.send(first)
+        await eventually(lambda: direct(stand) == 1)
+        await raw.send(second[:10])
+        await eventually(lambda: connection(stand)._current_request, "a task serves it")
+        assert stand.gateway._traffic.bodies.budget.used == 20, "the part of a head is counted"
+        for part in (second[10:], first + second):
+            await raw.send(part)
+        gate.opened.set()
+        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(4)]
+    assert names == ["tool", "later", "tool", "later"]
+    await eventually(lambda: not len(stand.gateway._traffic.bodies.budget), "nothing is counted any more")
+
+
+async def test_a_request_behind_one_that_waits_for_a_task_waits_too(stand: Stand, gate: Gate) -> None:
+    sent, other = request(stand), request(stand, "X-New: 1", name="other")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        held = connection(stand)
+        held.data_received(other)
+        held.data_received(sent)
+        assert direct(stand) == 0
+        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(2)]
+    assert names == ["other", "tool"]
+    assert gate.ended == [True] * 5
+
+
+async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        held = connection(stand)
+        held.pause_writing()
+        await raw.send(sent)
+        await eventually(lambda: held._drain_waiter, "the task waits until the client reads")
+        assert stand.gateway.downstream.in_flight == 0
+        held.resume_writing()
+        assert b" 200 OK" in (await reply(raw))[0]
+
+
+async def test_what_a_head_decided_is_decided_anew_after_a_reload(
+    upstream: FakeUpstream, stand: Stand, gate: Gate
+) -> None:
+    sent = request(stand, "Authorization: Bearer a")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
+        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        await raw.send(sent)
+        assert b" 403 " in (await reply(raw))[0]
+    assert gate.ended == [True] * 3
+
+
+async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(sent)
+        await eventually(lambda: direct(stand) == 1)
+    await upstream.saw("notifications/cancelled")
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+    labels = LABELS | {"outcome": "cancelled"}
+    assert stand.metric("mcp_server_operation_duration_seconds_count", **labels) == 1
+    gate.opened.set()
+
+
+async def test_a_client_may_leave_before_a_task_serves_its_request(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(sent)
+        await eventually(lambda: direct(stand) == 1)
+        held = connection(stand)
+        held._out.abort()
+        held.serve_by_task()
+        assert stand.gateway.downstream.in_flight == 1
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+    gate.opened.set()
+
+
+async def test_a_question_in_such_a_call_reaches_the_client(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+
+        async def asking(turn: Turn) -> None:
+            await turn.elicit("Name")
+            await turn.result(text("done"))
+
+        upstream.tool(asking)
+        await raw.send(sent)
+        asked = json.loads((await reply(raw))[1])["result"]
+        assert asked["resultType"] == "input_required"
+        answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
+        more = {"name": "tool", "requestState": asked["requestState"], "inputResponses": answers}
+        _, retry = stand.client().build("tools/call", more)
+        for _ in range(3):  # the repeated ones get the kept result
+            await raw.send(request(stand, body=retry))
+            assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [(b'"tools/call"', b" 400 "), (b'"jsonrpc"', b" 400 "), (b'"2026-07-28"', b" 400 "), (b'"tool"', b" 400 ")],
+)
+async def test_such_a_request_is_checked_like_any_other(
+    stand: Stand, gate: Gate, changed: bytes, status: bytes
+) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        calls = len(gate.ended)
+        await raw.send(sent.replace(changed, b'"' + b"x" * (len(changed) - 2) + b'"'))
+        head, body = await reply(raw)
+        assert status in head
+        assert "error" in json.loads(body)
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+    assert len(gate.ended) == calls + 1
+    assert stand.gateway.downstream.in_flight == 0
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head waits for its body as long as the test runs."""
+    monkeypatch.setattr(connections, "_BODY_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_body_in_a_packet_of_its_own_needs_no_task_either(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        await raw.send(body)
+        await eventually(lambda: direct(stand) == 1, "no task serves it")
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 4
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        connection(stand)._parse_held()
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
+        await raw.send(body + sent[:40])
+        assert b" 200 OK" in (await reply(raw))[0]
+        await raw.send(sent[40:])
+        assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 5
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        timer = connection(stand)._held_timer
+    await eventually(lambda: not stand.gateway._client_listener.connections)
+    assert timer is not None
+    assert timer.cancelled()
+    assert gate.ended == [True] * 3
+
+
+async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        for part in (sent[:-20], sent[-20:] + sent[:30], sent[30:]):
+            await raw.send(part)
+        for _ in range(2):
+            assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 5
+
+
+@pytest.mark.parametrize("line", ["Connection: close", "Expect: 100-continue", "Content-Encoding: identity"])
+async def test_heads_that_ask_for_more_are_parsed_each_time(stand: Stand, gate: Gate, line: str) -> None:
+    for _ in range(3):
+        async with raw_connection(stand) as raw:
+            await raw.send(request(stand, line))
+            assert b" 200 OK" in (await reply(raw))[0]
+    assert not stand.gateway._client_listener._server.direct.heads._heads  # type: ignore[union-attr]
+    assert len(gate.ended) == 3
+
+
+async def test_a_bug_before_the_call_is_answered_once(
+    stand: Stand, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        calls = len(gate.ended)
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(stand.gateway.downstream._dispatcher, "begin_plain", broken)
+        await raw.send(sent)
+        assert json.loads((await reply(raw))[1])["error"]["code"] == -32603
+    stand.planted_bugs += 1
+    assert len(gate.ended) == calls
+
+
+async def test_a_drain_makes_exchanges_of_such_calls_and_closes_their_connections(begin: Start, gate: Gate) -> None:
+    stand = await begin(hold={"drain_seconds": 5})
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(sent)
+        await eventually(lambda: direct(stand) == 1)
+        draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        await eventually(lambda: stand.gateway.downstream.stopping)
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+        await draining
+
+
+async def test_a_long_call_outlives_the_time_of_an_idle_connection(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        gate.opened.clear()
+        await raw.send(sent)
+        await eventually(lambda: direct(stand) == 1)
+        held = connection(stand)
+        held._next_keepalive_close_time = 0.0
+        held._process_keepalive()
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0]
+        held._next_keepalive_close_time = 0.0
+        held._process_keepalive()
+        assert await raw.rest() == b"", "an idle connection ends with its time"
