@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from gateway import __version__, completion, health
+from gateway import __version__, container_health, shell_completion
 from gateway.config import (
     Config,
     ConfigError,
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["demo"]:
         return demo.run(arguments[1:])
     if arguments[:1] == ["health"]:
-        return health.main(arguments[1:])
+        return container_health.main(arguments[1:])
     arguments, command = _split(arguments)
     parser = _parser()
     if not arguments:
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="print the JSON Schema of the configuration file")
     schema.set_defaults(run=_schema)
     shell = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
-    shell.add_argument("shell", choices=completion.SHELLS)
+    shell.add_argument("shell", choices=shell_completion.SHELLS)
     shell.set_defaults(run=_completion)
     keygen = commands.add_parser("keygen", help="print a new key for state.keys")
     keygen.set_defaults(run=_keygen)
@@ -244,7 +244,7 @@ def _schema(_: argparse.Namespace) -> int:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    print(completion.script(options.shell, _parser()), end="")
+    print(shell_completion.script(options.shell, _parser()), end="")
     return 0
 
 

@@ -6,13 +6,13 @@ import sys
 from importlib import import_module
 from types import FrameType
 
-from gateway import health
+from gateway import container_health
 
 
 def main() -> int:
     """Run `health` at once; pass everything else to the command line."""
     if sys.argv[1:2] == ["health"]:
-        return health.main(sys.argv[2:])
+        return container_health.main(sys.argv[2:])
     if os.getpid() == 1:
         # The kernel drops signals that process 1 of a container does not handle. Without this, `docker stop` in the
         # first second would wait for its whole timeout and then kill.

@@ -44,14 +44,14 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"config/parsing"},
             {"exchange"},
             {"protocol", "identity"},
-            {"", "completion", "health"},
+            {"", "shell_completion", "container_health"},
         ),
     )
 )
 """The folders of `gateway/`, the top floor first. A file imports from its own folder and from lower floors."""
 
 LIBRARIES: dict[str, set[str]] = {
-    "completion": set(),
+    "shell_completion": set(),
     "entry": set(),
     "__main__": set(),
     "server": set(),
@@ -91,7 +91,7 @@ LIBRARIES: dict[str, set[str]] = {
     "protocol": {"msgspec"},
     "identity": {"cryptography", "jwt", "msgspec"},
     "": set(),
-    "health": {"yaml"},
+    "container_health": {"yaml"},
 }
 """The libraries that each folder may import."""
 
@@ -108,7 +108,7 @@ SYNCHRONOUS = {
     "config/parsing",
     "probe/report",
     "",
-    "health",
+    "container_health",
     "entry",
 }
 IMPURE_MODULES = {

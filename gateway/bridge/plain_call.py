@@ -114,9 +114,15 @@ class PlainCall:
         live = self._live
         if isinstance(event, on.Resulted):
             try:
-                server_info, ticket = self._session.shaken.server_info, self._ticket
-                body, is_tool_error = modern_result(
-                    live, self._request, self._key, self._headers, event.result, server_info, ticket
+                modern = modern_result(
+                    live,
+                    self._request,
+                    self._key,
+                    self._headers,
+                    event.result,
+                    self._session.shaken.server_info,
+                    self._ticket,
+                    is_tool_error=event.is_tool_error,
                 )
             except ValueError:
                 pass
@@ -124,8 +130,8 @@ class PlainCall:
                 self.promote().hear(on.Broke(CallLost(BUG)))
                 raise
             else:
-                ending = TOOL_FAILED if is_tool_error else COMPLETE
-                self.final = FinalMessage(jsonrpc.result(self._request.id, body), ending=ending)
+                ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
+                self.final = FinalMessage(jsonrpc.result(self._request.id, *modern.parts), ending=ending)
                 live.deadlines.plain.disarm(self)
                 seconds = time.monotonic() - self._started
                 live.process.metrics.call_answered(live.route.path, self._request.method, ending, seconds)

@@ -59,7 +59,7 @@ def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulte
     assert context.server_info is not None, "a result comes from a session"
     live, request, route = context.live, context.request, context.live.route
     try:
-        body, is_tool_error = modern_result(
+        modern = modern_result(
             live,
             request,
             context.key,
@@ -77,9 +77,9 @@ def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulte
                 f"that {flaw}; the call may have had effects"
             )
         )
-    if is_tool_error:
+    if modern.is_tool_error:
         report.tool_failed()
-    return on.Resulted(body)
+    return on.Resulted(modern.body)
 
 
 def modern_result(  # noqa: PLR0913  (what a call and its session know)
@@ -92,6 +92,7 @@ def modern_result(  # noqa: PLR0913  (what a call and its session know)
     ticket: CacheKey | None,
     *,
     is_later_round: bool = False,
+    is_tool_error: bool | None = None,
 ) -> results.Modern:
     """The modern result. The pool learns from it what later calls need: a list, and the tools in it.
 
@@ -104,7 +105,8 @@ def modern_result(  # noqa: PLR0913  (what a call and its session know)
     shown = legacy
     if method == mcp.TOOLS_LIST and not request.declared.legacy_tasks:
         shown = tool_filter.without_execution(legacy)
-    modern = results.modern(method, shown, server_info, live.route.cache.of(method), retried=is_retried)
+    cache = live.route.cache.of(method)
+    modern = results.modern(method, shown, server_info, cache, retried=is_retried, is_tool_error=is_tool_error)
     if method == mcp.TOOLS_LIST:
         tool_schemas.learn(pool.group(key), request.params, legacy, headers)
     if ticket is not None:

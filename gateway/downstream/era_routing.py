@@ -19,7 +19,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.request import names_modern
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.cipher import PREFIX
+from gateway.seal.keyring import PREFIX
 
 _OUR_STATE: Final = f'"{PREFIX}.'.encode()
 

@@ -17,6 +17,7 @@ from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.upstream import is_modern
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import lost_session
@@ -108,8 +109,7 @@ class LegacyRouting:
 
         async def mirror_if_modern(refusing: Backend, greeting: ClientMessage, _response: bytes) -> Connect | None:
             await refusing.close()
-            era = live.upstream.era
-            return mirror if era is not None and await era.is_modern(greeting.headers, waits=True) else None
+            return mirror if await is_modern(live, greeting.headers) else None
 
         def either(link: ClientLink) -> Backend:
             return FallbackBackend(link, relay, mirror_if_modern, live.process.tasks, live.config.limits.body_bytes)

@@ -80,6 +80,8 @@ class Resulted(Event, frozen=True):
 
     result: bytes | Raw
     is_modern: bool = False
+    is_tool_error: bool | None = None
+    """As `results.plain` gives it, if the result has been read."""
 
 
 class Failed(Event, frozen=True):

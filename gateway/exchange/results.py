@@ -6,7 +6,7 @@ Sources: specification 2026-07-28 basic/index (ResultType, Error Codes), server/
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -28,23 +28,44 @@ _UPSTREAM_DATA: Final = "upstreamData"
 _NULL: Final = Raw(b"null")
 
 
-class Modern(NamedTuple):
+class Modern(msgspec.Struct, frozen=True, gc=False):
     """A complete result of 2026-07-28."""
 
-    body: bytes
+    parts: tuple[bytes | memoryview, ...]
+    """Its JSON, whose large parts are copied only into the reply."""
     is_tool_error: bool
     """Whether it is a tool result with `isError`."""
 
+    @property
+    def body(self) -> bytes:
+        """Its JSON."""
+        return b"".join(self.parts)
 
-def modern(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *, retried: bool) -> Modern:
+
+def modern(  # noqa: PLR0913  (what a result depends on)
+    method: str,
+    result: Raw,
+    server_info: Raw,
+    cache: tuple[int, str],
+    *,
+    retried: bool,
+    is_tool_error: bool | None = None,
+) -> Modern:
     """A complete result of 2026-07-28; raises ValueError when `result` is not an object.
 
     `cache` has the `ttlMs` and `cacheScope` of a result that states none. `retried`: the result depends on the
-    client's answers, so it must not be cached (server/utilities/caching, Cache Key).
+    client's answers, so it must not be cached (server/utilities/caching, Cache Key). `is_tool_error`: as `plain` gives
+    it, if it is known.
     """
-    if method == mcp.TOOLS_CALL and (plain := _plain(result)) is not None:
-        body = b"".join((_plain_prefix(bytes(server_info)), memoryview(result)[1:]))  # copied once
-        return Modern(body, plain.isError is True)
+    if method == mcp.TOOLS_CALL and is_tool_error is None:
+        is_tool_error = plain(result)
+    if method == mcp.TOOLS_CALL and is_tool_error is not None:
+        return Modern((_plain_prefix(bytes(server_info)), memoryview(result)[1:]), is_tool_error)
+    return _general(method, result, server_info, cache, retried=retried)
+
+
+def _general(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *, retried: bool) -> Modern:
+    """As `modern`, for any result."""
     opened = jsonrpc.fields(result)
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
     nulls = b"null" in bytes(result)
@@ -66,7 +87,7 @@ def modern(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *
         parts.setdefault("ttlMs", b"%d" % ttl_ms)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
-    return Modern(jsonrpc.merge(parts.items()), method == mcp.TOOLS_CALL and _is_true(opened.get("isError", UNSET)))
+    return Modern((jsonrpc.merge(parts.items()),), method == mcp.TOOLS_CALL and _is_true(opened.get("isError", UNSET)))
 
 
 def _is_true(value: Raw | UnsetType) -> bool:
@@ -130,19 +151,22 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
 _decode_plain = msgspec.json.Decoder(_Plain).decode
 
 
-def _plain(result: Raw) -> _Plain | None:
-    """The result, if it can be copied as it is. To search it for `null` would cost more than this."""
+def plain(result: Raw) -> bool | None:
+    """Whether a tool result is an error; None if it is not JSON, or cannot be copied as it is.
+
+    To search it for `null` would cost more than this.
+    """
     try:
-        plain = _decode_plain(result)
+        found = _decode_plain(result)
     except (ValueError, RecursionError):
         return None  # the general path removes nulls, or raises the error
-    if plain.resultType is not UNSET or plain.meta is not UNSET:
+    if found.resultType is not UNSET or found.meta is not UNSET:
         return None
-    for block in plain.content:
+    for block in found.content:
         resource = block.resource
         if _NULL in (block.text, block.data) or (resource is not UNSET and _NULL in (resource.text, resource.blob)):
             return None
-    return plain
+    return found.isError is True
 
 
 @lru_cache(maxsize=256)

@@ -57,6 +57,7 @@ class Prepared(NamedTuple):
 
     url: URL
     headers: Mapping[str, str]
+    bounds: "Bounds"
     origin: Origin
     head: bytes
     """All but the length of the body."""
@@ -72,6 +73,8 @@ class Client:
         """
         self._bounds = bounds
         self._calls = calls
+        self._take_over(bounds.value)
+        bounds.after_replace(self._take_over)
         self._http = http or _session()
         self.arriving = Throttle(bounds.part(lambda value: value.limits.arriving_bytes))
         """Limits the unfinished messages of the upstream."""
@@ -80,15 +83,11 @@ class Client:
         """Make a client of other bounds that shares the connections of this one. This one closes them."""
         return Client(bounds, self._calls, self._http)
 
-    @property
-    def limits(self) -> Limits:
+    def _take_over(self, bounds: Bounds) -> None:
+        self.limits: Limits = bounds.limits
         """The limits of new requests."""
-        return self._bounds.value.limits
-
-    @property
-    def timeouts(self) -> Timeouts:
+        self.timeouts: Timeouts = bounds.timeouts
         """The timeouts of new requests."""
-        return self._bounds.value.timeouts
 
     def exchange(self, method: str, url: URL, headers: Mapping[str, str], body: bytes, where: str) -> "Exchange":
         """Make one MCP request, a context manager that yields its reply."""
@@ -138,16 +137,15 @@ class Client:
     def prepared(self, method: str, url: URL, headers: Mapping[str, str], before: "Prepared | None") -> "Prepared":
         """Return the head of requests with these headers; `before`, if it is still right. Raises ValueError."""
         bounds = self._bounds.value
-        origin = _origin(url, bounds.tls, bounds.server_name)
-        if before is not None and before.url is url and before.origin is origin and before.headers == headers:
+        if before is not None and before.url is url and before.bounds is bounds and before.headers == headers:
             return before
         head = _request_head(method, url).encoded(headers, 1).removesuffix(_ONE_BYTE)
-        return Prepared(url, headers, origin, head)
+        return Prepared(url, headers, bounds, _origin(url, bounds.tls, bounds.server_name), head)
 
     def begin_prepared(self, prepared: "Prepared", body: bytes, listener: ReplyListener) -> PendingRequest:
         """As `begin`, with a body."""
         encoded = b"%bContent-Length: %d\r\n\r\n" % (prepared.head, len(body))
-        seconds = self._bounds.value.timeouts.connect_seconds
+        seconds = self.timeouts.connect_seconds
         return self._calls.begin_encoded(prepared.origin, encoded, body, listener, connect_seconds=seconds)
 
     async def open(

@@ -6,16 +6,20 @@ Rule 2: no request has a deadline here but for its connection. Callers abort wha
 
 import asyncio
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, NotConnected, RequestFailed
+from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.runtime.tasks import Tasks
+
+_SERVERS: Final = 256
+"""Servers whose heads are remembered."""
 
 
 class HttpClient:
@@ -25,8 +29,11 @@ class HttpClient:
         self._tasks = tasks
         self._connector = Connector()
         self._idle = IdleConnections(tasks, keep_alive_seconds)
+        self.freed = self._idle.put
+        """Keeps a connection for the next request."""
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
         self._is_closed = False
 
     @property
@@ -106,18 +113,25 @@ class HttpClient:
         """Send a request on a new connection."""
         if self._is_closed:
             return
-        connection = Connection(origin, self)
+        connection = Connection(origin, self, self._familiar_heads(origin))
         try:
             await self._connector.connect(connection, seconds)
         except NotConnected as exc:
             self._fail(pending, exc)
             return
         self._connections.add(connection)
+        pending.connected()
         if connection.is_open and not pending.is_over:
             connection.start(pending, head, body, is_head=is_head)
         else:
             connection.abort()
             self._fail(pending, NotConnected("it closed the connection at once"))
+
+    def _familiar_heads(self, origin: Origin) -> FamiliarHeads:
+        """What is known of the replies of a server."""
+        if len(self._familiar) > _SERVERS:
+            self._familiar.clear()
+        return self._familiar.setdefault((origin.host, origin.port), FamiliarHeads())
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""
@@ -137,10 +151,6 @@ class HttpClient:
             self.listener_raised(exc)
 
     # -- from connections ---------------------------------------------------------------------------------------
-
-    def freed(self, connection: Connection) -> None:
-        """Keep a connection for the next request."""
-        self._idle.put(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -4,14 +4,9 @@ Rule 1: a connection is used again only if its last reply was complete, and neit
 it. Whatever else comes, it is closed: what remains would be taken for the next reply.
 Rule 2: the listener is called from `data_received`. It may abort the request or pause its reply in every method. Once
 the reply is complete, the connection is ready for another request before the listener hears of it.
-Rule 3: llhttp parses strictly. Allowed are lines that end in a bare LF, and spaces behind the size of a chunk, which
-servers send in the wild. For a request that passes through, the values of headers may have control characters too;
-llhttp then allows spaces behind a name as well, which is checked here. The bodies of replies that end with the
-connection are delimited here, because httptools does not offer llhttp's `finish`.
 """
 
 import asyncio
-import re
 import select
 import ssl
 from typing import Final, Protocol, cast
@@ -19,24 +14,15 @@ from typing import Final, Protocol, cast
 import httptools
 
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
+from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.reply_head import ReplyHead
+from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause
 
-MAX_HEAD_BYTES: Final = 65_536
-"""The bound for the head of a reply. It also holds for all else that is not body: interim replies, chunk extensions,
-trailers."""
-MAX_INTERIM_REPLIES: Final = 16
+_LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
-_SWITCHING_PROTOCOLS: Final = 101
-_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_BETWEEN_CHUNKS: Final = {
-    True: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-    False: b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n",
-}
-"""What brings a new parser to the place behind a chunk of a reply, by whether the connection will be kept."""
 
 
 class Owner(Protocol):
@@ -56,74 +42,56 @@ class Connection(asyncio.Protocol):
     """The protocol of one connection."""
 
     __slots__ = (
-        "_fields",
-        "_has_extra",
+        "_familiar",
         "_heard",
-        "_interim",
-        "_is_between_chunks",
-        "_is_complete",
         "_is_head",
-        "_is_interim",
-        "_is_lenient",
         "_is_writing_paused",
         "_keeps_alive",
-        "_listener",
-        "_other_bytes",
+        "_lesson",
+        "_missing",
         "_owner",
         "_parser",
         "_pending",
-        "_reason",
+        "_poll",
         "_requests",
         "_socket",
         "_transport",
         "_unsent",
-        "_until_close",
         "expires",
         "keep_alive_seconds",
         "origin",
     )
 
-    def __init__(self, origin: Origin, owner: Owner) -> None:
+    def __init__(self, origin: Origin, owner: Owner, familiar: FamiliarHeads) -> None:
+        """`familiar` is shared by the connections to one server."""
         self.origin = origin
         self.expires = 0.0
         """Until when the owner may use the connection again."""
         self.keep_alive_seconds: int | None = None
         """How long the upstream keeps the connection open, if its last reply says so."""
         self._owner = owner
+        self._familiar = familiar
         self._transport: asyncio.Transport | None = None
         self._socket = -1
-        self._parser: httptools.HttpResponseParser | None = None
-        """None while there is nothing to parse for long: a parser takes as much memory as the rest of this object."""
+        self._poll: select.poll | None = None
+        """Made when the connection is used again."""
+        self._parser: ReplyParser | None = None
+        """None before it is needed, and while a stream that has begun has nothing to parse for long."""
         self._pending: PendingRequest | None = None
-        self._listener: ReplyListener | None = None
-        """The listener of the request in flight."""
+        """The request in flight."""
+        self._is_head = False
+        self._heard = False
+        """Whether a byte of the reply is here."""
+        self._keeps_alive = False
+        """What a parser knew that was dropped within a stream: whether the connection will be kept."""
+        self._missing = 0
+        """How much of the body of a familiar reply is still to come."""
+        self._lesson = b""
+        """The beginning of a reply whose form may be learnt."""
         self._requests = 0
         self._unsent: memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
         self._is_writing_paused = False
-        self._is_lenient = False
-        self._reset(is_head=False)
-
-    def _reset(self, *, is_head: bool) -> None:
-        """Expect the reply to another request."""
-        self._is_head = is_head
-        self._heard = False
-        """Whether a byte of the reply is here."""
-        self._fields: list[tuple[bytes, bytes]] | None = []
-        """The headers so far; None once the head is complete."""
-        self._reason = b""
-        self._interim = 0
-        self._is_interim = False
-        """Whether the parser is in an interim reply."""
-        self._other_bytes = 0
-        """How much was read since the last byte of a body."""
-        self._until_close = False
-        self._is_complete = False
-        self._is_between_chunks = False
-        """Whether the last thing that the parser reported was the end of a chunk, or of the head before the first."""
-        self._has_extra = False
-        """Whether the upstream sent something behind the complete reply."""
-        self._keeps_alive = False
 
     # -- for the client -----------------------------------------------------------------------------------------
 
@@ -133,11 +101,16 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and self._pending is None and not self._transport.is_closing()
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nothing lies in the socket, such as the end of the connection: the event loop looks there later."""
-        socket = select.poll()
-        socket.register(self._socket, select.POLLIN)
-        return not socket.poll(0)
+    def is_usable(self) -> bool:
+        """Whether it is open and nothing lies in its socket, such as its end: the event loop looks there later."""
+        transport = self._transport
+        if transport is None or self._pending is not None or transport.is_closing():
+            return False
+        poll = self._poll
+        if poll is None:
+            poll = self._poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
 
     def uses(self, socket: int) -> None:
         """The connection will be opened on this socket, by its number."""
@@ -147,15 +120,11 @@ class Connection(asyncio.Protocol):
         """Send a request on an open connection."""
         transport = self._transport
         assert transport is not None, "the connection is open"
-        self._reset(is_head=is_head)
+        self._is_head = is_head
+        self._heard = False
         self._requests += 1
         self._pending = pending
-        self._listener = pending.listener
-        pending.carried(self)
-        if pending.is_lenient is not self._is_lenient:
-            assert self._parser is not None, "only a silent reply has none"
-            self._is_lenient = pending.is_lenient
-            self._parser.set_dangerous_leniencies(lenient_headers=self._is_lenient)
+        pending.carrier = self
         if pending.is_paused:
             transport.pause_reading()
         if len(body) <= _PART_BYTES:
@@ -173,7 +142,9 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, without a word to the listener."""
-        self._pending = self._listener = self._unsent = None
+        self._pending = self._unsent = None
+        if self._parser is not None:
+            self._parser.mute()
         if self._transport is not None:
             # A close would first wait until the rest of the request is sent.
             self._transport.abort()
@@ -190,16 +161,17 @@ class Connection(asyncio.Protocol):
 
     def take_less_memory(self) -> None:
         """Drop the parser if a new one can begin behind the last chunk."""
-        if self._parser is not None and self._is_between_chunks and not self._is_complete:
-            self._keeps_alive = self._parser.should_keep_alive()
-            self._parser = None
+        parser = self._parser
+        if parser is not None and parser.is_between_chunks and not parser.is_complete:
+            self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds
+            parser.release()
+            self._parser = self._poll = None
 
     # -- from the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is open, TLS included."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have other bases
-        self._parser = self._new_parser()
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read; the parser calls the methods of the listener."""
@@ -207,34 +179,22 @@ class Connection(asyncio.Protocol):
         if pending is None:
             self.abort()  # nothing was asked for
             return
-        self._heard = True
-        try:
-            parser = self._parser
-            if parser is None:
-                parser = self._parser = self._new_parser()
-                parser.feed_data(_BETWEEN_CHUNKS[self._keeps_alive])
-            self._other_bytes += len(data)
-            parser.feed_data(data)
-        except httptools.HttpParserCallbackError as exc:
-            self._stop(exc.__context__)
-        except httptools.HttpParserError as exc:
-            self._has_extra = True
-            if not self._is_complete:
-                self._fail(MalformedReply(str(exc)))
-        if self._pending is not pending:
-            return  # it was aborted, or has failed
-        if self._is_complete:
-            self._end()
-        elif self._other_bytes > MAX_HEAD_BYTES:
-            self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
-        elif self._is_between_chunks:
-            self._pause_between_chunks(pending, data)
+        is_first = not self._heard
+        if is_first:
+            self._heard = True
+            if not self._is_head and (reply := self._familiar.reply(data)) is not None:
+                self._hear_familiar(pending, reply)
+                return
+        if self._missing:
+            self._hear_rest(pending, data)
+        else:
+            self._parse(pending, data, is_first=is_first)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
-        if self._pending is not None and self._until_close and self._is_ended_properly():
-            self._is_complete = True
-            self._end()
+        parser = self._parser if self._heard and self._pending is not None else None
+        if parser is not None and parser.until_close and self._is_ended_properly():
+            self._end(keeps_alive=False)
         else:
             self._fail(self._loss(None))
 
@@ -242,7 +202,9 @@ class Connection(asyncio.Protocol):
         """The connection is closed, by whichever side."""
         self._transport = None
         self._fail(self._loss(exc))
-        self._parser = None  # it refers to this object
+        if self._parser is not None:
+            self._parser.release()
+            self._parser = None
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
@@ -254,96 +216,74 @@ class Connection(asyncio.Protocol):
         self._is_writing_paused = False
         self._send_more()
 
-    # -- from the parser ----------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """A reply begins."""
-        if self._is_complete:
-            self._has_extra = True
-
-    def on_status(self, text: bytes) -> None:
-        """A part of the reason phrase."""
-        if self._fields is not None:
-            self._reason += text
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; those of trailers are ignored. Raises MalformedReply."""
-        if self._is_lenient and _TOKEN.fullmatch(name) is None:
-            raise MalformedReply("a header whose name is not a token")
-        if self._fields is not None:
-            self._fields.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        """A head is complete. Raises MalformedReply."""
-        fields, listener = self._fields, self._listener
-        if fields is None or listener is None:
-            return  # it belongs to nothing that was asked for
-        parser = self._parser
-        assert parser is not None
-        status = parser.get_status_code()
-        if self._other_bytes > MAX_HEAD_BYTES:
-            # Much of what was read may be body.
-            _check_size(fields)
-        if status < 200:
-            self._skip_interim(status)
-            return
-        head = ReplyHead(status, parser.get_http_version(), fields, self._reason)
-        self._until_close = _is_delimited_by_close(head)
-        self._is_between_chunks = head.get(b"transfer-encoding") is not None
-        self._fields = None
-        self._other_bytes = 0
-        self.keep_alive_seconds = head.keep_alive_seconds
-        # The parser expects a body, because it does not know of the HEAD. The connection is not used again.
-        self._is_complete = self._is_head
-        listener.on_head(head)
-
-    def on_chunk_header(self) -> None:
-        """The size of a chunk is here."""
-        self._is_between_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        """A chunk is complete."""
-        self._is_between_chunks = True
-
-    def on_body(self, data: bytes) -> None:
-        """A part of a body."""
-        self._other_bytes = 0
-        if self._listener is not None and not self._is_complete:
-            self._listener.on_body(data)
-
-    def on_message_complete(self) -> None:
-        """A reply is complete."""
-        if self._is_interim:
-            self._is_interim = False
-        elif not self._is_complete:
-            self._is_complete = True
-            assert self._parser is not None
-            self._keeps_alive = self._parser.should_keep_alive()
-
     # -----------------------------------------------------------------------------------------------------------
 
-    def _pause_between_chunks(self, pending: PendingRequest, data: bytes) -> None:
-        """Note whether all that was read belongs to complete chunks."""
-        # Without a line end, the beginning of a size line may have been read.
-        self._is_between_chunks = data.endswith(b"\n")
-        if pending.is_silent:
-            self.take_less_memory()
+    def _parse(self, pending: PendingRequest, data: bytes, *, is_first: bool) -> None:
+        """Parse a part of a reply."""
+        parser = self._parser
+        if is_first:
+            parser = self._parser = parser or ReplyParser()
+            parser.expect(pending.listener, is_head=self._is_head, is_lenient=pending.is_lenient)
+        elif parser is None:
+            parser = self._parser = ReplyParser.between_chunks(pending.listener, keeps_alive=self._keeps_alive)
+            parser.keep_alive_seconds = self.keep_alive_seconds
+        self._feed(parser, data)
+        if self._pending is not pending:
+            return  # it was aborted, or has failed
+        if parser.is_complete:
+            keeps_alive = parser.keeps_alive and not parser.has_extra
+            lesson, self._lesson = data if is_first else self._lesson, b""
+            if lesson and keeps_alive:
+                self._familiar.learn(lesson)
+            self.keep_alive_seconds = parser.keep_alive_seconds
+            self._end(keeps_alive=keeps_alive)
+        elif is_first and parser.is_sized and len(data) <= _LESSON_BYTES:
+            self._lesson = data
+        elif parser.is_oversized:
+            self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
+        elif parser.is_between_chunks:
+            # Without a line end, the beginning of a size line may have been read.
+            parser.is_between_chunks = data.endswith(b"\n")
+            if pending.is_silent:
+                self.take_less_memory()
 
-    def _new_parser(self) -> httptools.HttpResponseParser:
-        parser = httptools.HttpResponseParser(self)
-        parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
-        return parser
+    def _feed(self, parser: ReplyParser, data: bytes) -> None:
+        """Have the parser call the listener; what goes wrong ends the request."""
+        try:
+            parser.feed(data)
+        except httptools.HttpParserCallbackError as exc:
+            self._stop(exc.__context__)
+        except httptools.HttpParserError as exc:
+            parser.has_extra = True
+            if not parser.is_complete:
+                self._fail(MalformedReply(str(exc)))
 
-    def _skip_interim(self, status: int) -> None:
-        """Leave out a reply like 100 or 103. Raises MalformedReply."""
-        if status == _SWITCHING_PROTOCOLS or status < 100:
-            raise MalformedReply(f"status {status}, which was not asked for")
-        self._interim += 1
-        if self._interim > MAX_INTERIM_REPLIES:
-            raise MalformedReply(f"more than {MAX_INTERIM_REPLIES} interim replies")
-        self._is_interim = True
-        self._fields = []
-        self._reason = b""
+    def _hear_familiar(self, pending: PendingRequest, reply: FamiliarReply) -> None:
+        """Tell the listener of a reply that takes no parser."""
+        self.keep_alive_seconds = reply.keep_alive_seconds
+        self._missing = reply.missing
+        pending.is_read = not reply.missing
+        listener = pending.listener
+        try:
+            listener.on_head(reply.head)
+            for part in reply.parts:
+                if self._pending is pending:
+                    listener.on_body(part)
+        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
+            self._stop(exc)
+        if self._pending is pending and not self._missing:
+            self._end(keeps_alive=True)
+
+    def _hear_rest(self, pending: PendingRequest, data: bytes) -> None:
+        """Tell the listener of another part of the body of such a reply."""
+        missing = self._missing
+        self._missing = max(missing - len(data), 0)
+        try:
+            pending.listener.on_body(data[:missing])
+        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
+            self._stop(exc)
+        if self._pending is pending and not self._missing:
+            self._end(keeps_alive=len(data) == missing)
 
     def _send_more(self) -> None:
         """Write the request's body as far as the transport takes it."""
@@ -352,15 +292,17 @@ class Connection(asyncio.Protocol):
             self._unsent = self._unsent[_PART_BYTES:] or None
             self._transport.write(part)
 
-    def _end(self) -> None:
+    def _end(self, *, keeps_alive: bool) -> None:
         """Hand the connection back, then tell the listener that its reply is complete."""
         pending, transport = self._pending, self._transport
         assert pending is not None
         assert transport is not None
-        self._pending = self._listener = None
+        self._pending = None
+        if self._parser is not None:
+            self._parser.mute()
         listener = pending.end()
         is_sent = self._unsent is None and transport.get_write_buffer_size() == 0
-        if self._keeps_alive and is_sent and not self._has_extra and not transport.is_closing():
+        if keeps_alive and is_sent and not transport.is_closing():
             if pending.is_paused:
                 transport.resume_reading()
             self._owner.freed(self)
@@ -418,21 +360,3 @@ class Connection(asyncio.Protocol):
             listener.on_failed(failure)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
-
-
-def _check_size(fields: list[tuple[bytes, bytes]]) -> None:
-    """Raise MalformedReply if a head is too large."""
-    if sum(len(name) + len(value) + 4 for name, value in fields) > MAX_HEAD_BYTES:
-        raise MalformedReply(f"a head of more than {MAX_HEAD_BYTES} bytes")
-
-
-def _is_delimited_by_close(head: ReplyHead) -> bool:
-    """Whether the body, if there is one, ends with the connection. Raises MalformedReply."""
-    if head.version not in ("1.0", "1.1"):
-        raise MalformedReply(f"HTTP version {head.version}")
-    codings = head.get_all(b"transfer-encoding")
-    if not codings:
-        return head.get(b"content-length") is None
-    if codings[0].lower() != b"chunked" or len(codings) > 1 or head.version == "1.0":
-        raise MalformedReply("a transfer coding that was not asked for")
-    return False

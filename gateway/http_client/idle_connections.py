@@ -1,11 +1,11 @@
 """Open connections without a request, kept for the next request to their origin."""
 
+import asyncio
 import time
 from typing import Final
 
 from gateway.http_client.connection import Connection
 from gateway.http_client.origin import Origin
-from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 
 KEEP_ALIVE_SECONDS: Final = 4.0
@@ -13,6 +13,8 @@ KEEP_ALIVE_SECONDS: Final = 4.0
 `tools/call` must not be sent twice."""
 _MARGIN_SECONDS: Final = 1.0
 """How long before the upstream closes a connection it is not used any more."""
+_SWEEP_SECONDS: Final = 0.5
+"""A connection is closed so much later at most; until then it is not used."""
 
 
 class IdleConnections:
@@ -20,9 +22,11 @@ class IdleConnections:
 
     def __init__(self, tasks: Tasks, seconds: float = KEEP_ALIVE_SECONDS) -> None:
         self._seconds = seconds
-        self._timer = CoarseTimer(seconds, tasks, "idle upstream connection")
         self._by_origin: dict[Origin, dict[Connection, None]] = {}
         """The connections of each origin, the one that was used last at the end."""
+        self._sweep_seconds = min(_SWEEP_SECONDS, seconds)
+        self._guarded = tasks.guard(self._sweep, "idle upstream connections")
+        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._by_origin.values()))
@@ -36,15 +40,19 @@ class IdleConnections:
             connection.abort()
             return
         connection.expires = time.monotonic() + seconds
-        self._by_origin.setdefault(connection.origin, {})[connection] = None
-        self._timer.arm(connection, connection.abort)
+        connections = self._by_origin.get(connection.origin)
+        if connections is None:
+            connections = self._by_origin[connection.origin] = {}
+        connections[connection] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._guarded)
 
     def take(self, origin: Origin) -> Connection | None:
         """Return an open connection; close those that have ended or hold unread bytes."""
-        while connections := self._by_origin.get(origin):
-            connection = next(reversed(connections))
-            self.remove(connection)
-            if connection.expires > time.monotonic() and connection.is_open and connection.is_quiet:
+        connections = self._by_origin.get(origin)
+        while connections:
+            connection, _ = connections.popitem()
+            if connection.expires > time.monotonic() and connection.is_usable:
                 return connection
             connection.abort()
         return None
@@ -52,8 +60,17 @@ class IdleConnections:
     def remove(self, connection: Connection) -> None:
         """Forget a connection, if it is kept."""
         connections = self._by_origin.get(connection.origin)
-        if connections is not None and connection in connections:
-            self._timer.disarm(connection)
-            del connections[connection]
+        if connections is not None:
+            connections.pop(connection, None)
+
+    def _sweep(self) -> None:
+        """Close the connections that were not used for too long: one timer for all of them."""
+        now = time.monotonic()
+        for origin, connections in tuple(self._by_origin.items()):
+            for connection in [each for each in connections if each.expires <= now]:
+                del connections[connection]
+                connection.abort()
             if not connections:
-                del self._by_origin[connection.origin]
+                del self._by_origin[origin]
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._sweep_seconds, self._guarded) if self._by_origin else None

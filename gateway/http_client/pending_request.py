@@ -46,7 +46,7 @@ class Carrier(Protocol):
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
 
-    __slots__ = ("_carrier", "_connecting", "is_lenient", "is_over", "is_paused", "is_silent", "listener")
+    __slots__ = ("_connecting", "carrier", "is_lenient", "is_over", "is_paused", "is_read", "is_silent", "listener")
 
     def __init__(self, listener: ReplyListener, *, is_lenient: bool = False) -> None:
         self.listener = listener
@@ -56,16 +56,19 @@ class PendingRequest:
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False
+        self.is_read = False
+        """Whether the whole reply was read before the listener hears of it."""
         self.is_silent = False
         """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
-        self._carrier: Carrier | None = None
+        self.carrier: Carrier | None = None
+        """The connection that the request is sent on."""
         self._connecting: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
         """Give the request up. Its connection is closed, because the rest of the reply would come on it."""
         if self.is_over:
             return
-        carrier, connecting = self._carrier, self._connecting
+        carrier, connecting = self.carrier, self._connecting
         _ = self.end()
         if carrier is not None:
             carrier.abort()
@@ -80,22 +83,22 @@ class PendingRequest:
         if self.is_over:
             return
         self.is_paused = True
-        if self._carrier is not None:
-            self._carrier.pause_reading()
+        if self.carrier is not None:
+            self.carrier.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on with the reply."""
         if self.is_over:
             return
         self.is_paused = False
-        if self._carrier is not None:
-            self._carrier.resume_reading()
+        if self.carrier is not None:
+            self.carrier.resume_reading()
 
     def expect_silence(self) -> None:
         """Save memory between the parts of the rest of the reply, which come seldom. Not for a listener's methods."""
         self.is_silent = True
-        if self._carrier is not None:
-            self._carrier.take_less_memory()
+        if self.carrier is not None:
+            self.carrier.take_less_memory()
 
     @property
     def is_connecting(self) -> bool:
@@ -108,15 +111,14 @@ class PendingRequest:
         """A task opens a connection for the request."""
         self._connecting = task
 
-    def carried(self, carrier: Carrier) -> None:
-        """The request is sent on this connection."""
+    def connected(self) -> None:
+        """The task has opened the connection."""
         self._connecting = None
-        self._carrier = carrier
 
     def end(self) -> ReplyListener:
         """Let go of everything; return the listener, which hears no more than one last word."""
         self.is_over = True
-        self._carrier = self._connecting = None
+        self.carrier = self._connecting = None
         listener = self.listener
         del self.listener  # it often refers to this handle
         return listener

@@ -11,27 +11,41 @@ _PRINTABLE: Final = re.compile(rb"[\x20-\x7e\x80-\xff]*")
 class ReplyHead:
     """The head of one reply."""
 
-    __slots__ = ("_first", "_raw_reason", "fields", "status", "version")
+    __slots__ = ("_fields", "_first", "raw_reason", "status", "version")
 
-    def __init__(self, status: int, version: str, fields: list[tuple[bytes, bytes]], raw_reason: bytes = b"") -> None:
+    def __init__(
+        self, status: int, version: str, fields: list[tuple[bytes, bytes]] | None, raw_reason: bytes = b""
+    ) -> None:
+        """`fields` is None if `_read_fields` knows the headers."""
         self.status = status
         self.version = version
         """`1.0` or `1.1`."""
-        self.fields = fields
+        self.raw_reason = raw_reason
+        self._fields = fields
+        self._first: dict[bytes, bytes] | None = None
+
+    @property
+    def fields(self) -> list[tuple[bytes, bytes]]:
         """The headers in their order, as they were sent."""
-        self._raw_reason = raw_reason
-        self._first: dict[bytes, bytes] = {}
-        for name, value in fields:
-            self._first.setdefault(name.lower(), value)
+        if self._fields is None:
+            self._fields = self._read_fields()
+        return self._fields
+
+    def _read_fields(self) -> list[tuple[bytes, bytes]]:
+        return []
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
-        value = self._first.get(name)
-        return value if value is None else value.strip(b" \t")
+        if self._first is None:
+            self._first = {}
+            for each, value in self.fields:
+                _ = self._first.setdefault(each.lower(), value)
+        found = self._first.get(name)
+        return found if found is None else found.strip(b" \t")
 
     def get_all(self, name: bytes) -> list[bytes]:
         """All values of a header; `name` in lower case."""
-        if name not in self._first:
+        if self.get(name) is None:
             return []
         return [value.strip(b" \t") for other, value in self.fields if other.lower() == name]
 
@@ -48,8 +62,8 @@ class ReplyHead:
     @property
     def content_type(self) -> str:
         """The media type in lower case, without parameters; empty if there is none."""
-        value = self._first.get(b"content-type", b"")
-        return value.partition(b";")[0].strip().lower().decode("latin-1")
+        value = self.get(b"content-type")
+        return "" if value is None else value.partition(b";")[0].strip().lower().decode("latin-1")
 
     @property
     def content_length(self) -> int | None:
@@ -60,13 +74,13 @@ class ReplyHead:
     @property
     def reason(self) -> str:
         """The reason phrase; empty if it has a character that cannot be sent on."""
-        if _PRINTABLE.fullmatch(self._raw_reason) is None:
+        if _PRINTABLE.fullmatch(self.raw_reason) is None:
             return ""
-        return self._raw_reason.decode("utf-8", "replace")
+        return self.raw_reason.decode("utf-8", "replace")
 
     @property
     def keep_alive_seconds(self) -> int | None:
         """How long the upstream keeps the connection open without a request, if it says so."""
-        value = self._first.get(b"keep-alive")
+        value = self.get(b"keep-alive")
         found = None if value is None else _TIMEOUT.search(value)
         return None if found is None else int(found[1])

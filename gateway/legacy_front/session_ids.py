@@ -17,7 +17,7 @@ from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
-from gateway.seal.cipher import PREFIX, Keyring
+from gateway.seal.keyring import PREFIX, Keyring
 
 PURPOSE: Final = "session"
 QUERY: Final = "mrtr-session"

@@ -106,7 +106,16 @@ Step = Notify | Ask | Again | Poll | End
 class MirroredCall:
     """One request on its way through the rounds."""
 
-    def __init__(self, request: Request, profile: Profile, exchange: str, progress: Progress = Progress()) -> None:  # noqa: B008  (frozen)
+    def __init__(
+        self,
+        request: Request,
+        profile: Profile,
+        exchange: str,
+        progress: Progress = Progress(),  # noqa: B008  (frozen)
+        *,
+        drives_tasks: bool = True,
+    ) -> None:
+        """`drives_tasks`: a server that needs tasks is called again with the extension declared."""
         self.request = request
         self.profile = profile
         self.progress = progress
@@ -114,8 +123,7 @@ class MirroredCall:
         self.open: dict[str, Question] = {}
         """The questions of this round that the client has not answered, by key."""
         self.answers: dict[str, bytes] = {}
-        self.may_declare_tasks = True
-        """Whether a server that needs tasks is called again with the extension declared."""
+        self._drives_tasks = drives_tasks
         self._declares_tasks = progress.task is not None
         self._taken: set[str] = set()
         """The keys of the task's questions whose answers the server has taken."""
@@ -190,7 +198,7 @@ class MirroredCall:
     def _refused(self, error: jsonrpc.Error) -> Step:
         if self.progress.task is not None:
             return self._task_refused(error)
-        may_declare = self.may_declare_tasks and not self._declares_tasks and self.request.method == mcp.TOOLS_CALL
+        may_declare = self._drives_tasks and not self._declares_tasks and self.request.method == mcp.TOOLS_CALL
         if may_declare and tasks.is_wanted(error):
             self._declares_tasks = True
             return Again()

@@ -74,7 +74,6 @@ class Runner:
         self._failures = 0
         """How many requests about the task have failed in a row."""
         self._ends_at = time.monotonic() + upstream.task_seconds if call.live_task is not None else float("inf")
-        call.may_declare_tasks = upstream.drives_tasks
 
     @property
     def is_running(self) -> bool:

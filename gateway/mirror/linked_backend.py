@@ -148,7 +148,7 @@ class _LinkedCall:
     def __init__(self, backend: MirrorBackend, request: Request, profile: Profile) -> None:
         self.id = request.id
         self._backend = backend
-        call = MirroredCall(request, profile, secrets.token_hex(8))
+        call = MirroredCall(request, profile, secrets.token_hex(8), drives_tasks=backend.upstream.drives_tasks)
         self.runner = Runner(call, backend.upstream, self, lambda: backend.level)
 
     def notify(self, message: bytes) -> None:

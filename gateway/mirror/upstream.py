@@ -11,6 +11,14 @@ from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import NestedOutcome
+from gateway.upstream.channel import Headers
+
+
+async def is_modern(live: LiveRoute, headers: Headers) -> bool:
+    """Whether the server of a route is modern; asks it, unless that is known."""
+    if live.upstream.stdio is not None:
+        return await live.upstream.stdio.is_modern()
+    return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
 
 
 def server_of(live: LiveRoute) -> ModernServer:

@@ -16,7 +16,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 
 PURPOSE: Final = "endpoint"
 PARAMETER: Final = "mrtr-endpoint"

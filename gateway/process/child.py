@@ -1,7 +1,7 @@
 """One child process that speaks MCP over its standard streams.
 
-The process started here is a reaper (`process.child_reaper`). It starts the server with the pipes made here, and kills
-all descendants of the server when this side of its socket closes. A gateway that dies leaves no child behind.
+The process started here is a reaper (`process.process_tree_reaper`). It starts the server with the pipes made here,
+and kills all descendants of the server when this side of its socket closes. So no child outlives the gateway.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
 
-_REAPER: Final = Path(__file__).with_name("child_reaper.py")
+_REAPER: Final = Path(__file__).with_name("process_tree_reaper.py")
 _EOF_SECONDS: Final = 1.5
 """How long a server may take to exit after its input is closed; server-everything ignores that."""
 _TERM_SECONDS: Final = 1.5

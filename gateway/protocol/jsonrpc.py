@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
+_REQUEST: Final = b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}'
+_RESULT_FIRST: Final = b'{"result":'
+"""How responses of the TypeScript SDK begin."""
 
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 300
@@ -288,7 +291,10 @@ def is_null(raw: Raw) -> bool:
 
 def request(id_: bytes, method: str, params: Mapping[str, Any]) -> bytes:
     """A request; `id_` is JSON."""
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, encode(method), encode(params))
+    try:
+        return _REQUEST % (id_, _encode(method), _encode(params))
+    except UnicodeEncodeError:
+        return _REQUEST % (id_, encode(method), encode(params))
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
@@ -298,10 +304,23 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (encode(method), encode(params))
 
 
-def result(id_: bytes | Raw, body: bytes | Raw) -> bytes:
-    """A result response; `id_` and `body` are JSON."""
+def result(id_: bytes | Raw, *body: bytes | Raw | memoryview) -> bytes:
+    """A result response; `id_` and the parts of `body` are JSON."""
     # Not formatted: a join copies a large body once.
-    return b"".join((b'{"jsonrpc":"2.0","id":', bytes(id_), b',"result":', bytes(body), b"}"))
+    return b"".join((b'{"jsonrpc":"2.0","id":', id_, b',"result":', *body, b"}"))
+
+
+def unchecked_result(data: bytes, id_: bytes) -> Raw | None:
+    """The result of a response in the form that the SDKs write: one with this id and nothing else.
+
+    If what is returned is one JSON value, then the response is valid. Until this is checked, it may be anything.
+    """
+    begin = b'{"jsonrpc":"2.0","id":%b,"result":' % id_
+    if data.startswith(begin):
+        return Raw(memoryview(data)[len(begin) : -1]) if data.endswith(b"}") else None
+    if data.startswith(_RESULT_FIRST) and data.endswith(end := b',"jsonrpc":"2.0","id":%b}' % id_):
+        return Raw(memoryview(data)[len(_RESULT_FIRST) : -len(end)])
+    return None
 
 
 def answer(id_: bytes | Raw, body: Raw | Error) -> bytes:

@@ -16,9 +16,13 @@ KEEP_ALIVE: Final = b":\n\n"
 _SMALL_BYTES: Final = 4096
 _RETRY_DIGITS: Final = 9
 """Longer values exceed eleven days, and Python refuses to parse very long numbers."""
-_LINE: Final = re.compile(rb"^(?:\n+|(data|event|id|retry)(?:: ?(.*))?\n)", re.MULTILINE)
-"""One or more empty lines, or a line with a field that has a meaning. The search skips all other lines in C code, so
-that a stream of line ends or comments costs hardly more than one of data."""
+_LINE: Final = re.compile(rb"^(?:\n+|(data|event|id|retry)(?::[ ]?|(?=\n)))", re.MULTILINE)
+"""One or more empty lines, or the beginning of a line with a field that has a meaning, up to its value. The search
+skips all other lines in C code, so that a stream of line ends or comments costs hardly more than one of data. The end
+of a value is not a matter of the expression, which would look at each byte of it."""
+
+_ONLY: Final = re.compile(rb"(?:event: ?message\r?\n)?data: ?")
+_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -56,9 +60,10 @@ class Parser:
         "retry_ms",
     )
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, is_begun: bool = False) -> None:
+        """`is_begun`: events of the stream were read elsewhere, so no byte order mark can come any more."""
         self._max = max_bytes
-        self._started = False
+        self._started = is_begun
         self._after_cr = False
         self._unfinished: list[bytes] = []
         """The beginning of a line, in parts: a long one is copied once, when it is complete."""
@@ -133,17 +138,20 @@ class Parser:
         """Read complete lines."""
         events: list[Event] = []
         begin = -self._size  # where the lines since the last empty one begin
-        for found in _LINE.finditer(lines):
-            name, value = found.groups()
+        at = 0
+        while (found := _LINE.search(lines, at)) is not None:
+            name, at = found[1], found.end()
             if name is None:
                 self._check(found.start() - begin - 1)
-                begin = found.end()
+                begin = at
                 if self._data is not None or self._id is not None:
                     events.append(Event(bytes(self._data or b""), self._id, self._event or "message"))
                     self._data = self._id = None
                 self._event = ""
             else:
-                self._take(name, value or b"")
+                end = lines.index(b"\n", at)
+                self._take(name, lines[at:end])
+                at = end + 1
         self._size = len(lines) - begin
         return events
 
@@ -166,6 +174,18 @@ class Parser:
     def _check(self, size: int) -> None:
         if size > self._max:
             raise EventTooLarge(f"an event is larger than {self._max} bytes")
+
+
+def only_event(begin: bytes) -> bytes | None:
+    """The data of one event of one line, if a stream begins or goes on with it and has nothing behind it yet."""
+    found = _ONLY.match(begin)
+    end = -1 if found is None else begin.find(b"\n", found.end())
+    if found is None or end < 0:
+        return None
+    if begin[end - 1 : end] == b"\r":
+        end -= 1
+    rest = begin[end:]
+    return begin[found.end() : end] if rest in _ENDS and begin.find(b"\r", found.end(), end) < 0 else None
 
 
 def encode(data: bytes) -> bytes:

@@ -13,8 +13,8 @@ from msgspec import Raw
 from gateway.config import InForce
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
-from gateway.seal import token_binding
-from gateway.seal.cipher import Keyring
+from gateway.seal import token_check
+from gateway.seal.keyring import Keyring
 
 DIALECT: Final = "sep-1655"
 KEY: Final = "modelcontextprotocol.io/state/session"
@@ -106,5 +106,5 @@ class ItemSealer:
         item = self._keyring.value.open_as(token, self._decode, _MAX_CHARACTERS)
         if item.name != name:
             raise InvalidState("other_target")
-        token_binding.check(item, route, principal, now, item.issued + ttl_seconds)
+        token_check.check(item, route, principal, now, item.issued + ttl_seconds)
         return item

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.cipher import Keyring, decode_content
+from gateway.seal.keyring import Keyring, decode_content
 
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ; a request is remembered for twice this time."""

@@ -20,7 +20,7 @@ from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Request
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 
 VERSION: Final = 2
 _REMEMBERED: Final = 256

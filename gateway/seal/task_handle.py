@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal import token_binding
-from gateway.seal.cipher import Keyring
+from gateway.seal import token_check
+from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Digest, Upstream
 
 PURPOSE: Final = "task"
@@ -74,7 +74,7 @@ class TaskSealer:
     def open(self, sealed: str, route: str, principal: bytes, digest: Digest, now: float) -> TaskHandle:
         """The content of a handle that this caller got on this route, and whose time is not over."""
         handle = self._keyring.value.open_as(sealed, self._decode_handle, 2 * MAX_HANDLE_BYTES)
-        token_binding.check(handle, route, principal, now, handle.expires)
+        token_check.check(handle, route, principal, now, handle.expires)
         if not hmac.compare_digest(handle.headers, digest(handle.names) if handle.names else b""):
             raise InvalidState("other_headers")
         return handle

@@ -29,12 +29,12 @@ from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
-from gateway.mirror.upstream import Upstream, server_of
+from gateway.mirror.upstream import Upstream, is_modern, server_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.cipher import PREFIX
+from gateway.seal.keyring import PREFIX
 from gateway.sep_1442 import vocabulary
 from gateway.sep_1442.listening import Listening
 from gateway.sep_1442.own_server import OwnServer, OwnSide
@@ -216,18 +216,9 @@ class Stateless:
     async def _server(self, at: MirrorArrival) -> tuple[ModernServer, ToolCatalog, Headers]:
         """Return the server for the rounds of a request, the catalog of its tools, and the headers for it."""
         live, incoming = at.live, at.incoming
-        if await _is_modern(live, at.headers):
+        if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):
             return server_of(live), self._catalog, at.headers
         return OwnServer(self._own_side, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
-
-
-async def _is_modern(live: LiveRoute, headers: Headers) -> bool:
-    """Whether the route's server takes the rounds itself."""
-    if live.route.era != "auto":
-        return live.route.era == "mirror"
-    if live.upstream.stdio is not None:
-        return await live.upstream.stdio.is_modern()
-    return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
 
 
 def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:

@@ -58,7 +58,7 @@ class StatelessCall:
         self._declared = declared
         self._tokens = tokens
         self._request_id = request_id = at.incoming.request_id
-        self._call = MirroredCall(request, declared.profile, exchange)
+        self._call = MirroredCall(request, declared.profile, exchange, drives_tasks=upstream.drives_tasks)
         live = at.live
         # The bridge reports the rounds of its calls itself.
         self._report = CallReport(live, session, self._call) if bridge is None else None

@@ -61,7 +61,7 @@ from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
 from gateway.server.drain import Drain, Listeners
-from gateway.server.keyrings import Keyrings
+from gateway.server.key_purposes import Keyrings
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.tasks.table import TaskTable

@@ -32,7 +32,7 @@ from gateway.http.listener import UNIX, Listener
 from gateway.http.traffic import Traffic
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
-from gateway.server.keyrings import KEY_BYTES, ephemeral_key
+from gateway.server.key_purposes import KEY_BYTES, ephemeral_key
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.server.serve import serve

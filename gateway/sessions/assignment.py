@@ -299,7 +299,8 @@ class Capacity(Generic[S]):
         if session in self.evictable:
             quota = self._quotas[group.principal]
             del quota.evictable[session], self.evictable[session]
-            self.evictable_newcomers.pop(session, None)
+            if not quota.is_proven:
+                self.evictable_newcomers.pop(session, None)
             if session in self._address_of:
                 del self._addresses[self._address_of[session]].evictable[session]
             if quota.openers:
@@ -404,7 +405,9 @@ def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
 def reusable(group: Queue[S]) -> S | None:
     """The idle session that the next call of a group would get; it may turn out to be lost."""
     newest = next(reversed(group.idle), None)
-    return newest if newest is not None and newest.shared.can_begin else None
+    if newest is None or (newest.shared.joiners and not newest.shared.can_begin):
+        return None
+    return newest
 
 
 def _opening(capacity: Capacity[S]) -> Open[S] | Close[S] | Refuse[S] | None:

@@ -47,6 +47,8 @@ class Checkout(ABC):
         self._tasks = tasks
         self._retired = retired
         self._groups: Groups[Session] = Groups(is_affine=self.route.sessions.affinity == "principal", prove=self.prove)
+        self.group = self._groups.of
+        """Returns the group of a key; makes it when it is new."""
         self._capacity: Capacity[Session] = Capacity(self._limits)
         self._rate = OpeningRate(settings)
         self.closed = False
@@ -122,10 +124,6 @@ class Checkout(ABC):
         """How many requests wait for a session."""
         return sum(len(group.waiting) for group in self._groups.values())
 
-    def group(self, key: PoolKey) -> Group[Session]:
-        """The group of a key; made when it is new."""
-        return self._groups.of(key)
-
     # -- out --------------------------------------------------------------------------------------------------------
 
     def take(self, key: PoolKey) -> Session | None:
@@ -136,7 +134,8 @@ class Checkout(ABC):
         """As `take`, of a group."""
         while (session := assignment.reusable(group)) is not None:
             if not session.lost:
-                self._occupy(session)
+                self._capacity.occupied(session, group)
+                session.move(SessionState.BUSY)
                 return session
             self._drop(session, end=False)
         return None
@@ -197,7 +196,8 @@ class Checkout(ABC):
                 continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
-                self._occupy(session)
+                self._capacity.occupied(session, session.group)
+                session.move(SessionState.BUSY)
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
@@ -226,10 +226,6 @@ class Checkout(ABC):
         session.move(SessionState.BUSY)
         return session
 
-    def _occupy(self, session: Session) -> None:
-        self._capacity.occupied(session, session.group)
-        session.move(SessionState.BUSY)
-
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def rest(self, session: Session, *, resting: bool) -> None:
@@ -241,9 +237,9 @@ class Checkout(ABC):
     def release(self, session: Session, *, clean: bool) -> None:
         """Take a session back: keep it after a clean end, quarantine it under a pending call, else drop it."""
         session.resting = False
-        if session.is_joiner:
+        if session.shared.owner is not session:  # without the properties: every call comes here
             self._tasks.spawn(self._depart(session), "quarantine")
-        elif session.pending:
+        elif session.in_flight is not None:
             session.move(SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
         elif (clean or _is_orderly(session)) and self._may_keep(session):
@@ -254,13 +250,16 @@ class Checkout(ABC):
     def _may_keep(self, session: Session) -> bool:
         if session.group.is_affine and session.group.main is not session:
             return False  # all calls go to the main one
-        return not (session.lost or session.adopted or self.closed or self._config.sessions.idle_seconds == 0)
+        is_useless = session.lost or session.adopted or self.closed
+        return not (is_useless or self._settings.value.config.sessions.idle_seconds == 0)
 
     def _keep(self, session: Session) -> None:
-        session.group.used = session.idle_since = time.monotonic()
+        group = session.group
+        group.used = session.idle_since = time.monotonic()
         session.move(SessionState.IDLE)
-        self._capacity.rested(session, session.group)
-        self._assign(session.group)
+        self._capacity.rested(session, group)
+        if group.takers or self._capacity.is_asked_for_room:
+            self._assign(group)
 
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""

@@ -74,11 +74,11 @@ class Group(Queue[S]):
 
     def accept(self, headers: Headers) -> None:
         """Note that the upstream has just served a request with this credential."""
-        credential = headers.get("Authorization")
-        self._accepted.pop(credential, None)
-        self._accepted[credential] = time.monotonic()
-        if len(self._accepted) > _CREDENTIALS_KEPT:
-            _ = self._accepted.popitem(last=False)
+        credential, accepted = headers.get("Authorization"), self._accepted
+        accepted[credential] = time.monotonic()
+        accepted.move_to_end(credential)
+        if len(accepted) > _CREDENTIALS_KEPT:
+            _ = accepted.popitem(last=False)
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""

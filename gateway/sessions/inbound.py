@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange import events as on
-from gateway.exchange import questions
+from gateway.exchange import questions, results
 from gateway.protocol import jsonrpc, mcp
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
@@ -119,11 +119,25 @@ def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
 
 def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
     """The response to the call in flight, if the message is one."""
-    if answers(message, call):
+    if call is not None and message.method is None and message.id == Raw(call.id):
         if isinstance(message.result, Raw):
             return Answer(on.Resulted(message.result))
         if isinstance(message.error, Raw):
             return Answer(on.Failed(jsonrpc.error(message.error)))
+    return None
+
+
+def plain_answer(data: bytes, call: InFlight | None) -> Answer | None:
+    """The response to the call in flight if it has the usual form, and a result of a tool that is plain.
+
+    Such a result is read once, and not copied. For all other messages, None says nothing. Raises UnicodeDecodeError.
+    """
+    if call is not None and (result := jsonrpc.unchecked_result(data, call.id)) is not None:
+        is_tool_error = results.plain(result)
+        if is_tool_error is not None:
+            if not data.isascii():
+                _ = data.decode()
+            return Answer(on.Resulted(result, is_tool_error=is_tool_error))
     return None
 
 

@@ -441,7 +441,7 @@ class Session:
         """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
         call = self.in_flight
         try:
-            answer = inbound.answer(jsonrpc.message(data), call)
+            answer = inbound.plain_answer(data, call) or inbound.answer(jsonrpc.message(data), call)
         except (ValueError, msgspec.MsgspecError):
             return False
         return call is not None and answer is not None and self._take_for_call(call, answer, aside=False)

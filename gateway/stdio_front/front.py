@@ -17,7 +17,7 @@ from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Con
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream, server_of
+from gateway.mirror.upstream import Upstream, is_modern, server_of
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
@@ -75,7 +75,7 @@ class StdioFront:
         except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc
         is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
-        if self._legacy is None and (is_greeting or (self._modern is None and not _is_modern(opened))):
+        if self._legacy is None and (is_greeting or (self._modern is None and not _speaks_modern(opened))):
             # A host whose probe took too long goes on with the handshake of legacy servers.
             self._legacy = self._new_legacy()
         elif self._modern is None and self._legacy is None:
@@ -88,21 +88,13 @@ class StdioFront:
     # -- modern hosts -----------------------------------------------------------------------------------------------
 
     async def _new_modern(self) -> ModernHost:
-        live = self._live
-        if live.route.era != "bridge" and await self._is_modern():
+        live, headers = self._live, own_headers(self._live.route)
+        if live.route.era != "bridge" and await is_modern(live, headers):
             over_http = live.upstream.stdio is None
-            serve = Forwarder(self._host, server_of(live), own_headers(live.route), over_http=over_http).serve
+            serve = Forwarder(self._host, server_of(live), headers, over_http=over_http).serve
         else:
             serve = Bridge(self._host, self._handler, live).serve
         return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)
-
-    async def _is_modern(self) -> bool:
-        """Ask the server for its era, unless it is known."""
-        upstream = self._live.upstream
-        if upstream.stdio is not None:
-            return await upstream.stdio.is_modern()
-        assert upstream.era is not None
-        return await upstream.era.is_modern(own_headers(self._live.route), waits=True)
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 
@@ -134,7 +126,8 @@ class StdioFront:
             if child is not None and not child.over.done():
                 stdio.found_modern(child)
         await refusing.close()
-        return self._mirror if found or await self._is_modern() else None
+        is_mirrored = found or await is_modern(self._live, own_headers(self._live.route))
+        return self._mirror if is_mirrored else None
 
     def _end(self) -> None:
         if not self.ended.done():
@@ -169,7 +162,7 @@ class StdioFront:
             await self._legacy.end()
 
 
-def _is_modern(opened: jsonrpc.Message) -> bool:
+def _speaks_modern(opened: jsonrpc.Message) -> bool:
     """Whether the first message of a host is one of 2026-07-28: no legacy host names its version in `_meta`."""
     if not isinstance(opened.params, Raw):
         return opened.method == mcp.DISCOVER

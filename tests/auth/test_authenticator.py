@@ -16,7 +16,7 @@ from gateway.auth import jwks as jwks_module
 from gateway.config import ConfigError, parse
 from gateway.identity import oauth_metadata
 from gateway.protocol import mcp
-from gateway.seal.cipher import PREFIX
+from gateway.seal.keyring import PREFIX
 from tests.http.test_tls import server_context
 from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text

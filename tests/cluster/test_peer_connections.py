@@ -16,7 +16,7 @@ from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
 from gateway.protocol.errors import OwnerStalled
 from gateway.seal import peer_messages as messages
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Proxy

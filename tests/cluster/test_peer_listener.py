@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.seal import peer_messages as messages
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Gone, Head, Identity, PeerRequest, PeerSealer
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream

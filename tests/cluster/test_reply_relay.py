@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frames, Head, Identity
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text

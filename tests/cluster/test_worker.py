@@ -9,7 +9,7 @@ import aiohttp
 
 from gateway.cluster.worker import Worker
 from gateway.config import InForce
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import End, Frames, Gone, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_peer import KEY

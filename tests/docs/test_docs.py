@@ -83,7 +83,7 @@ def test_the_code_map_has_every_folder_in_import_order() -> None:
     floors = [next(number for number, names in enumerate(FLOORS) if name in names) for name in told]
     assert set(told) == {folder(file) for file in FILES} - {""}
     health = told.pop(), floors.pop()
-    assert (floors, health[0]) == (sorted(floors), "health")
+    assert (floors, health[0]) == (sorted(floors), "container_health")
 
 
 def test_every_entry_point_is_defined_where_the_code_map_says() -> None:

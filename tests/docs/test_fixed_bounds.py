@@ -9,7 +9,7 @@ from gateway.cluster import discovery, membership, peer_connections, peer_listen
 from gateway.downstream import handler
 from gateway.exchange import handshake, machine, questions, replay_ledger
 from gateway.http import listener, upstream_url
-from gateway.http_client import connection, idle_connections
+from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream_writer
 from gateway.mirror import call_rounds as mirrored
@@ -68,7 +68,7 @@ FIXED = [
         [count(oauth_proxy._AT_ONCE), size(oauth_proxy._BODY_BYTES), size(oauth_upstream.ANSWER_BYTES)],
     ),
     ("the server's InitializeResult", [size(handshake.MAX_RESULT_BYTES), size(handshake.MAX_INFO_BYTES)]),
-    ("the head of an MCP reply", [size(connection.MAX_HEAD_BYTES), f"{connection.MAX_INTERIM_REPLIES} interim"]),
+    ("the head of an MCP reply", [size(reply_parser.MAX_HEAD_BYTES), f"{reply_parser.MAX_INTERIM_REPLIES} interim"]),
     (
         "an idle connection for MCP",
         [seconds(idle_connections.KEEP_ALIVE_SECONDS), f"{seconds(idle_connections._MARGIN_SECONDS)} less"],

@@ -4,7 +4,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.protocol import mcp
-from gateway.seal.cipher import PREFIX
+from gateway.seal.keyring import PREFIX
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import health
+from gateway import container_health
 from gateway.config import Config, parse
 from tests.parts.launch import free_port
 from tests.support.gateway_process import gateway
@@ -141,18 +141,18 @@ async def test_a_reply_that_drips_does_not_outlast_the_timeout() -> None:
 async def test_an_invalid_file_does_not_make_a_gateway_unhealthy(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    address, source = health.whereabouts(None, path, {})
+    address, source = container_health.whereabouts(None, path, {})
     assert address == parse("routes: [{upstream: {url: http://a/}}]", "", {}).admin
     assert source == f"the default, because {path} cannot be read"
 
 
 def test_the_health_check_looks_for_the_file_in_the_gateways_order(tmp_path: Path) -> None:
     path = Path(file(tmp_path, "admin: file:1"))
-    assert health.whereabouts("flag:1", path, {"GATEWAY_ADMIN": "variable:1"}) == ("flag:1", "--admin")
-    assert health.whereabouts(None, path, {"GATEWAY_ADMIN": "variable:1"}) == ("variable:1", "GATEWAY_ADMIN")
-    assert health.whereabouts(None, path, {}) == ("file:1", f"admin of {path}")
-    assert health.whereabouts(None, None, {}) == (Config(routes=()).admin, "the default")
-    assert health.whereabouts(None, Path(file(tmp_path, "routes: []")), {})[0] == Config(routes=()).admin
+    assert container_health.whereabouts("flag:1", path, {"GATEWAY_ADMIN": "variable:1"}) == ("flag:1", "--admin")
+    assert container_health.whereabouts(None, path, {"GATEWAY_ADMIN": "variable:1"}) == ("variable:1", "GATEWAY_ADMIN")
+    assert container_health.whereabouts(None, path, {}) == ("file:1", f"admin of {path}")
+    assert container_health.whereabouts(None, None, {}) == (Config(routes=()).admin, "the default")
+    assert container_health.whereabouts(None, Path(file(tmp_path, "routes: []")), {})[0] == Config(routes=()).admin
 
 
 async def test_a_gateway_without_an_admin_listener_cannot_be_asked(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def printed(script: str) -> str:
 
 def test_the_check_does_not_import_the_gateway() -> None:
     names = printed("import gateway.entry, sys; print(*(n for n in sorted(sys.modules) if n.startswith('gateway')))")
-    assert names == "gateway gateway.entry gateway.health"
+    assert names == "gateway gateway.container_health gateway.entry"
 
 
 # --- the first process of a container ---

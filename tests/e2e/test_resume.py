@@ -91,7 +91,7 @@ async def test_a_call_survives_its_connection(name: str, monkeypatch: pytest.Mon
         held = Held(here, session, name)
         question = await held.question()
         before = list(here.ear.heard)
-        connection = opened[-1]._pending._carrier
+        connection = opened[-1]._pending.carrier
         assert isinstance(connection, Connection)
         assert connection._transport is not None
         connection._transport.abort()

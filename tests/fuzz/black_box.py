@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.protocol import mcp
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import PeerRequest
 from tests.fuzz import wire
 from tests.fuzz.fake_hostile_upstream import ASK, ECHO, FakeHostileUpstream

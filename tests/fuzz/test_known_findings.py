@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import PeerRequest
 from tests.fuzz.black_box import SECRET, Attack, Campaign, framed, modern
 from tests.fuzz.mutator import Mutator

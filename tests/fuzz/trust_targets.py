@@ -22,7 +22,7 @@ from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import Mark, MirrorRings, Nested, NoSession, Place, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Binding, Envelope, Sealer
 from tests.support.signer import ISSUER, jwks, public_jwk

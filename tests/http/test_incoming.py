@@ -4,7 +4,7 @@ import pytest
 
 from gateway.http import incoming
 from gateway.protocol import request as modern
-from gateway.seal.cipher import PREFIX
+from gateway.seal.keyring import PREFIX
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.garbage import cycles
 from tests.support.workbench import Client, Stand

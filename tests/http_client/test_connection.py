@@ -10,10 +10,12 @@ import pytest
 from yarl import URL
 
 from gateway.http_client.client import HttpClient
-from gateway.http_client.connection import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, Connection
+from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut
+from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.reply_parser import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, ReplyParser
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
 from tests.support.reply_recorder import Recorder, Sender
@@ -654,7 +656,7 @@ class FakeTransport(asyncio.Transport):
 def silent(*parts: bytes) -> tuple[Recorder, Connection, Mock]:
     """A reply that its caller expects to be silent, after these parts; with its connection and the owner of that."""
     owner, heard, transport = Mock(), Recorder(), FakeTransport()
-    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner)
+    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, FamiliarHeads())
     connection.connection_made(transport)
     pending = PendingRequest(heard)
     pending.is_silent = True
@@ -700,13 +702,13 @@ async def test_a_silent_reply_with_chunks_that_are_not_valid_never_ends_well(sai
 @pytest.mark.parametrize("parts", [[CHUNKED], [CHUNKED, b"1\r\no\r\n"], [CHUNKED + b"1\r\n", b"o\r\n"]])
 async def test_a_silent_reply_keeps_no_parser_between_its_parts(parts: list[bytes]) -> None:
     kept = silent(*parts)
-    assert not [each for each in gc.get_referents(kept[1]) if type(each).__name__ == "HttpResponseParser"]
+    assert not [each for each in gc.get_referents(kept[1]) if isinstance(each, ReplyParser)]
 
 
 @pytest.mark.parametrize("parts", [[CHUNKED[:-1]], [CHUNKED, b"1"], [CHUNKED, b"1\r\n"], [CHUNKED, b"2\r\n\r\n"]])
 async def test_a_silent_reply_keeps_its_parser_in_the_middle_of_a_part(parts: list[bytes]) -> None:
     kept = silent(*parts)
-    assert [each for each in gc.get_referents(kept[1]) if type(each).__name__ == "HttpResponseParser"]
+    assert [each for each in gc.get_referents(kept[1]) if isinstance(each, ReplyParser)]
 
 
 STAYS = stays()

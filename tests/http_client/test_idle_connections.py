@@ -8,6 +8,7 @@ from gateway.http_client.connection import Connection
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.runtime.tasks import Tasks
+from tests.support.workbench import eventually
 
 HERE = Origin("127.0.0.1", 1)
 
@@ -19,7 +20,7 @@ class FakeConnection:
         self.keep_alive_seconds = keep_alive_seconds
         self.origin = origin
         self.expires = 0.0
-        self.is_open = self.is_quiet = True
+        self.is_usable = True
         self.aborted = False
 
     def abort(self) -> None:
@@ -59,14 +60,13 @@ async def test_a_connection_that_the_upstream_closes_at_once_is_not_kept(idle: I
     assert idle.take(HERE) is None
 
 
-@pytest.mark.parametrize("what", ["is_open", "is_quiet"])
 async def test_a_connection_that_has_ended_or_holds_bytes_is_closed_and_the_next_one_taken(
-    idle: IdleConnections, what: str
+    idle: IdleConnections,
 ) -> None:
     good, bad = fake(), fake()
     idle.put(good)
     idle.put(bad)
-    setattr(bad, what, False)
+    bad.is_usable = False  # type: ignore[misc]
     assert idle.take(HERE) is good
     assert bad.aborted  # type: ignore[attr-defined]
     assert len(idle) == 0
@@ -88,3 +88,17 @@ async def test_a_connection_that_is_removed_twice_is_gone_once(idle: IdleConnect
     idle.remove(one)
     assert len(idle) == 1
     assert idle.take(HERE) is other
+
+
+async def test_a_connection_that_nobody_takes_is_closed() -> None:
+    idle = IdleConnections(Tasks(Mock()), 0.01)
+    old, spoken_for = fake(), fake()
+    idle.put(old)
+    idle.put(spoken_for)
+    assert idle.take(HERE) is spoken_for
+    await eventually(lambda: not len(idle))
+    assert old.aborted  # type: ignore[attr-defined]
+    assert not spoken_for.aborted  # type: ignore[attr-defined]
+    later = fake()
+    idle.put(later)
+    await eventually(lambda: later.aborted)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from gateway.config import parse
 from gateway.legacy_front import session_ids
 from gateway.legacy_front.session_ids import QUERY
 from gateway.protocol import mcp
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from tests.support import workbench
 from tests.support.fake_peer import KEY
 from tests.support.fake_sse import FakeSse, Message

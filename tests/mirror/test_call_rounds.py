@@ -14,9 +14,12 @@ ALL = b'{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}'
 ACCEPT = {"action": "accept", "content": {}}
 
 
-def call(method: str = "tools/call", *, declared: bytes = ALL, version: str = mcp.LEGACY) -> MirroredCall:
+def call(
+    method: str = "tools/call", *, declared: bytes = ALL, version: str = mcp.LEGACY, drives_tasks: bool = True
+) -> MirroredCall:
     request = Request(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
-    return MirroredCall(request, Profile(version, b'{"name":"c","version":"1"}', declared), "exchange")
+    profile = Profile(version, b'{"name":"c","version":"1"}', declared)
+    return MirroredCall(request, profile, "exchange", drives_tasks=drives_tasks)
 
 
 def encoded(**members: Any) -> bytes:

@@ -64,8 +64,7 @@ def test_only_a_tool_becomes_a_task(method: str) -> None:
 
 
 def test_a_route_may_leave_tasks_undeclared() -> None:
-    it = call()
-    it.may_declare_tasks = False
+    it = call(drives_tasks=False)
     assert ended(it.received(refusal()))["result"]["isError"] is True
 
 

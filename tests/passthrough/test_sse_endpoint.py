@@ -14,7 +14,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from tests.support.fake_sse import FakeSse
 from tests.support.stand import Start
 

@@ -120,3 +120,34 @@ def test_lines_that_mean_nothing_cost_no_python_call_each(line: bytes) -> None:
         sys.setprofile(None)
     assert events == [Event(b"a")]
     assert calls < 200
+
+
+@pytest.mark.parametrize(
+    ("begin", "data"),
+    [
+        (b"data: {}\n\n", b"{}"),
+        (b"data:{}\n\n", b"{}"),
+        (b"event: message\ndata: {}\n\n", b"{}"),
+        (b"event: message\r\ndata: {}\r\n\r\n", b"{}"),
+        (b"data: \n\n", b""),
+        (b"data: {}\n", None),
+        (b"data: {}", None),
+        (b"", None),
+        (b"data: {}\r\n", None),
+        (b"data: {}\r\r", None),
+        (b"data: {\r}\n\n", None),
+        (b"data: {\ndata: }\n\n", None),
+        (b"data: {}\nid: 1\n\n", None),
+        (b"id: 1\ndata: {}\n\n", None),
+        (b"event: other\ndata: {}\n\n", None),
+        (b"data: {}\n\n:\n\n", None),
+        (b"data: {}\n\ndata: {}\n\n", None),
+        (b"\xef\xbb\xbfdata: {}\n\n", None),
+        (b"\ndata: {}\n\n", None),
+        (b"database: {}\n\n", None),
+    ],
+)
+def test_a_stream_of_one_plain_event_needs_no_parser(begin: bytes, data: bytes | None) -> None:
+    assert sse.only_event(begin) == data
+    if data is not None:
+        assert Parser(1000).feed(begin) == [Event(data)]

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.cipher import Keyring
 from gateway.seal.client_state import KEY, PURPOSE, Item, ItemSealer, declares, taken, with_item
+from gateway.seal.keyring import Keyring
 
 NOW = 1_000_000.0
 RING = Keyring([bytes(range(32))], PURPOSE)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal import peer_messages as messages
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import (
     SKEW_SECONDS,
     Data,

@@ -18,7 +18,7 @@ from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Capabilities, Request
 from gateway.seal import request_state as envelopes
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import (
     SKEW_SECONDS,
     VERSION,

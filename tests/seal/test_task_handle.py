@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import MAX_HANDLE_BYTES, PURPOSE, QuestionKey, TaskHandle, TaskSealer
 

@@ -18,7 +18,7 @@ from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, InForce, Replica, decode_key, parse
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import PeerSealer
 from gateway.server.process import Gateway
 from gateway.server.reload import Reload

@@ -395,7 +395,7 @@ def test_a_session_that_cannot_begin_a_call_is_not_reusable() -> None:
     for step in ("open s1 a!x", "rest s1"):
         scene.do(step)
     assert reusable(scene.group("a!x")) is scene.sessions["s1"]
-    scene.do("set s1 not-can_begin")
+    scene.do("set s1 not-can_begin joiners")
     assert reusable(scene.group("a!x")) is None
 
 

@@ -51,13 +51,21 @@ NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message
 @pytest.mark.parametrize(
     ("members", "call", "expected"),
     [
-        ({"id": "gw-1", "result": {"a": 1}}, CALL, ("Answer Resulted", {"result": {"a": 1}, "is_modern": False})),
+        (
+            {"id": "gw-1", "result": {"a": 1}},
+            CALL,
+            ("Answer Resulted", {"result": {"a": 1}, "is_modern": False, "is_tool_error": None}),
+        ),
         (
             {"id": "gw-1", "error": {"code": -1, "message": "no"}},
             CALL,
             ("Answer Failed", {"error": {"code": -1, "message": "no"}}),
         ),
-        ({"id": "gw-1", "result": {}}, OWN, ("Answer Resulted", {"result": {}, "is_modern": False})),
+        (
+            {"id": "gw-1", "result": {}},
+            OWN,
+            ("Answer Resulted", {"result": {}, "is_modern": False, "is_tool_error": None}),
+        ),
         ({"id": "gw-1", "result": {}}, None, ("UnknownId", {})),
         ({"id": "gw-2", "result": {}}, CALL, ("UnknownId", {})),
         ({"id": 1, "result": {}}, CALL, ("UnknownId", {})),
@@ -126,7 +134,7 @@ def test_a_question_cannot_be_put_where_no_answer_reaches_the_server(
     [
         (ELICIT, unsolicited(mcp.ELICIT, NAMELESS)),
         ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
-        ({"id": "gw-1", "result": {}}, ("Answer Resulted", {"result": {}, "is_modern": False})),
+        ({"id": "gw-1", "result": {}}, ("Answer Resulted", {"result": {}, "is_modern": False, "is_tool_error": None})),
         ({"method": mcp.LOG, "params": {}}, ("Notice Logged", {"level": "", "params": {}})),
     ],
 )
@@ -148,3 +156,52 @@ def test_an_answer_keeps_the_bytes_of_the_result() -> None:
     assert isinstance(found, inbound.Answer)
     assert isinstance(found.event, on.Resulted)
     assert found.event.result == Raw(b'{ "a" : 1.0 }')
+
+
+PLAIN = b'{"content":[{"type":"text","text":"a"}]}'
+FAILED = b'{"content":[],"isError":true}'
+
+
+@pytest.mark.parametrize(
+    ("data", "result", "is_tool_error"),
+    [
+        (b'{"jsonrpc":"2.0","id":"gw-1","result":%b}' % PLAIN, PLAIN, False),
+        (b'{"result":%b,"jsonrpc":"2.0","id":"gw-1"}' % FAILED, FAILED, True),
+        (b'{"jsonrpc":"2.0","id":"gw-1","result":{"content":[null]}}', b'{"content":[null]}', None),
+        (b'{"jsonrpc":"2.0","id":"gw-1","result":{"tools":[]}}', b'{"tools":[]}', None),
+        (b'{"id":"gw-1","jsonrpc":"2.0","result":%b}' % PLAIN, PLAIN, None),
+        (b'{"jsonrpc":"2.0","id":"gw-1","result":%b,"x":1}' % PLAIN, PLAIN, None),
+        (b'{"jsonrpc":"2.0","id":"gw-1","result":%b,"result":%b}' % (FAILED, PLAIN), PLAIN, None),
+        (b'{"result":%b,"id":1,"jsonrpc":"2.0","id":"gw-1"}' % PLAIN, PLAIN, None),
+        (b'{"jsonrpc":"2.0","id":"gw-2","result":%b}' % PLAIN, None, None),
+        (b'{"result":%b,"jsonrpc":"2.0","id":"gw-2"}' % PLAIN, None, None),
+    ],
+)
+def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
+    data: bytes, result: bytes | None, *, is_tool_error: bool | None
+) -> None:
+    plain = inbound.plain_answer(data, CALL)
+    assert (plain is not None) is (is_tool_error is not None)
+    answer = plain or inbound.answer(jsonrpc.message(data), CALL)
+    if result is None:
+        assert answer is None
+        return
+    assert answer is not None
+    assert isinstance(answer.event, on.Resulted)
+    assert (bytes(answer.event.result), answer.event.is_tool_error) == (result, is_tool_error)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"jsonrpc":"2.0","id":"gw-1","result":%b' % PLAIN,
+        b'{"jsonrpc":"2.0","id":"gw-1","result":%b}}' % PLAIN,
+        b'{"jsonrpc":"2.0","id":"gw-1","result":}',
+        b'{"jsonrpc":"2.0","id":"gw-1","result":{"content":[{"type":"text","text":"\xff"}]}}',
+        b'{"result":,"jsonrpc":"2.0","id":"gw-1"}',
+        b'{"result":%b,"x":,"jsonrpc":"2.0","id":"gw-1"}' % PLAIN,
+    ],
+)
+def test_an_answer_of_the_usual_form_that_is_not_json_is_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        _ = inbound.plain_answer(data, CALL) or jsonrpc.message(data)

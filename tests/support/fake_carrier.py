@@ -13,7 +13,7 @@ class FakeCarrier:
 
     def begin(self, listener: ReplyListener) -> PendingRequest:
         self.pending = PendingRequest(listener)
-        self.pending.carried(self)
+        self.pending.carrier = self
         return self.pending
 
     def abort(self) -> None:

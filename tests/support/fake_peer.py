@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
 from tests.support.fake_upstream import DEADLINE
 

@@ -14,7 +14,7 @@ from gateway.config import InForce
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port

@@ -8,7 +8,7 @@ from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.exchange.questions import MAX_QUESTIONS
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidParams
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.task_handle import PURPOSE, QuestionKey, TaskSealer
 from gateway.tasks.open_questions import OpenQuestions
 

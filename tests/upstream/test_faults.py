@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.bridge import plain_call, upstream_call
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole

@@ -67,7 +67,7 @@ class CallContinuation:
         if nested.request is None or self._is_over(at, nested.place, nested.progress):
             return None
         held = StreamedCall(self._shared, at, session, nested.place.exchange, nested.request, nested.progress)
-        held.call.open.update({key: Question(key, "", b"{}") for key in nested.keys})
+        held.reopen((Question(key, "", b"{}") for key in nested.keys), at.headers)
         held.report.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
         held.wait()
         return held
@@ -124,8 +124,7 @@ class CallContinuation:
             return None
         held = StreamedCall(self._shared, at, session, mark.place.exchange, request, mark.progress)
         if mark.asking:
-            held.runner.headers = at.headers
-            held.call.open.update({question.key: question for question in mark.asking})
+            held.reopen(mark.asking, at.headers)
         else:
             held.runner.run(at.headers)
         return held

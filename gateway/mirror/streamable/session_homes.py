@@ -5,7 +5,6 @@ which carries the subscriptions of the session to the next home. An older client
 again, as it would after a restart of a legacy server.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
+from gateway.runtime.newest import Newest
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import Headers
 
@@ -41,9 +41,9 @@ class Homes:
         """`budget` limits what subscriptions take; the session that has had them for the longest time gives way."""
         self._tokens = tokens
         self._budget = budget
-        self._homes: OrderedDict[str, Home] = OrderedDict()
-        self._levels: OrderedDict[str, Level] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._homes: Newest[str, Home] = Newest(_MAX_HOMES)
+        self._levels: Newest[str, Level] = Newest(_MAX_LEVELS)
+        self._ended: Newest[str, None] = Newest(_MAX_ENDED)
 
     def check(self, session: Session) -> None:
         """Raise NoSession if the client has ended the session, as far as this replica heard."""
@@ -58,18 +58,15 @@ class Homes:
             home = None
         if home is None:
             new_share = partial(self._budget.share, partial(self._forget, session.key))
-            home = self._homes[session.key] = Home(session, live, server, self._tokens, new_share)
-            if len(self._homes) > _MAX_HOMES:
-                _, oldest = self._homes.popitem(last=False)
-                oldest.close()
-        self._homes.move_to_end(session.key)
+            home = Home(session, live, server, self._tokens, new_share)
+        oldest = self._homes.keep(session.key, home)
+        if oldest is not None:
+            oldest.close()
         return home
 
     def end(self, session: Session) -> None:
         """The client has ended the session."""
-        self._ended[session.key] = None
-        if len(self._ended) > _MAX_ENDED:
-            _ = self._ended.popitem(last=False)
+        self._ended.keep(session.key, None)
         self._levels.pop(session.key, None)
         self._forget(session.key)
 
@@ -86,10 +83,7 @@ class Homes:
 
     def set_level(self, session: Session, level: Level) -> None:
         """Remember the log level of a session."""
-        self._levels[session.key] = level
-        self._levels.move_to_end(session.key)
-        if len(self._levels) > _MAX_LEVELS:
-            _ = self._levels.popitem(last=False)
+        _ = self._levels.keep(session.key, level)
 
     def level(self, session: Session, default: str) -> str:
         """The log level of a session."""

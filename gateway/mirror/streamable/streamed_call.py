@@ -9,8 +9,7 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 
 import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -35,6 +34,7 @@ from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.held_calls import Lot  # noqa: TC001  (one import style)
+from gateway.runtime.newest import Newest
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
 
@@ -53,14 +53,8 @@ class Shared:
         self.tokens, self.lot, self.homes, self.catalog = tokens, lot, homes, catalog
         self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
-        self.ended: OrderedDict[str, None] = OrderedDict()
+        self.ended: Newest[str, None] = Newest(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
-
-    def note_ended(self, exchange: str) -> None:
-        """Remember that a call of a dead replica is over."""
-        self.ended[exchange] = None
-        if len(self.ended) > _MAX_ENDED:
-            _ = self.ended.popitem(last=False)
 
 
 class StreamedCall:
@@ -83,9 +77,11 @@ class StreamedCall:
         self._live = at.live
         self._place = at.new_place(session.key, exchange)
         self._is_continued = progress is not None
-        self.call = call = MirroredCall(request, session.profile, exchange, progress or Progress())
+        upstream, progress = Upstream.of(at.live, at.caller_key, shared.catalog), progress or Progress()
+        drives = upstream.drives_tasks
+        self.call = call = MirroredCall(request, session.profile, exchange, progress, drives_tasks=drives)
         level = shared.homes.level(session, DEFAULT_LEVEL)
-        self.runner = Runner(call, Upstream.of(at.live, at.caller_key, shared.catalog), self, lambda: level)
+        self.runner = Runner(call, upstream, self, lambda: level)
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
@@ -172,7 +168,7 @@ class StreamedCall:
         if self._shared.running.get(key) is self:
             del self._shared.running[key]
         if self._is_continued:
-            self._shared.note_ended(self.id)
+            self._shared.ended.keep(self.id, None)
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -264,6 +260,11 @@ class StreamedCall:
         if lost:
             self._asked.clear()
             self.ask(lost)
+
+    def reopen(self, questions: Iterable[Question], headers: Headers) -> None:
+        """Go on where the client has these questions, which a replica asked that has died."""
+        self.runner.headers = headers
+        self.call.open.update({question.key: question for question in questions})
 
     def wait(self) -> None:
         """Wait for the client to come back, but not for ever."""

@@ -19,8 +19,8 @@ from gateway.config import InForce
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_profile import Profile
 from gateway.protocol.errors import DownstreamError, InvalidState
-from gateway.seal import token_binding
-from gateway.seal.cipher import Keyring
+from gateway.seal import token_check
+from gateway.seal.keyring import Keyring
 
 SESSION: Final = "mirror session"
 NESTED: Final = "mirror nested"
@@ -168,7 +168,7 @@ class Tokens:
         """The session of a request; raises NoSession."""
         try:
             session = self._session(token)
-            token_binding.check(session, route, principal, now, session.issued + ttl_seconds)
+            token_check.check(session, route, principal, now, session.issued + ttl_seconds)
         except InvalidState as exc:
             raise NoSession(exc.reason) from exc
         return session

@@ -18,7 +18,7 @@ from gateway.probe.steps.context import Notes
 from gateway.probe.steps.requests import Request, ask
 from gateway.protocol.errors import clean
 from gateway.runtime.tasks import Tasks
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.telemetry import Metrics
 
 _OURS: Final = b"mcp_gateway_"

@@ -8,7 +8,7 @@ with the reason. This file decides nothing that `streamable_http` decides.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
@@ -17,7 +17,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
-from gateway.upstream.channel import BegunReply, Reading, Receive
+from gateway.upstream.channel import BegunReply, Headers, Reading, Receive
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.jsonrpc_batches import hand_over
 
@@ -89,65 +89,76 @@ class Broken(NamedTuple):
     """The pause that the stream asked for."""
 
 
+class Owner(Protocol):
+    """The channel of a reply."""
+
+    resumption: Resumption
+
+    @property
+    def arriving(self) -> Throttle:
+        """Limits the unfinished messages of the upstream."""
+
+    @property
+    def max_event_bytes(self) -> int:
+        """The size of the largest message."""
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long a stream may stay open after the answer."""
+
+    def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
+        """Send the request of a reply."""
+
+    def accepted(self, headers: Headers) -> None:
+        """The upstream has accepted the request."""
+
+    def request(self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply) -> Reading:
+        """Read a reply from its beginning."""
+
+    def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> Reading:
+        """Go on after a stream that broke."""
+
+
 class PlainReply(BegunReply):
     """One reply, a ReplyListener."""
 
     __slots__ = (
-        "_accepted",
         "_arrival",
         "_broken",
-        "_drain_seconds",
         "_drain_timer",
         "_failure",
         "_head",
+        "_headers",
+        "_is_begun",
         "_is_done",
         "_is_followed",
         "_is_over",
-        "_max_bytes",
+        "_is_stream",
+        "_message",
+        "_owner",
         "_parser",
         "_parts",
         "_pending",
-        "_read",
         "_receive",
         "_rest",
-        "_resume",
-        "_resumption",
         "_size",
-        "_throttle",
         "_unusual",
     )
 
-    def __init__(  # noqa: PLR0913  (what reading a reply takes)
-        self,
-        begin: Callable[[ReplyListener], PendingRequest],
-        accepted: Callable[[], None],
-        resumption: Resumption,
-        read: Callable[[AwaitedReply, Receive], Reading],
-        resume: Callable[[Broken, Receive], Reading],
-        *,
-        throttle: Throttle,
-        max_bytes: int,
-        drain_seconds: float,
-    ) -> None:
-        """Send a request by `begin`; `accepted` is called when the upstream has accepted it.
-
-        `read` reads a reply from its beginning, `resume` goes on after a stream that broke. `drain_seconds` limits
-        how long a stream may stay open after the answer.
-        """
-        self._read = read
-        self._resume = resume
-        self._accepted = accepted
-        self._resumption = resumption
-        self._throttle = throttle
+    def __init__(self, owner: Owner, message: bytes, headers: Headers) -> None:
+        """Send a request."""
+        self._owner, self._message, self._headers = owner, message, headers
         self._arrival: Arrival | None = None
         """Once the reply is large."""
-        self._max_bytes = max_bytes
-        self._drain_seconds = drain_seconds
         self._drain_timer: asyncio.TimerHandle | None = None
         self._receive: Receive
         self._unusual: Callable[[], None]
         self._head: ReplyHead | None = None
+        self._is_stream = False
         self._parser: sse.Parser | None = None
+        """Made when a part of a stream is not one plain event."""
+        self._is_begun = False
+        """Whether events were read without a parser."""
         self._parts: list[bytes] = []
         self._size = 0
         self._is_done = False
@@ -157,7 +168,7 @@ class PlainReply(BegunReply):
         self._failure: RequestFailed | None = None
         self._rest: AwaitedReply | None = None
         self._broken: Broken | None = None
-        self._pending = begin(self)
+        self._pending = owner.post(message, headers, self)
 
     def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
         """See `BegunReply`."""
@@ -165,13 +176,13 @@ class PlainReply(BegunReply):
 
     def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
         """See `BegunReply`."""
-        if self._parser is None or self._is_over or self._is_done:
+        if not self._is_stream or self._is_over or self._is_done:
             return False
         self._receive, self._unusual, self._is_followed = receive, broke, True
         self._forget_parts()
         self._arrival = self._head = None
         self._pending.is_silent = True
-        del self._read  # it holds the whole request
+        self._message = b""  # it is not sent again, and a held call should not keep it
         if self._pending.is_paused:
             self._pending.resume_reading()
         return True
@@ -193,9 +204,9 @@ class PlainReply(BegunReply):
     def read(self, receive: Receive) -> Reading:
         """See `BegunReply`."""
         if self._broken is not None:
-            return self._resume(self._broken, receive)
+            return self._owner.go_on(self._headers, self._broken, receive)
         assert self._rest is not None, "it was kept"
-        return self._read(self._rest, receive)
+        return self._owner.request(self._message, self._headers, receive, self._rest)
 
     def close(self) -> None:
         """See `BegunReply`."""
@@ -212,10 +223,8 @@ class PlainReply(BegunReply):
         elif head.status >= 300:
             self._unusual()
         else:
-            self._accepted()
-            del self._accepted
-            if head.content_type == "text/event-stream":
-                self._parser = sse.Parser(self._max_bytes)
+            self._owner.accepted(self._headers)
+            self._is_stream = head.content_type == "text/event-stream"
 
     def on_body(self, data: bytes, /) -> None:
         """Keep a part, and look for the answer if it is a stream."""
@@ -226,10 +235,10 @@ class PlainReply(BegunReply):
         elif not self._is_done:
             self._parts.append(data)
             self._size += len(data)
-            if self._size > self._max_bytes:
+            if self._size > self._owner.max_event_bytes:
                 if self._becomes_followed():
                     self._go_on(data)
-            elif (self._parser is None or self._is_plain(self._parser, data)) and self._size > SMALL_BYTES:
+            elif (not self._is_stream or self._is_plain(data)) and self._size > SMALL_BYTES:
                 self._hold(self._size)
 
     def on_end(self) -> None:
@@ -238,10 +247,11 @@ class PlainReply(BegunReply):
         if self._rest is not None:
             self._rest.on_end()
         elif self._is_done:
-            self._stop_timer()
+            if self._drain_timer is not None:
+                self._stop_timer()
         elif self._is_followed:
             self._break(None)
-        elif self._parser is None and self._parts and self._receive(b"".join(self._parts)):
+        elif not self._is_stream and self._parts and self._receive(b"".join(self._parts)):
             self._done()
         else:
             self._unusual()
@@ -264,14 +274,25 @@ class PlainReply(BegunReply):
         else:
             self._unusual()
 
+    def _events(self, data: bytes) -> Sequence[sse.Event]:
+        """The events that a part of a stream completes; raises EventTooLarge."""
+        parser = self._parser
+        if parser is None:
+            only = sse.only_event(data)
+            if only is not None and len(data) <= self._owner.max_event_bytes:
+                self._is_begun = True
+                return (sse.Event(only),)
+            parser = self._parser = sse.Parser(self._owner.max_event_bytes, is_begun=self._is_begun)
+        return parser.feed(data)
+
     # -- while only the answer is expected ----------------------------------------------------------------------
 
-    def _is_plain(self, parser: sse.Parser, data: bytes) -> bool:
+    def _is_plain(self, data: bytes) -> bool:
         """Read a part of a stream; returns whether the answer is still expected, and nothing else came."""
         try:
-            events = parser.feed(data)
+            events = self._events(data)
         except sse.EventTooLarge:
-            self._parser = None  # it must not be fed again
+            self._is_stream = False  # the parser must not be fed again
             self._unusual()
             return False
         for number, event in enumerate(events):
@@ -280,7 +301,7 @@ class PlainReply(BegunReply):
                     _ = self._hand_over(events[number:])
                 return False
             if event.id is not None:
-                _ = self._resumption.is_repeated(event.id)
+                _ = self._owner.resumption.is_repeated(event.id)
             if event.data:
                 self._answered()
                 return False
@@ -295,16 +316,15 @@ class PlainReply(BegunReply):
 
     def _go_on(self, data: bytes) -> None:
         """Hand over the messages that this part of the stream completes."""
-        parser = self._parser
-        if parser is None or self._is_done or self._is_over:
+        if self._is_done or self._is_over:
             return
         try:
-            events = parser.feed(data)
+            events = self._events(data)
         except sse.EventTooLarge as exc:
             self._break(exc)
             return
         if self._hand_over(events):
-            size = parser.unfinished_bytes
+            size = 0 if self._parser is None else self._parser.unfinished_bytes
             if size > SMALL_BYTES or self._arrival is not None:
                 self._hold(size)
 
@@ -312,7 +332,7 @@ class PlainReply(BegunReply):
         """Hand over messages; returns whether more are wanted."""
         for event in events:
             if event.id is not None:
-                _ = self._resumption.is_repeated(event.id)
+                _ = self._owner.resumption.is_repeated(event.id)
             if not event.data:
                 continue
             try:
@@ -341,7 +361,8 @@ class PlainReply(BegunReply):
     def _answered(self) -> None:
         """The answer is here; the stream should end now, so that its connection can be used again."""
         self._done()
-        self._drain_timer = asyncio.get_running_loop().call_later(self._drain_seconds, self._pending.abort)
+        if not self._pending.is_read:
+            self._drain_timer = asyncio.get_running_loop().call_later(self._owner.drain_seconds, self._pending.abort)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the call."""
@@ -349,13 +370,15 @@ class PlainReply(BegunReply):
             self._stop_timer()
         if not self._is_done:
             self._is_done = True
-            self._forget_parts()
+            self._parts.clear()
+            if self._arrival is not None:
+                self._arrival.release()
             del self._receive, self._unusual
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
         if self._arrival is None:
-            self._arrival = self._throttle.arrival(self._pending.resume_reading)
+            self._arrival = self._owner.arriving.arrival(self._pending.resume_reading)
         if not self._arrival.hold(size):
             self._pending.pause_reading()
         if self._is_followed and size <= SMALL_BYTES:

@@ -23,7 +23,7 @@ from gateway.mirror.streamable.tokens import (
     Tokens,
 )
 from gateway.protocol.errors import InvalidState
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 
 KEY, OTHER = bytes(32), bytes(range(32))
 NOW = 1_800_000_000.0

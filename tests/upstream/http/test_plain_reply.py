@@ -12,7 +12,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.throttle import SMALL_BYTES, Throttle
-from gateway.upstream.channel import Receive
+from gateway.upstream.channel import NO_HEADERS, Headers, Receive
 from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
@@ -42,30 +42,42 @@ class Reading:
     def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
         self.answers: list[bytes] = []
         self.unusual = 0
-        self.accepted = 0
+        self.acceptances = 0
         self.carrier = FakeCarrier()
         self.awaited: AwaitedReply | None = None
         self.broken: Broken | None = None
         self.resumption = Resumption(DEFAULT_TIMES)
-        self.reply = PlainReply(
-            self._begin,
-            self._accept,
-            self.resumption,
-            self._read,
-            self._resume,
-            throttle=throttle or Throttle(InForce(1 << 20)),
-            max_bytes=max_bytes,
-            drain_seconds=drain_seconds,
-        )
+        self.arriving = throttle or Throttle(InForce(1 << 20))
+        self.max_event_bytes = max_bytes
+        self.drain_seconds = drain_seconds
+        self.reply = PlainReply(self, b"message", NO_HEADERS)
         self.reply.start(self._receive, self._become_unusual)
 
-    def _begin(self, listener: ReplyListener) -> PendingRequest:
+    # -- as the channel of the reply --------------------------------------------------------------------------------
+
+    def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
+        assert (message, headers) == (b"message", NO_HEADERS)
         self.pending = PendingRequest(listener)
-        self.pending.carried(self.carrier)
+        self.pending.carrier = self.carrier
         return self.pending
 
-    def _accept(self) -> None:
-        self.accepted += 1
+    def accepted(self, headers: Headers) -> None:
+        assert headers is NO_HEADERS
+        self.acceptances += 1
+
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply
+    ) -> jsonrpc.Error | None:
+        assert (message, headers) == (b"message", NO_HEADERS)
+        self.awaited = begun
+        assert receive(ANSWER)
+        return None
+
+    async def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
+        assert headers is NO_HEADERS
+        self.broken = broken
+
+    # ---------------------------------------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> bool:
         if data != ANSWER:
@@ -77,14 +89,6 @@ class Reading:
         self.unusual += 1
         if self.unusual == 1:
             self.reply.keep()
-
-    async def _read(self, reply: AwaitedReply, receive: Receive) -> jsonrpc.Error | None:
-        self.awaited = reply
-        assert receive(ANSWER)
-        return None
-
-    async def _resume(self, broken: Broken, receive: Receive) -> None:
-        self.broken = broken
 
     def head(self, content_type: bytes = b"application/json", status: int = 200) -> None:
         self.reply.on_head(ReplyHead(status, "1.1", [(b"Content-Type", content_type)]))
@@ -118,7 +122,7 @@ async def test_a_body_that_is_the_answer_is_handed_over_at_its_end() -> None:
     reading.reply.on_body(ANSWER[5:])
     assert reading.answers == []
     reading.end()
-    assert (reading.answers, reading.unusual, reading.accepted) == ([ANSWER], 0, 1)
+    assert (reading.answers, reading.unusual, reading.acceptances) == ([ANSWER], 0, 1)
 
 
 async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_stream_is_cut() -> None:
@@ -156,7 +160,7 @@ async def test_a_body_that_is_not_the_answer_goes_to_the_coroutine() -> None:
 async def test_a_refusal_goes_to_the_coroutine_and_counts_as_not_accepted() -> None:
     reading = Reading()
     reading.head(status=404)
-    assert (reading.unusual, reading.accepted) == (1, 0)
+    assert (reading.unusual, reading.acceptances) == (1, 0)
     reading.reply.on_body(ANSWER)
     reading.end()
     assert await reading.rest() == ANSWER
@@ -291,6 +295,19 @@ async def test_a_followed_stream_has_room_for_more_than_the_limit_in_all() -> No
     assert reading.broke == 0
 
 
+async def test_a_stream_that_begins_with_more_than_the_limit_in_all_is_followed() -> None:
+    reading = Following(max_bytes=100)
+    reading.stream(event(OTHER) * 9 + event(ANSWER))
+    assert reading.heard == [OTHER] * 9 + [ANSWER]
+    assert reading.broke == 0
+
+
+async def test_only_the_beginning_of_a_stream_may_have_a_byte_order_mark() -> None:
+    reading = Following()
+    reading.stream(event(OTHER), sse.BOM + event(OTHER), event(ANSWER))
+    assert reading.heard == [OTHER, ANSWER]
+
+
 async def test_a_batch_on_a_followed_stream_may_hold_the_answer() -> None:
     reading = Following()
     reading.stream(event(b"[" + OTHER + b"," + ANSWER + b"]"))
@@ -390,7 +407,7 @@ class Accepting:
 
     def _begin(self, listener: ReplyListener) -> PendingRequest:
         self.pending = PendingRequest(listener)
-        self.pending.carried(FakeCarrier())
+        self.pending.carrier = FakeCarrier()
         return self.pending
 
     def _accept(self) -> None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gateway.config import Config, InForce, parse
 from gateway.protocol.errors import InvalidState
-from gateway.server.keyrings import Keyrings
+from gateway.server.key_purposes import Keyrings
 
 FIRST, SECOND = "11" * 32, "22" * 32
 WORKER_KEY = b"w" * 32

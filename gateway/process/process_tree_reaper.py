@@ -34,7 +34,7 @@ _IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Ignored, because the gateway decides when the server ends: it drains first."""
 
 
-class ChildReaper:
+class ProcessTreeReaper:
     """The parent process of one server."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -204,6 +204,6 @@ if __name__ == "__main__":
     inherited = socket.socket(fileno=int(sys.argv[1]))
     inherited.set_inheritable(False)
     try:
-        ChildReaper(inherited).run(sys.argv[2], sys.argv[3:])
+        ProcessTreeReaper(inherited).run(sys.argv[2], sys.argv[3:])
     finally:
         os._exit(0)  # at once: the gateway waits for this process as soon as the socket is closed

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.protocol.errors import InvalidState
-from gateway.seal import token_binding
+from gateway.seal import token_check
 from gateway.seal.client_state import Item
 from gateway.seal.request_state import SKEW_SECONDS
 
@@ -11,7 +11,7 @@ ITEM = Item("log-level", "/mcp", b"ada", NOW, "gw-1", "info")
 
 @pytest.mark.parametrize("now", [NOW - SKEW_SECONDS, NOW, NOW + 10])
 def test_a_token_opens_for_its_caller_on_its_route_in_its_time(now: float) -> None:
-    token_binding.check(ITEM, "/mcp", b"ada", now, NOW + 10)
+    token_check.check(ITEM, "/mcp", b"ada", now, NOW + 10)
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def test_any_other_token_is_rejected_with_the_first_reason(
     route: str, principal: bytes, now: float, reason: str
 ) -> None:
     with pytest.raises(InvalidState) as caught:
-        token_binding.check(ITEM, route, principal, now, NOW + 10)
+        token_check.check(ITEM, route, principal, now, NOW + 10)
     assert caught.value.reason == reason

@@ -14,7 +14,7 @@ from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import MirrorRings
 from gateway.passthrough import sse_endpoint
 from gateway.seal import client_state, task_handle
-from gateway.seal.cipher import Keyring
+from gateway.seal.keyring import Keyring
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()

@@ -10,8 +10,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gateway.protocol.errors import InvalidState
-from gateway.seal import cipher
-from gateway.seal.cipher import PREFIX, Keyring
+from gateway.seal import keyring as keyring_module
+from gateway.seal.keyring import PREFIX, Keyring
 
 ALPHABET = string.ascii_letters + string.digits + "-_"
 ONE, TWO, THREE = (bytes([number]) * 32 for number in (1, 2, 3))
@@ -99,7 +99,7 @@ def test_prefix_and_key_id_are_authenticated(monkeypatch: pytest.MonkeyPatch) ->
     assert reason(f"mrtr2.{key_id}.{body}", keys) == "malformed"
     assert reason(f"{prefix}.{'0' * 8}.{body}", keys) == "unknown_key"
     # A ring that takes the other words: only the associated data can tell.
-    monkeypatch.setattr(cipher, "PREFIX", "mrtr2")
+    monkeypatch.setattr(keyring_module, "PREFIX", "mrtr2")
     assert reason(f"mrtr2.{key_id}.{body}", keys) == "forged"
     monkeypatch.undo()
     keys._keys["00000000"] = keys._keys[key_id]
@@ -175,8 +175,8 @@ def salt(token: str) -> bytes:
 
 
 def test_the_salt_is_renewed_before_random_nonces_could_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cipher._SEALS_PER_SALT <= 2**32, "NIST SP 800-38D, 8.3"
-    monkeypatch.setattr(cipher, "_SEALS_PER_SALT", 3)
+    assert keyring_module._SEALS_PER_SALT <= 2**32, "NIST SP 800-38D, 8.3"
+    monkeypatch.setattr(keyring_module, "_SEALS_PER_SALT", 3)
     keys = ring()
     tokens = [keys.seal(PLAIN) for _ in range(7)]
     salts = [salt(token) for token in tokens]
@@ -199,7 +199,7 @@ def test_nonces_are_unique_and_a_token_never_repeats() -> None:
 
 
 def test_subkeys_of_other_processes_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cipher, "_SUBKEYS_KEPT", 4)
+    monkeypatch.setattr(keyring_module, "_SUBKEYS_KEPT", 4)
     keys = ring()
     tokens = [ring().seal(PLAIN) for _ in range(20)]
     for token in tokens + tokens:
@@ -209,7 +209,7 @@ def test_subkeys_of_other_processes_are_kept_within_bounds(monkeypatch: pytest.M
 
 
 def test_forged_salts_cannot_fill_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cipher, "_SUBKEYS_KEPT", 4)
+    monkeypatch.setattr(keyring_module, "_SUBKEYS_KEPT", 4)
     keys = ring()
     for number in range(20):
         body = base64.urlsafe_b64encode(bytes([number]) * 60).rstrip(b"=").decode()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway import __main__ as command
-from gateway.completion import SHELLS
+from gateway.shell_completion import SHELLS
 
 
 def printed(shell: str, capsys: pytest.CaptureFixture[str]) -> str:

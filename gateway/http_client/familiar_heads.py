@@ -1,0 +1,166 @@
+"""Recognises replies whose head has the same form as an earlier one of the same server.
+
+The heads of a server differ in values such as a date or a length. What else they say was understood before, by
+llhttp. So a head takes one regular expression, in place of a callback for each of its parts, and a body of known
+length takes nothing. A chunked body is recognised only if it arrives whole.
+
+Rule: a form fixes the status line, the names of the headers in their order, and the values of all headers that
+delimit the message, describe the body, or decide about the connection. Whatever deviates is left to llhttp.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from gateway.http_client.reply_head import ReplyHead
+
+_CANONICAL: Final = re.compile(
+    rb"HTTP/1\.1 ([2-9][0-9]{2}) ([ -~]*)\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [ -~]*\r\n)*)\r\n"
+)
+_FIELD: Final = re.compile(rb"([^:]+): ([^\r]*)\r\n")
+_FIXED: Final = frozenset(
+    {
+        b"connection",
+        b"content-encoding",
+        b"content-type",
+        b"keep-alive",
+        b"proxy-connection",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""The headers whose values belong to the form."""
+_WITHOUT_BODY: Final = (204, 304)
+_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})\r\n")
+_MAX_HEAD_BYTES: Final = 8192
+_MAX_CHUNKS: Final = 4
+_MAX_FORMS: Final = 8
+_MAX_LESSONS: Final = 32
+"""It takes as long to learn a form as to parse a hundred replies, so a server with ever new forms is given up."""
+
+
+class Form(NamedTuple):
+    """What the heads of many replies have in common."""
+
+    pattern: re.Pattern[bytes]
+    """Has a group for each value."""
+    status: int
+    reason: bytes
+    names: tuple[bytes, ...]
+    content_type: str
+    keep_alive_seconds: int | None
+    length: int | None
+    """The number of the group that has the length of the body; None if the body is chunked."""
+
+
+class FamiliarHead(ReplyHead):
+    """A head of a known form; most of its values are never looked at."""
+
+    __slots__ = ("_form", "_values")
+
+    def __init__(self, form: Form, values: re.Match[bytes]) -> None:
+        # Without the constructor of the class: every call comes here.
+        self.status, self.version, self.raw_reason = form.status, "1.1", form.reason
+        self._fields = self._first = None
+        self._form, self._values = form, values
+
+    def _read_fields(self) -> list[tuple[bytes, bytes]]:
+        return list(zip(self._form.names, self._values.groups(), strict=True))
+
+    @property
+    def content_type(self) -> str:
+        """See `ReplyHead`."""
+        return self._form.content_type
+
+
+class FamiliarReply:
+    """A reply of a known form, as far as it was read at first."""
+
+    __slots__ = ("head", "keep_alive_seconds", "missing", "parts")
+
+    def __init__(
+        self, head: ReplyHead, parts: tuple[bytes, ...], missing: int, keep_alive_seconds: int | None
+    ) -> None:
+        self.head = head
+        self.parts = parts
+        """The body so far; none is empty."""
+        self.missing = missing
+        """How many bytes of the body are still to come."""
+        self.keep_alive_seconds = keep_alive_seconds
+
+
+class FamiliarHeads:
+    """The forms of one server, the one that came last first."""
+
+    __slots__ = ("_forms", "_lessons")
+
+    def __init__(self) -> None:
+        self._forms: list[Form] = []
+        self._lessons = 0
+
+    def reply(self, data: bytes) -> FamiliarReply | None:
+        """The reply that begins with these bytes, if its form is known and nothing is behind its end."""
+        for number, form in enumerate(self._forms):
+            found = form.pattern.match(data)
+            if found is not None:
+                if number:
+                    self._forms.insert(0, self._forms.pop(number))
+                begin, missing = found.end(), 0
+                if form.length is None:
+                    parts = _chunks(data, begin)
+                else:
+                    parts = (data[begin:],) if begin < len(data) else ()
+                    missing = int(found[form.length]) + begin - len(data)
+                if parts is None or missing < 0 or begin > _MAX_HEAD_BYTES:
+                    return None
+                return FamiliarReply(FamiliarHead(form, found), parts, missing, form.keep_alive_seconds)
+        return None
+
+    def learn(self, data: bytes) -> None:
+        """Learn the form of a reply that begins so, which left its connection open."""
+        if self._lessons < _MAX_LESSONS and (form := _form(data)) is not None:
+            self._lessons += 1
+            if all(form.pattern.pattern != known.pattern.pattern for known in self._forms):
+                self._forms.insert(0, form)
+                del self._forms[_MAX_FORMS:]
+
+
+def _form(data: bytes) -> Form | None:
+    """The form of a reply; None if it is not one whose body can be delimited here."""
+    found = _CANONICAL.match(data, 0, _MAX_HEAD_BYTES)
+    if found is None:
+        return None
+    status, reason, lines = int(found[1]), found[2], found[3]
+    head = ReplyHead(status, "1.1", _FIELD.findall(lines), reason)
+    lengths, codings = head.get_all(b"content-length"), head.get_all(b"transfer-encoding")
+    if status in _WITHOUT_BODY or len(lengths) + len(codings) != 1:
+        return None
+    if codings and codings[0].lower() != b"chunked":
+        return None
+    names = tuple(name for name, _ in head.fields)
+    pattern = b"".join(b"%b: %b\r\n" % (re.escape(name), _value(name.lower(), value)) for name, value in head.fields)
+    whole = b"HTTP/1\\.1 %d %b\r\n%b\r\n" % (status, re.escape(reason), pattern)
+    length = None if codings else [name.lower() for name in names].index(b"content-length") + 1
+    return Form(re.compile(whole), status, reason, names, head.content_type, head.keep_alive_seconds, length)
+
+
+def _value(name: bytes, value: bytes) -> bytes:
+    """The expression for the value of a header."""
+    if name == b"content-length":
+        return b"([0-9]{1,15})"
+    return b"(%b)" % re.escape(value) if name in _FIXED else b"([ -~]*)"
+
+
+def _chunks(data: bytes, begin: int) -> tuple[bytes, ...] | None:
+    """The body of a few chunks, without extensions and trailers."""
+    parts: list[bytes] = []
+    while len(parts) <= _MAX_CHUNKS and (size := _CHUNK_SIZE.match(data, begin)) is not None:
+        begin = size.end()
+        end = begin + int(size[1], 16)
+        if data[end : end + 2] != b"\r\n":
+            return None
+        if end == begin:
+            return tuple(parts) if len(data) == end + 2 else None
+        parts.append(data[begin:end])
+        begin = end + 2
+    return None

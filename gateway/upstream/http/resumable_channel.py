@@ -1,0 +1,251 @@
+"""Reads the replies of one session over streamable HTTP, whose broken streams it resumes.
+
+A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.http.resumption`). `streamable_http` sends
+the requests.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Raw
+
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.client import FOREIGN, mapped
+from gateway.http_client.errors import RequestFailed
+from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol.errors import CallGone, CallLost, Refused
+from gateway.runtime.throttle import AwaitedArrival, Throttle
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
+from gateway.upstream.http.http_errors import RetryLater, SuspectedSessionLoss, is_local, read_refusal, read_response
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.resumption import Resumption, asked_seconds
+from gateway.upstream.http.silence_timeout import SilenceTimeout
+from gateway.upstream.jsonrpc_batches import hand_over
+
+_MAY_PASS: Final = (408, 409, 425, 429)
+"""Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
+
+
+class StreamCut(CallLost):
+    """The event stream of a request ended before the answer, so the request may be resumed."""
+
+    def __init__(self, message: str, retry_ms: int | None) -> None:
+        super().__init__(message)
+        self.retry_ms = retry_ms
+
+
+class ResumableChannel(Channel):
+    """One session, as far as its replies are read."""
+
+    __slots__ = (
+        "_client",
+        "_endpoint",
+        "_fixed",
+        "_headers",
+        "_note_accepted",
+        "_silence",
+        "_times",
+        "resumption",
+        "taken",
+    )
+
+    def __init__(self, upstream: HttpUpstream, fixed: dict[str, str], accepted: Callable[[Headers], None]) -> None:
+        """`fixed` are the headers of all messages; `accepted` is told of headers that the server accepted."""
+        self._client, self._endpoint, _, self._times = upstream
+        self._fixed = fixed
+        self._note_accepted = accepted
+        self._headers = NO_HEADERS
+        """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
+        self.taken = False
+        self.resumption = Resumption(upstream.times)
+        self._silence = SilenceTimeout(self.resumption)
+
+    @property
+    def cursor(self) -> str | None:
+        """The last event id on the stream of the current request."""
+        return self.resumption.cursor
+
+    @property
+    def arriving(self) -> Throttle:
+        """Limits the unfinished messages of the upstream."""
+        return self._client.arriving
+
+    @property
+    def max_event_bytes(self) -> int:
+        """The size of the largest message."""
+        return self._client.limits.event_bytes
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long a stream may stay open after the answer."""
+        return self._times.drain_seconds
+
+    def _get_headers(self, headers: Headers) -> dict[str, str]:
+        """The headers of a GET, with the newest accepted credential: the credential of the call may have expired."""
+        fixed = {key: value for key, value in self._fixed.items() if key != "Content-Type"}
+        return {**(self._headers or headers), **fixed, "Accept": "text/event-stream"}
+
+    def _keep_headers(self, response: AwaitedReply, headers: Headers) -> None:
+        """Keep the newest headers that the upstream accepted, for messages without a client: GET and DELETE."""
+        if response.status < 300:
+            self._headers = headers
+            self._note_accepted(headers)
+
+    # -- replies ------------------------------------------------------------------------------------------------
+
+    async def _read(self, response: AwaitedReply, receive: Receive, sent: bytes | None) -> jsonrpc.Error | Raw | None:
+        if response.status >= 300:
+            return await read_refusal(response, self._endpoint, sent)
+        if response.content_type == "text/event-stream":
+            if sent is not None:
+                response.expect_silence()
+            await self._read_events(response, receive)
+            return None
+        where = self._endpoint.where
+        body = await read_response(response, self.max_event_bytes, where, self.arriving)
+        if not body or not hand_over(body, receive):
+            raise CallLost(f"{where} answered HTTP {response.status} without a result; the call may have had effects")
+        return None
+
+    async def _read_events(self, response: AwaitedReply, receive: Receive, *, again: bool = False) -> None:
+        """Hand over events until the request is answered; `again` skips events that were handed over before."""
+        parser = sse.Parser(self.max_event_bytes)
+        arrival = AwaitedArrival(self.arriving)
+        try:
+            async for chunk in response:
+                for event in parser.feed(chunk):
+                    if event.id is not None and self.resumption.is_repeated(event.id) and again:
+                        continue
+                    if event.data and hand_over(event.data, receive):
+                        if not again:  # a resumed stream stays open after the answer
+                            await self._drain(response)
+                        return
+                await arrival.hold(parser.unfinished_bytes)
+            cut = self._cut(None, parser.retry_ms)
+        except (*FOREIGN, sse.EventTooLarge) as exc:
+            cut = self._cut(exc, parser.retry_ms)
+        finally:
+            arrival.release()
+        raise cut
+
+    async def _drain(self, response: AwaitedReply) -> None:
+        """Read to the end, so that the connection can be reused. Some servers never end the stream."""
+        if response.is_read:
+            return
+        with suppress(TimeoutError, RequestFailed):
+            async with asyncio.timeout(self._times.drain_seconds):
+                await response.skip()
+
+    # -- broken streams -----------------------------------------------------------------------------------------
+
+    def _cut(self, cause: Exception | None, retry_ms: int | None) -> StreamCut:
+        """Return why a stream broke (`cause` is None if the server ended it); raises what cannot be resumed."""
+        where = self._endpoint.where
+        if cause is None:
+            return StreamCut(
+                f"{where} ended the call's stream without a result; the call may have had effects", retry_ms
+            )
+        if isinstance(cause, FOREIGN):
+            return StreamCut(mapped(cause, where).message, retry_ms)
+        if isinstance(cause, sse.EventTooLarge):
+            raise CallLost(
+                f"{where} sent an event larger than limits.event_bytes; the call may have had effects"
+            ) from cause
+        raise cause
+
+    async def _pick_up(self, cut: StreamCut, headers: Headers, receive: Receive) -> None:
+        """Resume the stream of a request; raises the cut if the server does not store events."""
+        cursor = self.cursor
+        if cursor is None:  # only an event id on this stream shows that it does
+            raise cut
+        self.resumption.start(cursor)
+        await asyncio.sleep(asked_seconds(cut.retry_ms))
+        try:
+            await self._resume(headers, receive, None)
+        except Refused as exc:
+            # The server did accept the call, so this must not read as if it had not.
+            raise CallLost(
+                f"{exc.message} when the call's stream was picked up again; the call may have had effects"
+            ) from exc
+
+    async def resume(
+        self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
+    ) -> None:
+        """Resume a request that another process sent."""
+        self.resumption.begin(cursor)
+        self.resumption.start(cursor, counts_local=is_shared)
+        self.taken = False
+        await self._resume(headers, receive, attached)
+
+    async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None] | None) -> None:
+        """GET the stream from one place, again and again, until the request is answered."""
+        resumption, silence = self.resumption, self._silence
+
+        def hear(data: bytes) -> bool:
+            resumption.heard()
+            silence.restart()
+            return receive(data)
+
+        while True:
+            try:
+                response = await self._get_again(headers)
+                resumption.connected()
+                if attached is not None:
+                    attached()
+                    attached = None
+                try:
+                    response.expect_silence()
+                    async with silence.start():
+                        await self._read_events(response, hear, again=True)
+                    return
+                finally:
+                    silence.stop()
+                    response.close()
+            except TimeoutError:
+                resumption.silent()
+                continue
+            except RetryLater as exc:
+                pause_seconds = resumption.failed(is_local=exc.is_local)
+                if pause_seconds is None:
+                    cause = f"{exc.message.partition(';')[0]} when a running call was to be picked up"
+                    raise CallLost(f"{cause}; the call may have had effects") from exc
+            except StreamCut as exc:
+                pause_seconds = resumption.cut(exc.retry_ms)
+            await asyncio.sleep(pause_seconds)
+
+    async def _get_again(self, headers: Headers) -> AwaitedReply:
+        """Open the stream of a request; the caller releases it. Raises RetryLater, or another error that is final."""
+        endpoint = self._endpoint
+        try:
+            async with asyncio.timeout(self._times.resume_head_seconds):
+                newest_headers = self._headers or headers
+                newest = self._get_headers(headers) | {mcp.LAST_EVENT_ID: self.resumption.place}
+                response = await self._client.send("GET", endpoint.url, newest, b"")
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    self.taken = self.taken or newest_headers == headers
+                    return response
+                try:
+                    raise await self._refused_resume(response, newest_headers)
+                finally:
+                    response.close()
+        except FOREIGN as exc:
+            raise RetryLater(mapped(exc, endpoint.where).message, is_local=is_local(exc)) from exc
+
+    async def _refused_resume(self, response: AwaitedReply, headers: Headers) -> CallLost:
+        """Explain why the stream cannot be resumed. Raises Refused if the credential is not accepted."""
+        status, where = response.status, self._endpoint.where
+        if status < 300 or status in _MAY_PASS or status >= 500:
+            return RetryLater(f"{where} answered HTTP {status} to GET with Last-Event-ID")
+        try:
+            _ = await read_refusal(response, self._endpoint)
+        except SuspectedSessionLoss as exc:
+            if await exc.is_confirmed(self.ping(headers), of_get=True):
+                return CallGone(
+                    f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
+                    "restarted; the call may have had effects: check them before calling again"
+                )
+        except CallLost:
+            pass
+        return CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")

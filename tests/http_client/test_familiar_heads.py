@@ -1,0 +1,342 @@
+"""Which replies are recognised by an earlier one, and that llhttp would have read them in the same way."""
+
+import asyncio
+from collections.abc import Callable
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from yarl import URL
+
+from gateway.http_client.client import HttpClient
+from gateway.http_client.connection import Connection
+from gateway.http_client.errors import ListenerFailed, ReplyCut
+from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
+from gateway.http_client.origin import Origin
+from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.reply_parser import ReplyParser
+from tests.http_client.test_connection import FakeTransport
+from tests.support.fake_http import OK, FakeHttp, Wire, answers
+from tests.support.reply_recorder import Recorder, Sender
+from tests.support.workbench import eventually
+
+DATED = (
+    b"HTTP/1.1 200 OK\r\nDate: Sun, 22 Nov 2026 10:00:00 GMT\r\nContent-Type: application/json; charset=utf-8\r\n"
+    b"Mcp-Session-Id: one\r\nKeep-Alive: timeout=5\r\nContent-Length: 2\r\n\r\nok"
+)
+LATER = DATED.replace(b"10:00:00", b"10:00:01").replace(b": one", b": two").replace(b"2\r\n\r\nok", b"5\r\n\r\nlater")
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM = CHUNKED + b"A\r\ndata: {}\n\n\r\n0\r\n\r\n"
+EMPTY = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
+
+
+def taught(*replies: bytes) -> FamiliarHeads:
+    heads = FamiliarHeads()
+    for reply in replies:
+        heads.learn(reply)
+    return heads
+
+
+def test_a_reply_of_a_known_form_is_understood_with_its_own_values() -> None:
+    whole = taught(EMPTY, STREAM, DATED).reply(LATER)
+    assert whole is not None
+    head = whole.head
+    assert (head.status, head.version, head.reason, head.content_type) == (200, "1.1", "OK", "application/json")
+    assert (head.content_length, head.get(b"mcp-session-id")) == (5, b"two")
+    assert [name for name, _ in head.fields] == [
+        b"Date",
+        b"Content-Type",
+        b"Mcp-Session-Id",
+        b"Keep-Alive",
+        b"Content-Length",
+    ]
+    assert (whole.parts, whole.keep_alive_seconds) == ((b"later",), 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "parts"),
+    [
+        (EMPTY, EMPTY, ()),
+        (STREAM, STREAM, (b"data: {}\n\n",)),
+        (STREAM, CHUNKED + b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n", (b"a", b"bc")),
+        (STREAM, CHUNKED + b"0\r\n\r\n", ()),
+    ],
+)
+def test_a_body_is_what_the_length_or_the_chunks_say(first: bytes, later: bytes, parts: tuple[bytes, ...]) -> None:
+    whole = taught(first).reply(later)
+    assert whole is not None
+    assert whole.parts == parts
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        LATER[: LATER.index(b"later") - 1],
+        LATER + b"x",
+        LATER.replace(b"Length: 5", b"Length: 4"),
+        LATER.replace(b"Length: 5", b"Length: +5"),
+        LATER.replace(b"Length: 5", b"Length: 5, 5"),
+        LATER.replace(b"Length: 5", b"Length: 5\r\nContent-Length: 5"),
+        LATER.replace(b"Length: 5", b"Length: 5\r\nTransfer-Encoding: chunked"),
+        LATER.replace(b"200 OK", b"204 OK"),
+        LATER.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        LATER.replace(b"timeout=5", b"timeout=1"),
+        LATER.replace(b": two", b": \x01"),
+        LATER.replace(b": two", b": \xff"),
+        LATER.replace(b": two", b": " + b"x" * 8192),
+        LATER.replace(b"\r\n", b"\n"),
+        LATER.replace(b"Date: ", b"Date : "),
+        b"HTTP/1.1 100 Continue\r\n\r\n" + LATER,
+        STREAM[:-2],
+        STREAM + b"x",
+        STREAM.replace(b"A\r\n", b"A;name=value\r\n"),
+        STREAM.replace(b"A\r\n", b"0xA\r\n"),
+        STREAM.replace(b"A\r\n", b"B\r\n"),
+        STREAM.replace(b"0\r\n\r\n", b"0\r\nX: y\r\n\r\n"),
+        CHUNKED + b"1\r\na\r\n" * 9 + b"0\r\n\r\n",
+    ],
+)
+def test_whatever_deviates_is_not_recognised(reply: bytes) -> None:
+    assert taught(DATED, STREAM).reply(reply) is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 304 Not Modified\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length:2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX: \xff\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_a_reply_whose_body_may_be_read_in_two_ways_is_not_learnt(reply: bytes) -> None:
+    assert taught(reply).reply(reply) is None
+
+
+def test_the_forms_that_came_last_are_known() -> None:
+    forms = [OK.replace(b"\r\n\r\n", b"\r\nX-%d: y\r\n\r\n" % number) for number in range(9)]
+    heads = taught(*forms)
+    assert [heads.reply(form) is not None for form in forms] == [False, *[True] * 8]
+
+
+def test_a_server_with_ever_new_heads_is_given_up() -> None:
+    heads = taught(*[OK.replace(b"\r\n\r\n", b"\r\nX-%d: y\r\n\r\n" % number) for number in range(40)])
+    heads.learn(OK)
+    assert heads.reply(OK) is None
+
+
+@given(st.lists(st.sampled_from([b"Content-Length", b": ", b"5", b"\r\n", b" ", b"X", b"0", b"a", b"\n"]), max_size=9))
+def test_what_is_recognised_is_what_llhttp_understands(pieces: list[bytes]) -> None:
+    heads = taught(DATED, STREAM)
+    for reply in (LATER, STREAM):
+        begin, end = reply[: len(reply) // 2], reply[len(reply) // 2 :]
+        changed = begin + b"".join(pieces) + end
+        whole = heads.reply(changed)
+        if whole is not None and not whole.missing:
+            heard, parser = Recorder(), ReplyParser()
+            parser.expect(heard, is_head=False, is_lenient=False)
+            parser.feed(changed)
+            assert (parser.is_complete, parser.keeps_alive, parser.has_extra) == (True, True, False)
+            assert (list(heard.head.texts()), heard.head.status) == (list(whole.head.texts()), whole.head.status)
+            assert heard.parts == list(whole.parts)
+
+
+# -- on a connection ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def is_recognised(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each reply was recognised; nothing else shows it."""
+    found: list[bool] = []
+    recognised = FamiliarHeads.reply
+
+    def watched(self: FamiliarHeads, data: bytes) -> FamiliarReply | None:
+        reply = recognised(self, data)
+        found.append(reply is not None)
+        return reply
+
+    monkeypatch.setattr(FamiliarHeads, "reply", watched)
+    return found
+
+
+async def test_a_recognised_reply_is_heard_like_any_other(client: HttpClient, is_recognised: list[bool]) -> None:
+    async with FakeHttp(answers(DATED, LATER, STREAM, STREAM, EMPTY, EMPTY)) as server:
+        sender = Sender(client, server.url)
+        heard = [await sender.send() for _ in range(6)]
+        assert [each.body for each in heard] == [b"ok", b"later", b"data: {}\n\n", b"data: {}\n\n", b"", b""]
+        assert [each.words for each in heard] == [["head", "body", "end"]] * 4 + [["head", "end"]] * 2
+        assert is_recognised == [False, True] * 3
+        assert server.connections == 1
+
+
+def taught_connection() -> tuple[Recorder, Connection, Mock]:
+    """A connection with a request in flight, whose upstream is known; with its listener and its owner."""
+    owner, heard, transport = Mock(), Recorder(), FakeTransport()
+    transport._socket.close()
+    connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, taught(DATED, STREAM))
+    connection.connection_made(transport)
+    connection.start(PendingRequest(heard), b"", b"", is_head=False)
+    return heard, connection, owner
+
+
+@pytest.mark.parametrize("reply", [LATER, STREAM])
+async def test_a_reply_of_a_known_form_is_understood_wherever_it_is_cut(reply: bytes) -> None:
+    body = b"later" if reply is LATER else b"data: {}\n\n"
+    for parts in [(reply[:cut], reply[cut:]) for cut in range(1, len(reply))]:
+        heard, connection, owner = taught_connection()
+        for part in parts:
+            connection.data_received(part)
+        assert (heard.words, heard.body) == (["head", "body", "end"], body), parts
+        owner.freed.assert_called_once_with(connection)
+
+
+async def test_bytes_behind_the_rest_of_a_familiar_reply_close_the_connection() -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(LATER[:-2])
+    connection.data_received(b"erHTTP/1.1 200 OK\r\n")
+    assert (heard.words, heard.body) == (["head", "body", "end"], b"later")
+    owner.freed.assert_not_called()
+    assert not connection.is_open
+
+
+@pytest.mark.parametrize("end", [Connection.eof_received, lambda connection: connection.connection_lost(None)])
+async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(end: Callable[[Connection], None]) -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(LATER[:-2])
+    end(connection)
+    assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
+    assert isinstance(heard.failure, ReplyCut)
+    owner.freed.assert_not_called()
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothing_more(*, raises: bool) -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(LATER[:-5])
+    pending = connection._pending
+    assert pending is not None
+
+    def react(word: str) -> None:
+        if word == "body" and raises:
+            raise LookupError(word)
+        if word == "body":
+            pending.abort()
+
+    heard.react = react
+    connection.data_received(b"later")
+    assert heard.words == ["head", "body", *(["failed"] if raises else [])]
+    assert not connection.is_open
+    owner.freed.assert_not_called()
+
+
+async def test_a_form_is_learnt_from_a_reply_that_comes_in_parts(
+    client: HttpClient, is_recognised: list[bool]
+) -> None:
+    async def script(wire: Wire) -> None:
+        for _ in range(2):
+            await wire.head()
+            _ = await wire.reader.readexactly(2)
+            await wire.say(OK[:-2])
+            await heads.wait()
+            heads.clear()
+            await wire.say(OK[-2:])
+        await wire.gone()
+
+    heads = asyncio.Event()
+    async with FakeHttp(script) as server:
+        sender = Sender(client, server.url)
+        for _ in range(2):
+            heard, _ = sender.begin()
+            await heard.until(lambda heard=heard: heard.words)
+            heads.set()
+            await heard.over()
+            assert (heard.words, heard.body) == (["head", "body", "end"], b"ok")
+        assert is_recognised == [False, True]
+        assert server.connections == 1
+
+
+async def test_a_reply_to_head_is_never_recognised(client: HttpClient) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        sender = Sender(client, server.url)
+        _ = await sender.send()
+        heard = await sender.send("HEAD", b"")
+        assert heard.words == ["head", "end"]
+        assert client.idle_connections == 0
+
+
+async def test_a_reply_after_which_the_server_closes_is_not_learnt(
+    client: HttpClient, is_recognised: list[bool]
+) -> None:
+    async with FakeHttp(answers(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))) as server:
+        sender = Sender(client, server.url)
+        for _ in range(2):
+            assert (await sender.send()).words == ["head", "body", "end"]
+            assert client.idle_connections == 0
+        assert is_recognised == [False, False]
+
+
+@pytest.mark.parametrize("when", ["head", "body"])
+async def test_an_abort_in_a_recognised_reply_is_the_last_word(
+    client: HttpClient, is_recognised: list[bool], when: str
+) -> None:
+    bugs: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+    async with FakeHttp(answers(OK)) as server:
+        sender = Sender(client, server.url)
+        _ = await sender.send()
+        heard, pending = sender.begin()
+        heard.react = lambda word: pending.abort() if word == when else None
+        await eventually(lambda: not client.open_connections)
+        assert not bugs
+        assert heard.words == ["head", "body"][: 1 + (when == "body")]
+        assert is_recognised == [False, True]
+
+
+@pytest.mark.parametrize("when", ["head", "body"])
+async def test_a_listener_that_raises_in_a_recognised_reply_fails_its_own_request(
+    client: HttpClient, is_recognised: list[bool], when: str
+) -> None:
+    async with FakeHttp(answers(OK)) as server:
+        sender = Sender(client, server.url)
+        _ = await sender.send()
+        heard, _ = sender.begin()
+
+        def react(word: str) -> None:
+            if word == when:
+                raise LookupError(word)
+
+        heard.react = react
+        await heard.over()
+        assert heard.words[-1] == "failed"
+        assert isinstance(heard.failure, ListenerFailed)
+        assert isinstance(heard.failure.__cause__, LookupError)
+        assert is_recognised == [False, True]
+        await eventually(lambda: not client.open_connections)
+
+
+async def test_a_recognised_reply_before_the_body_was_read_closes_the_connection(
+    client: HttpClient, is_recognised: list[bool]
+) -> None:
+    async def script(wire: Wire) -> None:
+        await wire.head()
+        _ = await wire.reader.readexactly(2)
+        await wire.say(OK)
+        await wire.head()
+        await wire.say(OK)
+        await wire.gone()
+
+    async with FakeHttp(script) as server:
+        sender = Sender(client, server.url)
+        _ = await sender.send()
+        heard = await sender.send(body=b"x" * (64 << 20))
+        assert heard.words == ["head", "body", "end"]
+        assert is_recognised == [False, True]
+        await server.left.wait()
+        assert client.idle_connections == 0
