@@ -258,7 +258,7 @@ def test_a_known_head_is_what_its_bytes_were_parsed_to() -> None:
     assert found is not None
     head, body = found
     assert (head.path, head.length, body, head.headers) == ("/a", 2, b"{}", parsed[2].headers)
-    assert [list(head.values[name]) for name in ("mcp-name", "Mcp-Name", "x")] == [["y"], ["y"], []]
+    assert [[*head.values[name]] for name in ("mcp-name", "Mcp-Name", "x")] == [["y"], ["y"], []]
     assert requests.known(SENT[:-2]) == (head, b""), "its body is to come"
 
 

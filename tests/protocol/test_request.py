@@ -542,15 +542,10 @@ def opened(data: bytes) -> object:
     """What reading and checking a body comes to."""
     try:
         parsed = request.read(data, DEPTH)
-        return (
-            parsed.id,
-            parsed.method,
-            parsed.params,
-            parsed.meta,
-            parsed.id and request.check(parsed, values(HEADERS)),
-        )
+        checked = parsed.id and request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
     except DownstreamError as exc:
         return type(exc), exc.request_id
+    return parsed.id, parsed.method, parsed.params, parsed.meta, checked
 
 
 KNOWN = header_mismatch.KnownValues(values(HEADERS))
@@ -591,6 +586,7 @@ def test_the_usual_call_is_opened_in_one_pass() -> None:
         (b"greet", b"gr\xc3\xa4"),
         (b"greet", b"gr\xc3"),
         (b"greet", b"other"),
+        (mcp.MODERN.encode(), b"2026-07-29"),
         (b"greet", b"=?base64?Z3JlZXQ=?="),
         (b'"2.0"', b'"2.1"'),
         (b'"2.0"', b'"2\\u002e0"'),
@@ -634,3 +630,14 @@ def test_it_comes_to_the_same_for_any_damage(start: int, taken: int, repeated: i
 def test_headers_are_compared_as_text_only_if_they_are_plain(changed: dict[str, Any], target: str | None) -> None:
     known = header_mismatch.KnownValues(values(headers(**changed)))
     assert (known.repeated and known.repeated.target) == target
+
+
+def test_metadata_that_differs_each_time_is_not_remembered() -> None:
+    before = len(request._METAS)
+    for number in range(20):
+        _ = request.read(with_meta({mcp.META_PROGRESS_TOKEN: number}), DEPTH)
+        _ = request.read(with_meta({"x": str(number) * 2000}), DEPTH)
+    assert len(request._METAS) == before
+    for number in range(1030):
+        _ = request.read(with_meta({"x": number}), DEPTH)
+    assert len(request._METAS) == 1024
