@@ -7,7 +7,7 @@ from typing import Final
 from gateway.bridge.exchange_context import Context
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
-from gateway.sessions import tool_schemas
+from gateway.sessions.pool import tool_schemas
 
 _NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
 _LEARN_SECONDS: Final = 1.0

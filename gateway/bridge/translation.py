@@ -13,9 +13,9 @@ from gateway.protocol import jsonrpc, mcp, tool_filter
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
-from gateway.sessions import tool_schemas
 from gateway.sessions.call import Call, Listener, PoolKey
 from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.pool import tool_schemas
 from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
 

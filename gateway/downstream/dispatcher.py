@@ -22,8 +22,8 @@ from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
-from gateway.sessions import tool_schemas
 from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.pool import tool_schemas
 from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome

@@ -18,7 +18,7 @@ from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer
 from gateway.seal.request_state import Sealer
-from gateway.sessions.pool import Pool
+from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe

@@ -20,7 +20,7 @@ from gateway.protocol import mcp
 from gateway.routes.deadlines import Deadlines, lengths
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
-from gateway.sessions.pool import Pool
+from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import NestedOutcome
 from gateway.telemetry.metrics.process import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors

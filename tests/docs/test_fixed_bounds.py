@@ -18,7 +18,8 @@ from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
 from gateway.runtime import throttle
 from gateway.seal import peer_messages
-from gateway.sessions import assignment, checkout, list_cache, own_answers, pool
+from gateway.sessions import assignment, list_cache, own_answers
+from gateway.sessions.pool import checkout, pool
 from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.bridge import subscription
 from gateway.server import drain
-from gateway.sessions import checkout
+from gateway.sessions.pool import checkout
 from gateway.telemetry import SessionState
 from tests.support import workbench
 from tests.support.fake_upstream import FakeUpstream

@@ -16,7 +16,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, PoolKey
-from gateway.sessions.pool import Pool
+from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers

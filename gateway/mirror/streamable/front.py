@@ -27,9 +27,9 @@ from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import of_initialize
 from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.streamable import batch_reply, kept_log_level
+from gateway.mirror.streamable import batch_reply, client_state_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
-from gateway.mirror.streamable.kept_log_level import Level
+from gateway.mirror.streamable.client_state_item import Level
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.session_homes import Homes
@@ -162,9 +162,9 @@ class Mirror:
         self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
         response = jsonrpc.result(id_, b"{}")
-        keeps_level = kept_log_level.is_kept(at.live, session)
+        keeps_level = client_state_item.is_kept(at.live, session)
         if keeps_level:
-            message, known = kept_log_level.taken(message, at.live, session)
+            message, known = client_state_item.taken(message, at.live, session)
             if known is not None:
                 self._homes.learn_level(session, known)
         match message.method:
@@ -175,7 +175,7 @@ class Mirror:
                 self._homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
                 if keeps_level:
-                    response = kept_log_level.given(response, level, at.live, session)
+                    response = client_state_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
                 found = await self._replicas.at_home(session.key, at.incoming, at.reply)

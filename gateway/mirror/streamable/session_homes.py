@@ -18,7 +18,7 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.change_subscription import Changes, Honoured
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable.kept_log_level import Level
+from gateway.mirror.streamable.client_state_item import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed

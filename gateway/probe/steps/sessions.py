@@ -15,7 +15,7 @@ from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.discover import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
-from gateway.sessions.tool_schemas import read_pages
+from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.upstream.channel import Channel, SideListener
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))

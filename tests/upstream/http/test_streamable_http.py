@@ -18,7 +18,7 @@ from gateway.http_client.addresses import AddressInfo
 from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
-from gateway.sessions import checkout
+from gateway.sessions.pool import checkout
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.http.resumption import MAX_EVENT_IDS
 from gateway.upstream.http.streamable_http import StreamableChannel

@@ -21,7 +21,7 @@ from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import GATEWAY, Capacity, Limits, Opener, Request
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group, Groups
-from gateway.sessions.opening_rate import OpeningRate
+from gateway.sessions.pool.opening_rate import OpeningRate
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionLimit, SessionState
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.mirror.streamable.kept_log_level import NAME
+from gateway.mirror.streamable.client_state_item import NAME
 from gateway.protocol import mcp
 from gateway.seal.client_state import Item
 from tests.mirror.conftest import Begin

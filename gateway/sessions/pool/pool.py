@@ -1,6 +1,6 @@
 """The pool of a route's sessions: opens them, adopts them, answers from what they taught.
 
-Which request gets which session is the matter of `sessions.checkout`.
+Which request gets which session is the matter of `sessions.pool.checkout`.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions import pool_errors
 from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.checkout import Checkout
 from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group
 from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
+from gateway.sessions.pool.checkout import Checkout
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, get_logger
 from gateway.upstream.channel import Channel, Headers

@@ -19,7 +19,7 @@ from gateway.protocol.request import Request
 from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
-from gateway.sessions.pool import Pool
+from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Headers
 

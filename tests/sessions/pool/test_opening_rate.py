@@ -9,7 +9,7 @@ from gateway.config import InForce, RouteSettings, parse
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.sessions.assignment import GATEWAY, Opener
-from gateway.sessions.opening_rate import OpeningRate
+from gateway.sessions.pool.opening_rate import OpeningRate
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import ask
 from tests.support.stand import Start

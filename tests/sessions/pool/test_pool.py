@@ -13,10 +13,10 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
-from gateway.sessions import checkout
 from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import MAX_FOLLOWED, Group, Groups
-from gateway.sessions.pool import Pool
+from gateway.sessions.pool import checkout
+from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
