@@ -216,6 +216,19 @@ async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(end:
     owner.freed.assert_not_called()
 
 
+async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_taken_for_complete() -> None:
+    first, connection, owner = taught_connection()
+    connection.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert first.words == ["head", "end"]
+    owner.freed.assert_called_once_with(connection)
+    heard = Recorder()
+    connection.start(PendingRequest(heard), b"", b"", is_head=False)
+    connection.data_received(LATER[:-2])
+    connection.eof_received()
+    assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
+    assert isinstance(heard.failure, ReplyCut)
+
+
 @pytest.mark.parametrize("raises", [True, False])
 async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothing_more(*, raises: bool) -> None:
     heard, connection, owner = taught_connection()
