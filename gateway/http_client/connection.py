@@ -192,7 +192,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
-        parser = self._parser if self._heard and self._pending is not None else None
+        # While the rest of a familiar reply is missing, the parser is that of an earlier one.
+        parser = self._parser if self._heard and self._pending is not None and not self._missing else None
         if parser is not None and parser.until_close and self._is_ended_properly():
             self._end(keeps_alive=False)
         else:

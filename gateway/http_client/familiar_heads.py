@@ -113,6 +113,9 @@ class FamiliarHeads:
                     missing = int(found[form.length]) + begin - len(data)
                 if parts is None or missing < 0 or begin > _MAX_HEAD_BYTES:
                     return None
+                if missing:
+                    # The head stays while the rest comes, and must not keep the part of the body that came with it.
+                    found = form.pattern.match(data[:begin]) or found
                 return FamiliarReply(FamiliarHead(form, found), parts, missing, form.keep_alive_seconds)
         return None
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
 _REQUEST: Final = b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}'
-_RESULT_FIRST: Final = b'{"result":'
+_RESULT_FIRST: Final = b'{"result":{'
 """How responses of the TypeScript SDK begin."""
 
 _DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
@@ -315,13 +315,14 @@ def result(id_: bytes | Raw, *body: bytes | Raw | memoryview) -> bytes:
 def unchecked_result(data: bytes, id_: bytes) -> Raw | None:
     """The result of a response in the form that the SDKs write: one with this id and nothing else.
 
-    If what is returned is one JSON value, then the response is valid. Until this is checked, it may be anything.
+    If what is returned is one JSON value, then the response is valid. Until this is checked, it may be anything that
+    begins with a brace, as `Raw` from a decoder does: its readers expect no white space in front.
     """
-    begin = b'{"jsonrpc":"2.0","id":%b,"result":' % id_
+    begin = b'{"jsonrpc":"2.0","id":%b,"result":{' % id_
     if data.startswith(begin):
-        return Raw(memoryview(data)[len(begin) : -1]) if data.endswith(b"}") else None
+        return Raw(memoryview(data)[len(begin) - 1 : -1]) if data.endswith(b"}") else None
     if data.startswith(_RESULT_FIRST) and data.endswith(end := b',"jsonrpc":"2.0","id":%b}' % id_):
-        return Raw(memoryview(data)[len(_RESULT_FIRST) : -len(end)])
+        return Raw(memoryview(data)[len(_RESULT_FIRST) - 1 : -len(end)])
     return None
 
 

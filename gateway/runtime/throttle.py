@@ -22,11 +22,18 @@ class Arrival:
         self.is_waiting = False
 
     def hold(self, size: int) -> bool:
-        """Hold `size` bytes in all; returns False if no more may be read until `go_on` is called."""
+        """Hold `size` bytes in all; returns False if no more may be read until `go_on` is called.
+
+        A reader that waits may have more to say, if it had read that before. If it may read on then, it is told.
+        """
+        was_waiting = self.is_waiting
         if size <= SMALL_BYTES:
             self._throttle.release(self)
-            return True
-        return self._throttle.hold(self, size)
+        else:
+            _ = self._throttle.hold(self, size)
+        if was_waiting and not self.is_waiting:
+            self._go_on()
+        return not self.is_waiting
 
     def release(self) -> None:
         """Hold nothing any more: the message is complete, or not wanted. A second call does nothing."""

@@ -1,6 +1,7 @@
 """Which replies are recognised by an earlier one, and that llhttp would have read them in the same way."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from unittest.mock import Mock
 
@@ -67,6 +68,16 @@ def test_a_body_is_what_the_length_or_the_chunks_say(first: bytes, later: bytes,
     whole = taught(first).reply(later)
     assert whole is not None
     assert whole.parts == parts
+
+
+def test_the_head_of_a_reply_that_is_still_coming_does_not_keep_the_part_that_came_with_it() -> None:
+    heads = taught(DATED)
+    data = LATER.replace(b"Length: 5", b"Length: 99999") + b" " * 9000
+    before = sys.getrefcount(data)
+    reply = heads.reply(data)
+    assert reply is not None
+    assert sys.getrefcount(data) == before
+    assert (reply.missing, reply.head.get(b"mcp-session-id")) == (99999 - 9005, b"two")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +225,19 @@ async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(end:
     assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
     assert isinstance(heard.failure, ReplyCut)
     owner.freed.assert_not_called()
+
+
+async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_taken_for_complete() -> None:
+    first, connection, owner = taught_connection()
+    connection.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert first.words == ["head", "end"]
+    owner.freed.assert_called_once_with(connection)
+    heard = Recorder()
+    connection.start(PendingRequest(heard), b"", b"", is_head=False)
+    connection.data_received(LATER[:-2])
+    connection.eof_received()
+    assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
+    assert isinstance(heard.failure, ReplyCut)
 
 
 @pytest.mark.parametrize("raises", [True, False])

@@ -50,6 +50,17 @@ def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
     assert throttle.used == 0
 
 
+def test_a_reader_that_waits_reads_on_if_its_message_ends_in_what_it_had_read() -> None:
+    throttle = Throttle(InForce(100 * KIB64))
+    one, two = Reader(throttle), Reader(throttle)
+    assert one.arrival.hold(90 * KIB64)
+    assert not two.arrival.hold(80 * KIB64)
+    assert not two.arrival.hold(81 * KIB64)
+    assert two.resumed == 0
+    assert two.arrival.hold(10)
+    assert (one.resumed, two.resumed, throttle.used) == (0, 1, 90 * KIB64)
+
+
 def test_all_read_on_when_there_is_room_again() -> None:
     throttle = Throttle(InForce(100 * KIB64))
     readers = [Reader(throttle) for _ in range(3)]

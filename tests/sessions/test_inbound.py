@@ -167,6 +167,8 @@ FAILED = b'{"content":[],"isError":true}'
     [
         (b'{"jsonrpc":"2.0","id":"gw-1","result":%b}' % PLAIN, PLAIN, False),
         (b'{"result":%b,"jsonrpc":"2.0","id":"gw-1"}' % FAILED, FAILED, True),
+        (b'{"jsonrpc":"2.0","id":"gw-1","result": %b}' % PLAIN, PLAIN, None),
+        (b'{"result":\n%b,"jsonrpc":"2.0","id":"gw-1"}' % PLAIN, PLAIN, None),
         (b'{"jsonrpc":"2.0","id":"gw-1","result":{"content":[null]}}', b'{"content":[null]}', None),
         (b'{"jsonrpc":"2.0","id":"gw-1","result":{"tools":[]}}', b'{"tools":[]}', None),
         (b'{"id":"gw-1","jsonrpc":"2.0","result":%b}' % PLAIN, PLAIN, None),
@@ -197,6 +199,7 @@ def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
         b'{"jsonrpc":"2.0","id":"gw-1","result":%b' % PLAIN,
         b'{"jsonrpc":"2.0","id":"gw-1","result":%b}}' % PLAIN,
         b'{"jsonrpc":"2.0","id":"gw-1","result":}',
+        b'{"jsonrpc":"2.0","id":"gw-1","result":{}',
         b'{"jsonrpc":"2.0","id":"gw-1","result":{"content":[{"type":"text","text":"\xff"}]}}',
         b'{"result":,"jsonrpc":"2.0","id":"gw-1"}',
         b'{"result":%b,"x":,"jsonrpc":"2.0","id":"gw-1"}' % PLAIN,

@@ -362,6 +362,8 @@ class PlainReply(BegunReply):
         """The answer is here; the stream should end now, so that its connection can be used again."""
         self._done()
         if not self._pending.is_read:
+            if self._pending.is_paused:
+                self._pending.resume_reading()
             self._drain_timer = asyncio.get_running_loop().call_later(self._owner.drain_seconds, self._pending.abort)
 
     def _done(self) -> None:

@@ -397,6 +397,42 @@ async def test_reading_goes_on_when_a_paused_stream_is_followed() -> None:
     assert throttle.used == 0
 
 
+def held_behind(throttle: Throttle, later: Reading) -> Reading:
+    """The older reply that another, which has read a large part of a stream, waits for."""
+    older = Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    older.head()
+    older.reply.on_body(b" " * (SMALL_BYTES + 1))
+    later.reply.on_body(b":" + b" " * SMALL_BYTES)
+    assert later.pending.is_paused
+    return older
+
+
+async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_read_with_it() -> None:
+    throttle = Throttle(InForce(SMALL_BYTES))
+    later = Following(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    later.stream(event(OTHER))
+    older = held_behind(throttle, later)
+    later.reply.on_body(b"\n" + event(OTHER))
+    assert later.heard == [OTHER, OTHER]
+    assert not later.pending.is_paused
+    later.reply.close()
+    older.reply.close()
+    assert throttle.used == 0
+
+
+async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what_was_read_with_it() -> None:
+    throttle = Throttle(InForce(SMALL_BYTES))
+    later = Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    later.stream()
+    older = held_behind(throttle, later)
+    later.reply.on_body(b"\n" + event(ANSWER))
+    assert later.answers == [ANSWER]
+    assert not later.pending.is_paused
+    later.end()
+    older.reply.close()
+    assert throttle.used == 0
+
+
 class Accepting:
     """A message on its way, with what came of it."""
 
