@@ -293,7 +293,7 @@ class Connection(RequestHandler):
 
     def _process_keepalive(self) -> None:
         self._keepalive_handle = None  # the next reply makes another one
-        if self.in_hand is None:
+        if self.in_hand is None and self._held_timer is None:
             super()._process_keepalive()
 
     def close(self) -> None:

@@ -298,6 +298,21 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
     assert gate.ended == [True] * 3
 
 
+@pytest.mark.usefixtures("_patient")
+async def test_a_connection_that_waits_for_a_body_is_not_idle(stand: Stand, gate: Gate) -> None:
+    head, end, body = request(stand).partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, head + end + body)
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        held = connection(stand)
+        held._next_keepalive_close_time = 0.0
+        held._process_keepalive()
+        await raw.send(body)
+        assert b" 200 OK" in (await reply(raw))[0]
+        assert held._keepalive_handle is not None, "its idle time begins anew"
+
+
 async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
