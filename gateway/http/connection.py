@@ -231,7 +231,8 @@ class Connection(RequestHandler):
         if self.in_hand is not None:
             self.serve_by_task()
         super().data_received(data)
-        is_waiting = self._current_request is not None or self._next is not None or not self._messages
+        # A task that waits until the client reads its earlier reply has not begun with the oldest message yet.
+        is_waiting = self._current_request is not None or self._next is not None or not self._messages or self._paused
         if is_ahead and data and is_waiting:
             self._ahead = self._ahead or self._traffic.bodies.budget.share(self._out.abort)
             self._ahead.grow(_AHEAD_COST * len(data))
@@ -292,7 +293,7 @@ class Connection(RequestHandler):
 
     def _process_keepalive(self) -> None:
         self._keepalive_handle = None  # the next reply makes another one
-        if self.in_hand is None:
+        if self.in_hand is None and self._held_timer is None:
             super()._process_keepalive()
 
     def close(self) -> None:
@@ -314,7 +315,7 @@ class Connection(RequestHandler):
         if self.in_hand is not None or self._next is not None:
             return True
         if request is None:
-            return not self._messages and not parser.is_in_body
+            return len(self._messages) > 1 or not parser.is_in_body
         return parser.body is not request.content or not parser.is_in_body
 
     def _malformed(self, kind: Malformation) -> None:

@@ -147,6 +147,8 @@ class RequestParser(HttpRequestParser):
         """How many bytes are missing of a body whose length is known."""
         self._is_chunked = False
         """Whether a chunked body is under way."""
+        self._is_followed = True
+        """Whether it is certain where the next request begins; not behind a chunked body."""
         self.body: StreamReader | None = None
         """The body of the newest request."""
 
@@ -160,7 +162,7 @@ class RequestParser(HttpRequestParser):
 
         None if the bytes have to be parsed.
         """
-        if self._heads is None or self._head or self._left or self._is_chunked or self._is_broken:
+        if self._heads is None or self._head or self._left or not self._is_followed or self._is_broken:
             return None
         end = data.find(_HEAD_END) + len(_HEAD_END)
         head = self._heads.find(data[:end])
@@ -232,7 +234,7 @@ class RequestParser(HttpRequestParser):
         if not message.path.startswith("/"):
             _ = message.url.host, message.url.port, message.url.relative() if message.url.absolute else None
         if message.chunked:
-            self._is_chunked = True
+            self._is_chunked, self._is_followed = True, False
             return b""
         end += len(_HEAD_END)
         length = int(message.headers.get(hdrs.CONTENT_LENGTH, 0))

@@ -142,6 +142,25 @@ async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand
         assert b" 200 OK" in (await reply(raw))[0]
 
 
+async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(stand: Stand, gate: Gate) -> None:
+    sent, padded = request(stand), request(stand, f"X-Padding: {'x' * 5_000}")
+    budget = stand.gateway._traffic.bodies.budget
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        held = connection(stand)
+        held.pause_writing()
+        held.data_received(padded)
+        await eventually(lambda: held._drain_waiter, "the task waits until the client reads")
+        assert budget.used == 2 * len(padded)
+        held.data_received(padded * 2 + padded[:100])
+        assert budget.used == 2 * (3 * len(padded) + 100), "it waits as long as the client does not read"
+        held.resume_writing()
+        held.data_received(padded[100:])
+        for _ in range(4):
+            assert b" 200 OK" in (await reply(raw))[0]
+    await eventually(lambda: not len(budget), "nothing is counted any more")
+
+
 async def test_what_a_head_decided_is_decided_anew_after_a_reload(
     upstream: FakeUpstream, stand: Stand, gate: Gate
 ) -> None:
@@ -277,6 +296,21 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
     assert timer is not None
     assert timer.cancelled()
     assert gate.ended == [True] * 3
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_connection_that_waits_for_a_body_is_not_idle(stand: Stand, gate: Gate) -> None:
+    head, end, body = request(stand).partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, head + end + body)
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        held = connection(stand)
+        held._next_keepalive_close_time = 0.0
+        held._process_keepalive()
+        await raw.send(body)
+        assert b" 200 OK" in (await reply(raw))[0]
+        assert held._keepalive_handle is not None, "its idle time begins anew"
 
 
 async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:

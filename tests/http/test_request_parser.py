@@ -273,6 +273,20 @@ def test_between_two_requests_only_a_whole_one_is_known() -> None:
     assert requests.known(SENT) is not None
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_nothing_is_known_behind_a_chunked_body_whose_end_cannot_be_followed(pieces: int) -> None:
+    heads = KnownHeads()
+    for _ in range(3):
+        _ = parser(heads)[0].feed_data(SENT)
+    chunked = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    begun = chunked + b"GET /b HTTP/1.1\r\nHost: x\r\nX: "
+    requests, _ = parser(heads)
+    for piece in (begun,) if pieces == 1 else (begun[:-60], begun[-60:]):
+        _ = requests.feed_data(piece)
+    assert not requests.is_in_body
+    assert requests.known(SENT) is None, "these bytes continue a header of another request"
+
+
 @pytest.mark.parametrize(
     "sent",
     [
