@@ -460,6 +460,15 @@ class UpstreamCall:
             self._released = session
         self._context.live.upstream.pool.release(session, clean=clean)
 
+    def drop(self, reason: str) -> None:
+        """Give the session back at once, and cancel the call unless its answer has come."""
+        session, call = self._session, self._call
+        try:
+            if session is None or call is None or session.works_on(call):
+                self.cancel(reason)
+        finally:
+            self.release(clean=False)
+
     def abandon(self) -> None:
         """Stop before anything was sent: the exchange was restored in vain."""
         if self._task is not None:
