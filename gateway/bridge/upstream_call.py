@@ -407,6 +407,10 @@ class UpstreamCall:
                     retryable = isinstance(exc, Refused | Unreachable)
                     self._listener.hear(on.Undelivered(left, self._undelivered(exc), retryable, replayable))
                 return
+            except Exception:  # the task reports it; without the answer no result would come
+                if runs == self.runs:
+                    self._listener.hear(on.Stopped(CallLost(BUG)))
+                raise
 
     def _undelivered(self, exc: UpstreamError) -> UpstreamError:
         """What the client hears of answers that did not arrive; unless none was sent, no result will come either."""
