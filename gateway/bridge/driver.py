@@ -7,7 +7,8 @@ the takeover knows the upstream call, which knows the timers; all of them know t
 import os
 from binascii import b2a_base64
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any, ClassVar, Final
 
 from msgspec import Raw
@@ -21,13 +22,13 @@ from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.sealing import input_required
 from gateway.bridge.takeover import Takeover, cooled
 from gateway.bridge.translation import modern_event
-from gateway.bridge.upstream_call import UpstreamCall
+from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
 from gateway.exchange.machine import ASKING, DETACHED, ENDED, FINISHED, IDLE, PARKED, RUNNING, Exchange, Policy, State
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
@@ -47,6 +48,8 @@ _NEVER_ASKING: Final = Policy(may_ask=False)
 _PICKING_UP: Final = (RUNNING, ASKING)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
 _ENDINGS: Final = (on.Resulted, on.Failed)
+_REFUSALS: Final = (GatewayError, LocalProtocolError)
+"""What an exchange raises that refuses an event, and then it has changed nothing."""
 _outcome: Final = cache(NestedOutcome)
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _FIRED: Final[dict[Timer, on.Event]] = {
@@ -268,21 +271,45 @@ class Driver:
             return
         self._later = events = [event]
         exchange, obey = self._exchange, self._OBEY
+        settled, is_taken = exchange.state, False
         try:
             for each in events:  # it grows meanwhile
-                before = exchange.state
                 commands = exchange.handle(each)
+                is_taken = True
                 for command in commands:
                     obey[type(command)](self, command)
-                after = exchange.state
-                if after is not before:
+                if (after := exchange.state) is not settled:
+                    before, settled = settled, after
                     self._moved(before, after)
                     if self._takeover is not None and after in _PICKING_UP:
                         self._takeover.pick_up(self, self._give_back)
                 if (notice := _NOTICES.get(type(each))) is not None:
                     self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
+        except Exception as exc:
+            if is_taken or not isinstance(exc, _REFUSALS):
+                self._crashed(settled)
+            raise
         finally:
             self._later = None
+
+    def _crashed(self, settled: State) -> None:
+        """End the exchange after a bug, with one error to each leg that waits, and give back what it has.
+
+        `settled` is the state of which pool, report and lot were told last. The bug itself is reported where it is
+        caught, so another one on the way is not.
+        """
+        self._exchange.crash()
+        call, error = self._upstream_call, CallLost(BUG)
+        steps: list[Callable[[], None]] = [
+            partial(self._replies.fail_all, error),
+            partial(call.drop, error.message),
+            self._timers.disarm_all,
+            partial(self._moved, settled, ENDED),
+            partial(self._lot.remove, self),
+        ]
+        for step in steps[:2] if settled is ENDED else steps:
+            with suppress(Exception):
+                step()
 
     def _moved(self, before: State, after: State) -> None:
         """Keep pool, report and parking lot true to the state."""

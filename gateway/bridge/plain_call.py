@@ -129,14 +129,15 @@ class PlainCall:
                     self._ticket,
                     is_tool_error=event.is_tool_error,
                 )
+                ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
+                final = FinalMessage(jsonrpc.result(self._request.id, *modern.parts), ending=ending)
             except ValueError:
                 pass
             except Exception:
                 self.promote().hear(on.Broke(CallLost(BUG)))
                 raise
             else:
-                ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
-                self.final = FinalMessage(jsonrpc.result(self._request.id, *modern.parts), ending=ending)
+                self.final = final
                 live.deadlines.plain.disarm(self)
                 seconds = time.monotonic() - self._started
                 live.process.metrics.call_answered(live.route.path, self._request.method, ending, seconds)

@@ -64,6 +64,10 @@ class Replies:
         for leg in legs:
             self._finish(leg, FinalMessage.of_error(error, leg.id, self._queue(leg).request_id))
 
+    def fail_all(self, error: GatewayError) -> None:
+        """End every leg that waits with an error of the gateway."""
+        self.fail(tuple([queue.leg for queue in self._queues]), error)
+
     def ask(self, ask: do.Ask, body: bytes) -> None:
         """End legs with an InputRequiredResult."""
         ending = _ASKED if ask.questions else _STATE_ONLY

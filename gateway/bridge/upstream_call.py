@@ -407,6 +407,10 @@ class UpstreamCall:
                     retryable = isinstance(exc, Refused | Unreachable)
                     self._listener.hear(on.Undelivered(left, self._undelivered(exc), retryable, replayable))
                 return
+            except Exception:  # the task reports it; without the answer no result would come
+                if runs == self.runs:
+                    self._listener.hear(on.Stopped(CallLost(BUG)))
+                raise
 
     def _undelivered(self, exc: UpstreamError) -> UpstreamError:
         """What the client hears of answers that did not arrive; unless none was sent, no result will come either."""
@@ -459,6 +463,15 @@ class UpstreamCall:
         else:
             self._released = session
         self._context.live.upstream.pool.release(session, clean=clean)
+
+    def drop(self, reason: str) -> None:
+        """Give the session back at once, and cancel the call unless its answer has come."""
+        session, call = self._session, self._call
+        try:
+            if session is None or call is None or session.works_on(call):
+                self.cancel(reason)
+        finally:
+            self.release(clean=False)
 
     def abandon(self) -> None:
         """Stop before anything was sent: the exchange was restored in vain."""

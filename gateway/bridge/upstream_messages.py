@@ -59,12 +59,16 @@ class Outgoing:
             self.put(lambda: send(None))
             return
         self._context.live.process.tasks.begin_short_work()
+        is_begun = False
         try:
-            self._is_sending = begin(self._accepted, partial(self._unusual, send))
+            is_begun = begin(self._accepted, partial(self._unusual, send))
         except ValueError:  # a header cannot be sent, which the task reports
-            self._is_sending = False
-        if not self._is_sending:
-            self._context.live.process.tasks.end_short_work()
+            pass
+        finally:
+            if not is_begun:
+                self._context.live.process.tasks.end_short_work()
+        self._is_sending = is_begun
+        if not is_begun:
             self.put(lambda: send(None))
 
     def _accepted(self) -> None:
@@ -81,11 +85,17 @@ class Outgoing:
         self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
 
     async def _send_queued(self) -> None:
+        goes_on = False
         try:
             while self._queue:
                 await self._queue.popleft()()
+        except Exception:  # a bug, which the end of this task reports: what waits behind it is sent all the same
+            goes_on = bool(self._queue)
+            if goes_on:
+                self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+            raise
         finally:
-            self._is_sending = False
+            self._is_sending = goes_on
 
     def respond(self, session: Session, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""

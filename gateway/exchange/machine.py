@@ -203,6 +203,11 @@ class Exchange:
             raise LocalProtocolError(f"{type(event).__name__} is not allowed in {self.state}")
         return handler(self, event)
 
+    def crash(self) -> None:
+        """End after a bug: whoever feeds the exchange ends its legs, its call and its timers."""
+        self.state, self.legs, self.questions = ENDED, (), {}
+        self._ledger.forget_withdrawn()
+
     # -- downstream ---------------------------------------------------------------------------------------------
 
     def _call(self, event: on.Called) -> Commands:

@@ -235,7 +235,7 @@ def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:
 
 def _repeated(binding: Binding) -> bytes:
     """All that a request must repeat but for its headers; only the principal has no fixed length, and comes last."""
-    where = f"{binding.route}\0{binding.method}\0".encode()
+    where = f"{binding.route}\0{binding.method}\0".encode("utf-8", "surrogatepass")
     return b"%b%b%b%b" % (where, binding.target, binding.arguments, binding.principal)
 
 

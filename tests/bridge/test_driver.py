@@ -266,3 +266,66 @@ async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
 
 def test_every_command_is_obeyed() -> None:
     assert set(Driver._OBEY) == set(get_args(do.Command))
+
+
+ASKED: tuple[type[do.Command], ...] = (
+    do.SendCall,
+    do.Arm,
+    do.Count,
+    do.DisarmLeg,
+    do.Ask,
+    do.Disarm,
+    do.SendAnswers,
+    do.Reply,
+    do.ReleaseSession,
+    do.Forward,
+)
+"""The commands of a call that says how far it is, asks and is answered."""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("command", ASKED)
+async def test_a_bug_ends_a_call_with_one_error_and_gives_back_what_it_held(
+    upstream: FakeUpstream,
+    stand: Stand,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
+    warm: bool,  # noqa: FBT001
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.notify(
+            mcp.PROGRESS, {"progress": 1, "progressToken": turn.body["params"]["_meta"]["progressToken"]}
+        )
+        await turn.elicit("name")
+        await turn.result(text("ok"))
+
+    if warm:
+        assert (await client.call()).text == "done"
+    upstream.tool(tool)
+    planted: list[object] = []
+
+    def broken(driver: Driver, it: Any) -> None:
+        if not planted:
+            planted.append(it)
+            raise ZeroDivisionError
+        obey(driver, it)
+
+    obey = Driver._OBEY[command]
+    monkeypatch.setitem(Driver._OBEY, command, broken)
+    async with asyncio.timeout(5):
+        reply = await client.call(meta={"progressToken": "p"})
+        if "result" in reply.final:
+            reply = await client.answer(reply)
+    assert planted
+    if command is do.ReleaseSession:
+        assert reply.text == "ok", "the bug came when the client had its result"
+    else:
+        assert (reply.error["code"], "ZeroDivision" in str(reply.error)) == (-32603, False)
+    await eventually(lambda: not stand.sessions("busy"), "its session is not its own any more")
+    await eventually(lambda: not stand.sessions("quarantined"), "its session is free, or has ended")
+    assert (stand.held, len(stand.gateway.lot), len(list(stand.gateway.lot))) == (0, 0, 0)
+    upstream.tool(one_question)
+    assert json.loads((await client.answer(await client.call())).text) == ACCEPT
+    stand.planted_bugs = int(stand.metric("mcp_gateway_task_failures_total"))
+    assert stand.planted_bugs == 1

@@ -189,16 +189,18 @@ async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> No
     tool.go.set()
 
 
+@pytest.mark.parametrize("what", ["modern_result", "FinalMessage"])
 async def test_a_bug_in_the_translation_ends_it_with_an_error(
-    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     await warm(client, upstream)
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(plain_call, "modern_result", broken)
-    reply = await client.call()
+    monkeypatch.setattr(plain_call, what, broken)
+    async with asyncio.timeout(5):
+        reply = await client.call()
     assert reply.error["code"] == -32603
     assert "ZeroDivision" not in reply.data.decode()
     stand.planted_bugs = 1

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
+from gateway.sessions.session import Session
 from tests.support.fake_upstream import URL, FakeUpstream, Turn, one_question, text
 from tests.support.replicas import later
 from tests.support.stand import Start
@@ -248,3 +249,24 @@ async def test_clients_with_different_capabilities_share_no_session(upstream: Fa
     for capabilities in (ALL, {}, ALL):
         await stand.client(capabilities=capabilities).call()
     assert len(upstream.of("initialize")) == 2
+
+
+@pytest.mark.parametrize("method", ["begin_answer", "answer"])
+async def test_a_bug_while_answers_are_sent_ends_the_call_and_tells_the_upstream(
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("name")
+
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    upstream.tool(tool)
+    asked = await client.call()
+    monkeypatch.setattr(Session, "begin_answer", lambda *_: False)
+    monkeypatch.setattr(Session, method, broken)
+    async with asyncio.timeout(5):
+        assert (await client.answer(asked)).error["code"] == -32603
+        _ = await upstream.saw(mcp.CANCELLED)
+    assert stand.gateway.tasks._short_work == 0
+    stand.planted_bugs = 1

@@ -344,6 +344,58 @@ def test_canonical_json_is_equal_for_equal_values(value: Any) -> None:
     assert jsonrpc.canonical(json.loads(json.dumps(value, indent=2))) == written
 
 
+PLAIN = ["0", "-0", "-0.0", "1", "1.0", "1.10", "1e5", "1E+5", "1e-7", "1e15", "1e16", "1e21", "1e22", "5e-324"]
+LARGE = ["9007199254740993", "9007199254740993.0", "-9223372036854775808", "-9223372036854775809"]
+LARGEST = ["18446744073709551615", "18446744073709551616", "1.7976931348623157e308", "1e400", "-1e400"]
+SPELLED_NUMBERS = st.sampled_from(PLAIN + LARGE + LARGEST) | st.integers().map(str)
+SPELLED_TEXT = st.text(max_size=4).map(lambda text: json.dumps(text, ensure_ascii=False)) | st.sampled_from(
+    [
+        '"\\u0041"',
+        '"\\ud83d"',
+        '"\\ude00\\ud83d"',
+        '"\\ud83d\\ude00"',
+        '"\\/"',
+        '"\x7f"',
+        '"0e"',
+        '"\\\\ud83d"',
+        '"\uffff"',
+    ]
+)
+
+
+def _spelled_object(members: list[tuple[str, str]]) -> str:
+    """An object, perhaps with keys that come twice."""
+    return "{" + " ,".join(f"{key}: {value}" for key, value in members) + "}"
+
+
+SPELLED = st.recursive(
+    SPELLED_NUMBERS | SPELLED_TEXT | st.sampled_from(["true", "false", "null"]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.lists(st.tuples(SPELLED_TEXT, inner), max_size=3).map(_spelled_object)
+    ),
+    max_leaves=8,
+)
+
+
+def _of_python(text: str) -> bytes | None:
+    """What Python's own decoder and encoder make of a text; None for a number that it cannot hold."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        return None
+
+
+@given(SPELLED)
+def test_canonical_json_is_what_pythons_own_encoder_writes(text: str) -> None:
+    try:
+        written = jsonrpc.canonical_members({"a": Raw(text.encode())})
+    except ValueError:
+        written = None
+    expected = _of_python(text)
+    assert written == (expected and b'{"a":%b}' % expected)
+
+
 def test_canonical_json_sorts_keys() -> None:
     assert jsonrpc.canonical({"b": 1, "a": {"d": 1, "c": "é"}}) == b'{"a":{"c":"\\u00e9","d":1},"b":1}'
 

@@ -134,6 +134,11 @@ def test_each_field_of_the_binding_is_checked(field: str, value: Any) -> None:
     assert reason(sealer().seal(replace(ENVELOPE, binding=other))) == f"other_{field}"
 
 
+def test_a_path_that_is_not_utf_8_is_another_route() -> None:
+    path = b"/mcp\xff".decode("utf-8", "surrogateescape")
+    assert reason(sealer().seal(ENVELOPE), replace(BINDING, route=path)) == "other_route"
+
+
 @pytest.mark.parametrize(
     ("route", "given_request", "principal", "field"),
     [

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import sys
 from base64 import b64encode
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from datetime import datetime, timedelta
 from typing import NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.telemetry.log import Event, configure_logging, get_logger
+from gateway.telemetry.redaction import redact
 
 CANARY = "c4nary-7f3a9"
 
@@ -134,3 +138,37 @@ def test_the_default_stream_is_stderr(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.out == ""
     assert json.loads(captured.err)["event"] == "server.stopped"
     assert sys.stderr is not None
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=12)
+    | st.binary(max_size=4)
+    | st.sampled_from([JWT, f"Bearer {CANARY}", KEY, "a\nb", "\x1b[31m", "\ud83d", "\u2028", "https://a/?b=c"])
+)
+FOREIGN = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["route", "method", "cause", "token", "params", "seconds", "exception", "requestState", "name"])
+
+
+@given(st.dictionaries(KEYS, FOREIGN, max_size=5))
+def test_a_line_has_the_bytes_of_pythons_encoder_after_the_redaction_of_all_fields(fields: dict[str, object]) -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    get_logger().info(Event.SESSION_LOST, **fields)
+    line = stream.getvalue()
+    stamp = re.match(r'\{"timestamp": "([^"]+)", ', line)
+    assert stamp is not None
+    shown = redact(None, "info", {"level": "info", "event": "session.lost", **fields})
+    assert line == json.dumps({"timestamp": stamp[1], **shown}) + "\n"
+    assert line.isascii()
+    assert line[:-1].isprintable()
+    assert not any(secret in line for secret in (JWT, CANARY, KEY))
