@@ -289,8 +289,7 @@ async def test_the_page_reloads_itself_if_requested(stage: Stage) -> None:
     assert "Reloads every 2 s" in await tab.run("document.querySelector('nav').innerText")
     await tab.reload_after()
     assert tab.requests[:2] == [f"{stage.well.admin}/status?refresh=2"] * 2
-    await tab.run("document.querySelector('nav a').click()")
-    await tab.reload_after()
+    await tab.reload_after(tab.run("document.querySelector('nav a').click()"))
     assert await tab.run("location.search") == ""
 
 
@@ -299,8 +298,8 @@ async def test_the_page_reloads_itself_if_requested(stage: Stage) -> None:
 
 async def linked(tab: Tab, text: str) -> None:
     """Click a link, and wait for the page that it leads to."""
-    await tab.run(f"[...document.links].find(link => link.textContent.trim() === {text!r}).click()")
-    await tab.reload_after()
+    click = f"[...document.links].find(link => link.textContent.trim() === {text!r}).click()"
+    await tab.reload_after(tab.run(click))  # the page may be there before the click has returned
 
 
 async def test_any_replica_shows_the_whole_cluster_and_leads_to_each_replica(stage: Stage) -> None:
