@@ -69,6 +69,12 @@ class Gate:
             self.ended.append(False)
             raise
 
+    async def catch(self, stand: Stand, raw: RawConnection, sent: bytes) -> None:
+        """Have a call wait that no task serves."""
+        self.opened.clear()
+        await raw.send(sent)
+        await eventually(lambda: direct(stand) == 1, "no task serves it")
+
 
 @pytest.fixture
 def gate(upstream: FakeUpstream) -> Gate:
@@ -81,9 +87,7 @@ async def test_a_call_whose_head_is_known_needs_no_task(stand: Stand, gate: Gate
     sent = request(stand, "X-Request-Id: mine")
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        gate.opened.clear()
-        await raw.send(sent)
-        await eventually(lambda: direct(stand) == 1, "no task serves it")
+        await gate.catch(stand, raw, sent)
         assert stand.gateway.downstream.in_flight == 1
         gate.opened.set()
         head, body = await reply(raw)
@@ -102,9 +106,7 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
     async with raw_connection(stand) as raw:
         await known(stand, raw, first)
         await known(stand, raw, second)
-        gate.opened.clear()
-        await raw.send(first)
-        await eventually(lambda: direct(stand) == 1)
+        await gate.catch(stand, raw, first)
         await raw.send(second[:10])
         await eventually(lambda: connection(stand)._current_request, "a task serves it")
         assert stand.gateway._traffic.bodies.budget.used == 20, "the part of a head is counted"
@@ -178,9 +180,7 @@ async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, sta
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        gate.opened.clear()
-        await raw.send(sent)
-        await eventually(lambda: direct(stand) == 1)
+        await gate.catch(stand, raw, sent)
     await upstream.saw("notifications/cancelled")
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     labels = LABELS | {"outcome": "cancelled"}
@@ -192,9 +192,7 @@ async def test_a_client_may_leave_before_a_task_serves_its_request(stand: Stand,
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        gate.opened.clear()
-        await raw.send(sent)
-        await eventually(lambda: direct(stand) == 1)
+        await gate.catch(stand, raw, sent)
         held = connection(stand)
         held._out.abort()
         held.serve_by_task()
@@ -357,9 +355,7 @@ async def test_a_drain_makes_exchanges_of_such_calls_and_closes_their_connection
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        gate.opened.clear()
-        await raw.send(sent)
-        await eventually(lambda: direct(stand) == 1)
+        await gate.catch(stand, raw, sent)
         draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
         await eventually(lambda: stand.gateway.downstream.stopping)
         gate.opened.set()
@@ -371,9 +367,7 @@ async def test_a_long_call_outlives_the_time_of_an_idle_connection(stand: Stand,
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        gate.opened.clear()
-        await raw.send(sent)
-        await eventually(lambda: direct(stand) == 1)
+        await gate.catch(stand, raw, sent)
         held = connection(stand)
         held._next_keepalive_close_time = 0.0
         held._process_keepalive()

@@ -18,7 +18,7 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, MAX_INTERIM_REPLIES, ReplyParser
 from gateway.runtime.tasks import Tasks
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
-from tests.support.reply_recorder import Recorder, Sender
+from tests.support.reply_recorder import Recorder, Sender, raises_at
 from tests.support.workbench import eventually
 
 H = b"HTTP/1.1 200 OK\r\n"
@@ -561,12 +561,7 @@ async def test_a_request_that_is_begun_at_the_end_of_another_uses_its_connection
 async def test_a_listener_that_raises_fails_its_own_request(client: HttpClient, when: str) -> None:
     async with FakeHttp(stays(H + b"Content-Length: 9\r\n\r\nok")) as server:
         heard, _ = Sender(client, server.url).begin()
-
-        def react(word: str) -> None:
-            if word == when:
-                raise LookupError(word)
-
-        heard.react = react
+        heard.react = raises_at(when)
         await heard.over()
         assert heard.words[-1] == "failed"
         assert isinstance(heard.failure, ListenerFailed)
@@ -582,12 +577,7 @@ async def test_a_listener_that_raises_at_the_end_is_reported_and_harms_nothing_e
     async with FakeHttp(script) as server:
         sender = Sender(client, server.url)
         heard, _ = sender.begin()
-
-        def react(word: str) -> None:
-            if word == when:
-                raise LookupError(word)
-
-        heard.react = react
+        heard.react = raises_at(when)
         await heard.over()
         assert tasks.failures == 1
         tasks.failures = 0

@@ -19,7 +19,7 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import ReplyParser
 from tests.http_client.test_connection import FakeTransport
 from tests.support.fake_http import OK, FakeHttp, Wire, answers
-from tests.support.reply_recorder import Recorder, Sender
+from tests.support.reply_recorder import Recorder, Sender, raises_at
 from tests.support.workbench import eventually
 
 DATED = (
@@ -331,12 +331,7 @@ async def test_a_listener_that_raises_in_a_recognised_reply_fails_its_own_reques
         sender = Sender(client, server.url)
         _ = await sender.send()
         heard, _ = sender.begin()
-
-        def react(word: str) -> None:
-            if word == when:
-                raise LookupError(word)
-
-        heard.react = react
+        heard.react = raises_at(when)
         await heard.over()
         assert heard.words[-1] == "failed"
         assert isinstance(heard.failure, ListenerFailed)

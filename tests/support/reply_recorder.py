@@ -15,6 +15,16 @@ from gateway.http_client.request_head import RequestHead
 DEADLINE = 20.0
 
 
+def raises_at(when: str) -> Callable[[str], None]:
+    """What a recorder does that raises in the method of this word."""
+
+    def react(word: str) -> None:
+        if word == when:
+            raise LookupError(word)
+
+    return react
+
+
 class Recorder:
     """What was heard of one reply."""
 
