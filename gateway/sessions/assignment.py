@@ -21,7 +21,7 @@ _PROVEN_KEPT: Final = 20_000
 
 
 class Sharing(Protocol):
-    """How calls share a session (`sessions.session_sharing`)."""
+    """How calls share a session (`sessions.affinity`)."""
 
     @property
     def can_begin(self) -> bool:

@@ -189,7 +189,7 @@ class Session:
         await self.channel.listen(self.shaken.version, headers, listener)
 
     def join(self, owner: "Session") -> None:
-        """Join the upstream session of an owner that `can_be_joined` (`sessions.session_sharing`)."""
+        """Join the upstream session of an owner that `can_be_joined` (`sessions.affinity`)."""
         assert owner.channel.session_id is not None
         self.channel.adopt(owner.channel.session_id, owner.shaken.version)
         self.shaken, self.shared = owner.shaken, owner.shared

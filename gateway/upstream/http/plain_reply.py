@@ -372,9 +372,7 @@ class PlainReply(BegunReply):
             self._stop_timer()
         if not self._is_done:
             self._is_done = True
-            self._parts.clear()
-            if self._arrival is not None:
-                self._arrival.release()
+            self._forget_parts()
             del self._receive, self._unusual
 
     def _hold(self, size: int) -> None:

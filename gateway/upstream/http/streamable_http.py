@@ -4,7 +4,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP). Real server
 measured: they report session errors as plain 400, redirect `/mcp` to `/mcp/`, keep streams open after the answer, and
 answer `initialize` in JSON or in SSE.
 
-A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.resumption`).
+A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.http.resumption`).
 """
 
 import asyncio
@@ -38,8 +38,6 @@ _ACCEPT: Final = "application/json, text/event-stream"
 _PING_ANSWER_BYTES: Final = 65_536
 MAX_SESSION_ID_CHARACTERS: Final = 4096
 _SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}")
-_MAY_PASS: Final = (408, 409, 425, 429)
-"""Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
 _OTHER_TRANSPORT: Final = (400, 404, 405)
 """How a server of HTTP+SSE may answer `initialize` (2025-11-25 basic/transports, Backwards Compatibility)."""
 
