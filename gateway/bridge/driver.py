@@ -4,8 +4,7 @@ The driver owns the parts that do the work, and only it feeds the exchange. The 
 the takeover knows the upstream call, which knows the timers; all of them know the report.
 """
 
-import os
-from binascii import b2a_base64
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -51,7 +50,6 @@ _ENDINGS: Final = (on.Resulted, on.Failed)
 _REFUSALS: Final = (GatewayError, LocalProtocolError)
 """What an exchange raises that refuses an event, and then it has changed nothing."""
 _outcome: Final = cache(NestedOutcome)
-_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
     GRACE: on.GracePassed(),
@@ -348,7 +346,7 @@ class Driver:
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
-        self.id = self.id or _new_id()
+        self.id = self.id or secrets.token_urlsafe(16)
         try:
             body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
             if ask.held and ask.stays:
@@ -443,8 +441,3 @@ class Driver:
             self._feed(on.LetGo(cancel=False))
         elif self._exchange.state is state or not isinstance(event, on.GracePassed):
             self._feed(event)  # but a result that came within the grace period is kept as usual
-
-
-def _new_id() -> str:
-    """An id of 128 random bits in 22 characters, as `secrets.token_urlsafe` has them."""
-    return b2a_base64(os.urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()

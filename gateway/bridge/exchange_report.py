@@ -184,7 +184,7 @@ class Report:
             target=request.target[:_TARGET_CHARACTERS],
             rounds=rounds,
             outcome=self._outcome,
-            seconds=round((time.monotonic() - self._started) * 1000) / 1000,
+            seconds=round(time.monotonic() - self._started, 3),
             request_id=self._context.request_id,
             **more,
         )

@@ -54,10 +54,10 @@ class KnownValues(dict[str, Sequence[str]]):
 
 def check(method: str, params: jsonrpc.Fields, version: str, headers: HeaderValues) -> str | None:
     """Compare the mirrored headers with the body; returns the target of the request."""
-    if len(sent := headers(mcp.PROTOCOL_VERSION)) != 1 or sent[0] != version:
-        _equal(mcp.PROTOCOL_VERSION, _one(sent, mcp.PROTOCOL_VERSION), version)
-    if len(sent := headers(mcp.METHOD_HEADER)) != 1 or sent[0] != method:
-        _equal(mcp.METHOD_HEADER, _one(sent, mcp.METHOD_HEADER), method)
+    for header, body in ((mcp.PROTOCOL_VERSION, version), (mcp.METHOD_HEADER, method)):
+        sent = headers(header)
+        if len(sent) != 1 or sent[0] != body:
+            _equal(header, _one(sent, header), body)
     field = mcp.TARGET_FIELD.get(method)
     if field is None:
         if method.startswith("tasks/") and (named := headers(mcp.NAME_HEADER)):

@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
-_REQUEST: Final = b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}'
 _RESULT_FIRST: Final = b'{"result":{'
 """How responses of the TypeScript SDK begin."""
 
@@ -293,10 +292,7 @@ def is_null(raw: Raw) -> bool:
 
 def request(id_: bytes, method: str, params: Mapping[str, Any]) -> bytes:
     """A request; `id_` is JSON."""
-    try:
-        return _REQUEST % (id_, _encode(method), _encode(params))
-    except UnicodeEncodeError:
-        return _REQUEST % (id_, encode(method), encode(params))
+    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, encode(method), encode(params))
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
