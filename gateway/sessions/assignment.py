@@ -405,9 +405,7 @@ def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
 def reusable(group: Queue[S]) -> S | None:
     """The idle session that the next call of a group would get; it may turn out to be lost."""
     newest = next(reversed(group.idle), None)
-    if newest is None or (newest.shared.joiners and not newest.shared.can_begin):
-        return None
-    return newest
+    return newest if newest is not None and newest.shared.can_begin else None
 
 
 def _opening(capacity: Capacity[S]) -> Open[S] | Close[S] | Refuse[S] | None:

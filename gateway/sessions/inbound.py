@@ -119,7 +119,7 @@ def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
 
 def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
     """The response to the call in flight, if the message is one."""
-    if call is not None and message.method is None and message.id == Raw(call.id):
+    if answers(message, call):
         if isinstance(message.result, Raw):
             return Answer(on.Resulted(message.result))
         if isinstance(message.error, Raw):

@@ -136,8 +136,7 @@ class Checkout(ABC):
         """As `take`, of a group."""
         while (session := assignment.reusable(group)) is not None:
             if not session.lost:
-                self._capacity.occupied(session, group)
-                session.move(_BUSY)
+                self._occupy(session)
                 return session
             self._drop(session, end=False)
         return None
@@ -198,8 +197,7 @@ class Checkout(ABC):
                 continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
-                self._capacity.occupied(session, session.group)
-                session.move(_BUSY)
+                self._occupy(session)
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
@@ -228,12 +226,16 @@ class Checkout(ABC):
         session.move(_BUSY)
         return session
 
+    def _occupy(self, session: Session) -> None:
+        self._capacity.occupied(session, session.group)
+        session.move(_BUSY)
+
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def rest(self, session: Session, *, resting: bool) -> None:
         """The call of a session was parked, or continues."""
         session.resting = resting
-        if resting and (session.group.takers or self._capacity.is_asked_for_room):
+        if resting:
             self._assign(session.group)
 
     def release(self, session: Session, *, clean: bool) -> None:
@@ -260,8 +262,7 @@ class Checkout(ABC):
         group.used = session.idle_since = time.monotonic()
         session.move(_IDLE)
         self._capacity.rested(session, group)
-        if group.takers or self._capacity.is_asked_for_room:
-            self._assign(group)
+        self._assign(group)
 
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
