@@ -10,11 +10,11 @@ a client that invents principals cannot take the sessions that proven ones need.
 """
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.protocol.errors import Busy
+from gateway.runtime.newest import Newest
 
 _PROVEN_KEPT: Final = 20_000
 """Principals that stay proven while they have no session; the one that came longest ago is forgotten."""
@@ -143,7 +143,6 @@ class Capacity(Generic[S]):
 
     def __init__(self, limits: Limits, proven_kept: int = _PROVEN_KEPT) -> None:
         self._limits = limits
-        self._proven_kept = proven_kept
         self.count = 0
         self.starting = 0
         """Sessions in their handshake."""
@@ -158,7 +157,7 @@ class Capacity(Generic[S]):
         self._eligible_newcomers: dict[bytes, PrincipalQuota[S]] = {}
         """As `_eligible`, for principals that are not proven."""
         self._turns = itertools.count()
-        self._proven: OrderedDict[bytes, None] = OrderedDict()
+        self._proven: Newest[bytes, None] = Newest(proven_kept)
         self._addresses: dict[str, AddressQuota[S]] = {}
         self._address_of: dict[S, str] = {}
 
@@ -210,10 +209,7 @@ class Capacity(Generic[S]):
 
     def prove(self, principal: bytes) -> None:
         """The upstream has answered a call of this principal."""
-        self._proven[principal] = None
-        self._proven.move_to_end(principal)
-        if len(self._proven) > self._proven_kept:
-            _ = self._proven.popitem(last=False)
+        _ = self._proven.keep(principal, None)
         quota = self._quotas.get(principal)
         if quota is None or quota.is_proven:
             return

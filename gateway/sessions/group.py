@@ -5,7 +5,6 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 
 import itertools
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
+from gateway.runtime.newest import Newest
 from gateway.sessions.assignment import Queue, S
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.upstream.channel import Headers
@@ -44,7 +44,7 @@ class Group(Queue[S]):
         self.used = time.monotonic()
         self.generation = next(_GENERATIONS)
         """Renewed after everything that may have changed a list; unique across groups."""
-        self._accepted: OrderedDict[str | None, float] = OrderedDict()
+        self._accepted: Newest[str | None, float] = Newest(_CREDENTIALS_KEPT)
         self._listed: set[str | None] = set()
         """Credentials with which the tools were listed since they last changed."""
 
@@ -74,11 +74,7 @@ class Group(Queue[S]):
 
     def accept(self, headers: Headers) -> None:
         """Note that the upstream has just served a request with this credential."""
-        credential, accepted = headers.get("Authorization"), self._accepted
-        accepted[credential] = time.monotonic()
-        accepted.move_to_end(credential)
-        if len(accepted) > _CREDENTIALS_KEPT:
-            _ = accepted.popitem(last=False)
+        _ = self._accepted.keep(headers.get("Authorization"), time.monotonic())
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""
