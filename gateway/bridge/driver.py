@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Final
 from msgspec import Raw
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import HELD, Report
-from gateway.bridge.exchange_timers import Timers
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import HELD, Report
+from gateway.bridge.call_timers import Timers
+from gateway.bridge.input_required import input_required
+from gateway.bridge.modern_to_legacy import modern_event
 from gateway.bridge.replies import Replies
 from gateway.bridge.response_queue import ResponseQueue
-from gateway.bridge.sealing import input_required
 from gateway.bridge.takeover import Takeover, cooled
-from gateway.bridge.translation import modern_event
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import commands as do
 from gateway.exchange import events as on

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from gateway.bridge.driver import Driver
+from gateway.bridge.modern_to_legacy import legacy_call, modern_result
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.bridge.translation import legacy_call, modern_result
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc

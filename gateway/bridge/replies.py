@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.events import Leg

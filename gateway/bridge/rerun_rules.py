@@ -4,7 +4,7 @@ import asyncio
 from fnmatch import fnmatchcase
 from typing import Final
 
-from gateway.bridge.exchange_context import Context
+from gateway.bridge.call_context import Context
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
 from gateway.sessions.pool import tool_schemas

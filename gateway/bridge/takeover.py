@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import mcp

@@ -9,15 +9,15 @@ from typing import Any, Final
 from msgspec import Raw
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
-from gateway.bridge.exchange_timers import Timers
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
+from gateway.bridge.call_timers import Timers
+from gateway.bridge.modern_to_legacy import legacy_call
+from gateway.bridge.outgoing_messages import Outgoing
 from gateway.bridge.response_queue import ending_of
-from gateway.bridge.translation import legacy_call
-from gateway.bridge.upstream_messages import Outgoing
 from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange.events import Leg
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Error
 

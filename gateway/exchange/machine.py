@@ -36,10 +36,10 @@ from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import questions as inputs
+from gateway.exchange import input_requests as inputs
 from gateway.exchange import results, url_elicitation
 from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, TTL, Command
-from gateway.exchange.questions import MAX_QUESTIONS, Question
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (

@@ -11,11 +11,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
-from gateway.bridge.exchange_timers import Timers
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
+from gateway.bridge.call_timers import Timers
+from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.response_queue import ending_of
-from gateway.bridge.translation import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc

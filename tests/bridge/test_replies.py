@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 from msgspec import Raw
 
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_report import Report
 from gateway.bridge.replies import Replies
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange import commands as do

@@ -13,10 +13,10 @@ from msgspec import Raw
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import machine, questions
+from gateway.exchange import input_requests, machine
 from gateway.exchange.commands import Timer
+from gateway.exchange.input_requests import MAX_QUESTIONS
 from gateway.exchange.machine import MAX_NESTED, TRANSITIONS, Exchange, Policy, State
-from gateway.exchange.questions import MAX_QUESTIONS
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     InvalidParams,
@@ -62,7 +62,7 @@ EVENTS = [event for event in vars(on).values() if isinstance(event, type) and is
 EVENTS.remove(on.Event)
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
-QUESTION = questions.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
+QUESTION = input_requests.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
 PLAIN = Policy(may_ask=False)
 
 # -- one call ---------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_one_question_is_asked_answered_and_the_result_given() -> None:
 
 def test_the_client_is_asked_the_question_of_the_upstream_unchanged() -> None:
     play = parked(FIRST)
-    result = questions.input_requests(play.questions)
+    result = input_requests.input_requests(play.questions)
     assert_modern_result(mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % result)
     assert b'"message":"Name?"' in result
 
@@ -515,7 +515,7 @@ def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_a
     assert not play.exchange.calling
     assert_modern_result(
         mcp.TOOLS_CALL,
-        b'{"resultType":"input_required","inputRequests":%b}' % questions.input_requests(play.questions),
+        b'{"resultType":"input_required","inputRequests":%b}' % input_requests.input_requests(play.questions),
     )
     play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.Disarm(Timer.TTL)
     play = play << do.SendCall() << do.Arm(Timer.LEG)

@@ -17,8 +17,8 @@ from msgspec import Raw
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
+from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Exchange, Policy, State
-from gateway.exchange.questions import Question
 from gateway.exchange.replay_ledger import ReplayLedger
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError

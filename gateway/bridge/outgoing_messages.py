@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import UpstreamError
 from gateway.sessions.call import Call

@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from gateway.bridge.exchange_context import Context
+from gateway.bridge.call_context import Context
 from gateway.exchange import events as on
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED
 from gateway.protocol import jsonrpc, mcp

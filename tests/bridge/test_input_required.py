@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.sealing import input_required
+from gateway.bridge.call_context import Context
+from gateway.bridge.input_required import input_required
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol import mcp

@@ -5,8 +5,8 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp, tool_filter
