@@ -1,4 +1,4 @@
-"""What every part of one exchange needs to know about it."""
+"""What the parts of one call need to know about it."""
 
 import msgspec
 from msgspec import Raw
@@ -13,25 +13,29 @@ from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
 
 
-class Context(msgspec.Struct, eq=False):
-    """One exchange, as its newest leg left it. Only the driver feeds the exchange."""
+class ClientCall(msgspec.Struct, eq=False):
+    """A call as a client's request makes it."""
 
     live: LiveRoute
-    """The route as it was when the exchange began; a reload does not change it."""
+    """The route as it was when the request came; a reload does not change it."""
     request: Request
-    """The request of the first leg."""
     key: PoolKey
-    exchange: Exchange
     headers: Headers
-    """The upstream headers of the newest leg."""
+    """The headers that go upstream."""
     address: str = ""
-    """The address of the client that began it, if a limit depends on it."""
+    """The address of the client, if a limit depends on it."""
+    ticket: CacheKey | None = None
+    """Where the result may be kept, if it is a list."""
+
+
+class Context(ClientCall, eq=False, kw_only=True):
+    """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
+
+    exchange: Exchange
     request_id: str | None = None
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None
     """The span of the newest leg, if it is traced."""
-    ticket: CacheKey | None = None
-    """Where the result may be kept, if it is a list."""
     is_repeatable: bool = False
     """Whether the replica that sent the call knew from the server that its tool may run twice."""
     server_info: Raw | None = None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from msgspec import Raw
 
 from gateway.bridge import rerun_rules
-from gateway.bridge.call_context import Context
+from gateway.bridge.call_context import ClientCall, Context
 from gateway.bridge.call_report import HELD, Report
 from gateway.bridge.call_timers import Timers
 from gateway.bridge.input_required import input_required
@@ -31,12 +31,10 @@ from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
 from gateway.sessions.call import Call, Listener, PoolKey
-from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.session import Session
 from gateway.telemetry import NestedOutcome
 from gateway.telemetry.process_status import HeldStatus
@@ -80,26 +78,20 @@ class Driver:
         "principal",
     )
 
-    def __init__(  # noqa: PLR0913  (everything that a first round knows)
-        self,
-        live: LiveRoute,
-        lot: Lot["Driver"],
-        request: Request,
-        key: PoolKey,
-        headers: Headers,
-        address: str = "",
-        new_call: NewCall = UpstreamCall,
-    ) -> None:
+    def __init__(self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall = UpstreamCall) -> None:
         """`new_call` makes the upstream call, which may be a task."""
         self.id = ""
         """Drawn when the exchange is first parked; most exchanges never are."""
-        self.principal = key.principal
-        self.address = address
+        live, request = asked.live, asked.request
+        self.principal = asked.key.principal
+        self.address = asked.address
         self.live = live
         """The route as it was when the exchange began; a reload does not change it."""
         policy = live.policies.get(request.method, _NEVER_ASKING)
         self._exchange = Exchange(request.declared, policy, request.input_responses)
-        self._context = Context(live, request, key, self._exchange, headers, address)
+        self._context = Context(
+            live, request, asked.key, asked.headers, asked.address, asked.ticket, exchange=self._exchange
+        )
         self._lot = lot
         self._timers = Timers(live)
         self._report = Report(self._context)
@@ -137,19 +129,16 @@ class Driver:
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
-    def begin(self, queue: ResponseQueue, ticket: CacheKey | None = None) -> None:
-        """Start with the first leg; `ticket` says where the result may be kept, if it is a list."""
-        self._context.ticket = ticket
+    def begin(self, queue: ResponseQueue) -> None:
+        """Start with the first leg."""
         self._replies.add(queue)
         self._feed(on.Called(queue.leg))
 
-    def carry_on(
-        self, queue: ResponseQueue, ticket: CacheKey | None, session: Session, call: Call, seconds: float
-    ) -> None:
+    def carry_on(self, queue: ResponseQueue, session: Session, call: Call, seconds: float) -> None:
         """Start with the first leg, whose call has run in this session for `seconds` already."""
         self._upstream_call.carry_on(session, call)
         self._report.began_before(seconds)
-        self.begin(queue, ticket)
+        self.begin(queue)
         if seconds > TICK_SECONDS and LEG in self._timers:
             self._timers.arm(LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
         self._upstream_call.read_on(session, call)

@@ -212,7 +212,7 @@ class Continuation:
         if not self.lot.cold.take(cold):
             raise InvalidState("ended")
         queue = round_.queue()
-        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address)
+        driver = Driver(round_, self.lot)
         try:
             driver.take_over(envelope, queue, is_proven=True, cold=cold)
         except BaseException:
@@ -232,7 +232,7 @@ class Continuation:
         is_task = envelope.upstream is not None and envelope.upstream.task is not None
         former = holder(envelope.owner, envelope.epoch)
         new_call: NewCall = partial(TaskCall, former_holder=former) if is_task else UpstreamCall
-        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address, new_call)
+        driver = Driver(round_, self.lot, new_call)
         driver.take_over(envelope, queue, is_proven=is_proven)
         return await self.legs.write(round_, driver, queue)
 

@@ -170,7 +170,7 @@ def _fake_context() -> Context:
     fake_live.process.sealer.seal.return_value = "sealed"
     fake_live.route.bound_headers = ()
     fake_request = Mock(params={}, target="tool")
-    return Context(fake_live, fake_request, Mock(), Exchange(Capabilities(), Policy()), {})
+    return Context(fake_live, fake_request, Mock(), {}, exchange=Exchange(Capabilities(), Policy()))
 
 
 def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
