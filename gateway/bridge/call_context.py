@@ -1,16 +1,27 @@
-"""What the parts of one call need to know about it."""
+"""The facts of one call that its parts share, with the rules whether it may run again."""
+
+import asyncio
+from fnmatch import fnmatchcase
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from gateway.exchange.machine import Exchange
+from gateway.protocol import mcp
+from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
 from gateway.telemetry import Span
 from gateway.upstream.channel import Headers
+
+_NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
+_LEARN_SECONDS: Final = 1.0
+"""How long the client of a lost call waits at most while its tool is looked up."""
 
 
 class ClientCall(msgspec.Struct, eq=False):
@@ -47,3 +58,34 @@ class Context(ClientCall, eq=False, kw_only=True):
         """The call runs in this session, whose pool key is an equal one."""
         self.key = session.group.key
         self.server_info = session.shaken.server_info
+
+
+def may_run_twice(context: Context) -> bool:
+    """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
+    request, route = context.request, context.live.route
+    if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
+        return True
+    if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
+        return True
+    return is_repeatable(context)
+
+
+def is_repeatable(context: Context) -> bool:
+    """Whether the server says of the tool of this call that it may run twice, as far as is known."""
+    request, pool = context.request, context.live.upstream.pool
+    return context.is_repeatable or tool_schemas.is_ephemeral(pool, context.key, request.target)
+
+
+async def may_run_again(context: Context, error: GatewayError) -> bool:
+    """Whether the call that this error ended may be run again. A call that never asked is left to its client."""
+    exchange, request, pool = context.exchange, context.request, context.live.upstream.pool
+    if not isinstance(error, _NO_RESULT_WILL_COME) or not (exchange.round and exchange.calling):
+        return False
+    is_unknown = not context.is_repeatable and not tool_schemas.is_listed(pool, context.key)
+    if request.method == mcp.TOOLS_CALL and is_unknown:
+        try:
+            async with asyncio.timeout(_LEARN_SECONDS):
+                await tool_schemas.know(pool, context.key, context.headers, request.target)
+        except (GatewayError, TimeoutError):
+            pass
+    return may_run_twice(context)

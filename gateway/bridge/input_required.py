@@ -3,8 +3,7 @@
 import time
 from typing import Final
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.call_context import Context
+from gateway.bridge.call_context import Context, is_repeatable
 from gateway.exchange import input_requests
 from gateway.exchange.commands import Ask
 from gateway.identity.principal import of_headers
@@ -64,7 +63,7 @@ def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream |
         upstream=upstream if ask.held else None,
         record=pack_record(exchange.record) if exchange.record is not None else None,
         trace=span.token if span is not None else None,
-        repeatable=rerun_rules.is_repeatable(context),
+        repeatable=is_repeatable(context),
     )
 
 

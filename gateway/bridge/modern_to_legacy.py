@@ -4,8 +4,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.call_context import ClientCall, Context
+from gateway.bridge.call_context import ClientCall, Context, may_run_twice
 from gateway.bridge.call_report import Report
 from gateway.exchange import events as on
 from gateway.exchange import results
@@ -47,7 +46,7 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
-            return on.Withdrawn(id_, replayable=rerun_rules.may_run_twice(context))
+            return on.Withdrawn(id_, replayable=may_run_twice(context))
         case _:
             return event
 

@@ -10,10 +10,12 @@ beginning (decision 38).
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
 from gateway.bridge.modern_to_legacy import legacy_call, modern_result
+from gateway.bridge.request_call import RequestCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
@@ -130,8 +132,10 @@ class PlainCall:
             seconds = time.monotonic() - self._started
             queue = self.queue = self._new_queue()
             queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
-            self.driver = self._call.listener = driver = Driver(self._asked, self._lot)
-            driver.carry_on(queue, self._session, self._call, seconds)
+            begun = self._session, self._call
+            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun))
+            self.driver = self._call.listener = driver
+            driver.begin(queue, seconds)
         return self.driver
 
     def _unusual(self) -> None:

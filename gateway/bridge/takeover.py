@@ -4,8 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.call_context import Context
+from gateway.bridge.call_context import Context, may_run_again
 from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
@@ -70,7 +69,7 @@ class Takeover:
                     opened.set_result(False)
         except GatewayError as exc:
             self._context.live.upstream.health.note(exc)
-            replayable = await rerun_rules.may_run_again(self._context, exc)
+            replayable = await may_run_again(self._context, exc)
             if runs == self._call.runs:  # else an undelivered answer had the call run again meanwhile
                 self._failed(exc, listener, give_back, replayable=replayable)
         except Exception:  # the outermost edge of the call's task
@@ -86,7 +85,7 @@ class Takeover:
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
             raise _owner_lost(envelope.owner)
-        await self._call.resume(upstream, upstream.cursor or "", opened, is_shared=not self._owner_is_dead)
+        await self._call.resume(upstream, opened, is_shared=not self._owner_is_dead)
 
     def _failed(
         self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool

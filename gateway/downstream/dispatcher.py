@@ -8,10 +8,10 @@ from typing import Final
 from aiohttp import web
 
 from gateway.bridge import subscription
-from gateway.bridge.driver import Driver, NewCall
+from gateway.bridge.driver import Driver
+from gateway.bridge.exchange_runner import NewCall
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
-from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
@@ -157,7 +157,7 @@ class Dispatcher:
             plain = self._plain(round_)
             if plain is not None:
                 return self._legs.write_plain(round_, plain)
-        driver, queue = Driver(round_, self._lot, new_call or UpstreamCall), round_.queue()
+        driver, queue = Driver(round_, self._lot, new_call), round_.queue()
         driver.begin(queue)
         return self._legs.write(round_, driver, queue)
 

@@ -28,13 +28,10 @@ class Counted(Protocol):
         """The client's address; empty if no limit depends on it."""
 
 
-class Parked(Protocol):
+class Parked(Counted, Protocol):
     """The part of an exchange that the lot needs."""
 
     id: str
-    principal: bytes
-    address: str
-    """The client's address; empty if no limit depends on it."""
 
     @property
     def kept_bytes(self) -> int:
