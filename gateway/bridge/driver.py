@@ -34,12 +34,10 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 class Driver(ExchangeRunner):
     """One exchange at work."""
 
-    __slots__ = ("_cold", "_retries", "_was_relayed")
+    __slots__ = ("_retries", "_was_relayed")
 
     def __init__(self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall | None = None) -> None:
         super().__init__(asked, lot, new_call)
-        self._cold: ColdCall | None = None
-        """What was kept of the exchange while it was cold."""
         self._retries = 0
         """Retries that were accepted so far."""
         self._was_relayed = False
@@ -77,9 +75,8 @@ class Driver(ExchangeRunner):
         self.id = envelope.exchange
         if envelope.upstream is not None:
             context.server_info = Raw(envelope.upstream.server_info)
-        self._cold = cold
         self._takeover = Takeover(
-            context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, was_cold=cold is not None
+            context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold
         )
         try:
             self._lot.park(self, is_continued=True)
@@ -138,7 +135,8 @@ class Driver(ExchangeRunner):
 
     @property
     def _is_of_another_replica(self) -> bool:
-        return self._takeover is not None if self._cold is None else self._cold.is_taken_over
+        begun = self._takeover
+        return begun is not None and (begun.cold is None or begun.cold.is_taken_over)
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
@@ -198,8 +196,8 @@ class Driver(ExchangeRunner):
         self._timers.disarm(LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
-        if self._cold is not None:
-            self._lot.cold.add(self._cold)
+        if self._takeover is not None and self._takeover.cold is not None:
+            self._lot.cold.add(self._takeover.cold)
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
