@@ -10,7 +10,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal.request_state import Envelope
-from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import HeldStatus
 from gateway.telemetry.recent_errors import presentable
 
@@ -119,10 +119,6 @@ class Report:
         live.process.metrics.continued(live.route.path, step)
         if span is not None:
             span.note("step", step)
-
-    def tool_failed(self) -> None:
-        """The result says that the tool failed."""
-        self.ending = TOOL_FAILED
 
     def failed(self, error: GatewayError | jsonrpc.Error) -> None:
         """The legs end with an error, of the gateway or of the upstream."""

@@ -210,7 +210,7 @@ class ExchangeRunner(ABC):
         do.Disarm: lambda self, it: self._timers.disarm(it.timer),
         do.DisarmLeg: lambda self, _: self._timers.disarm_leg(),
         do.Fail: lambda self, it: self._replies.fail(it.legs, it.error),
-        do.Forward: lambda self, it: self._replies.forward(it.leg, it.message),
+        do.Forward: lambda self, it: self._replies.queue(it.leg).send(it.message),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
         do.Reply: lambda self, it: self._replies.end(it.legs, it.result, self._report.ending),
         do.Respond: lambda self, it: self._upstream_call.respond(
@@ -246,15 +246,12 @@ class Replies:
         if self._queues:
             self._queues = tuple([queue for queue in self._queues if queue.leg is not leg])
 
-    def _queue(self, leg: on.Leg) -> ResponseQueue:
+    def queue(self, leg: on.Leg) -> ResponseQueue:
+        """The queue of a leg that waits."""
         for queue in self._queues:
             if queue.leg is leg:
                 return queue
         raise LocalProtocolError("a message for a leg that does not wait")
-
-    def forward(self, leg: on.Leg, message: bytes) -> None:
-        """Send a leg one notification."""
-        self._queue(leg).send(message)
 
     def ask(self, ask: do.Ask, body: bytes) -> None:
         """End legs with an InputRequiredResult."""
@@ -270,7 +267,7 @@ class Replies:
         self._report.failed(error)
         for leg in legs:
             if isinstance(error, GatewayError):
-                last = FinalMessage.of_error(error, leg.id, self._queue(leg).request_id)
+                last = FinalMessage.of_error(error, leg.id, self.queue(leg).request_id)
             else:
                 ending = Ending(Outcome.ERROR, str(error.code))
                 last = FinalMessage(jsonrpc.failure(leg.id, error), ending=ending)
@@ -281,7 +278,7 @@ class Replies:
         self.fail(tuple([queue.leg for queue in self._queues]), error)
 
     def _finish(self, leg: on.Leg, last: FinalMessage) -> None:
-        queue = self._queue(leg)
+        queue = self.queue(leg)
         if len(self._queues) == 1:
             self._queues = ()
         else:

@@ -13,7 +13,7 @@ from gateway.protocol.errors import CallLost
 from gateway.protocol.request import Request
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
-from gateway.telemetry import Span
+from gateway.telemetry import TOOL_FAILED, Span
 
 _TRACESTATE: Final = "tracestate"
 
@@ -65,7 +65,7 @@ def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulte
             )
         )
     if modern.is_tool_error:
-        report.tool_failed()
+        report.ending = TOOL_FAILED
     return on.Resulted(modern.body)
 
 

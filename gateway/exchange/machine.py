@@ -131,6 +131,7 @@ class Exchange:
         "_owes_answers",
         "_policy",
         "legs",
+        "questions",
         "round",
         "sheds",
         "state",
@@ -142,6 +143,7 @@ class Exchange:
         self.round = 0
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
         self._nested_requests = NestedRequests(declared, given)
+        self.questions = self._nested_requests.open
         self._declared = declared
         self._policy = policy
         self.legs: tuple[on.Leg, ...] = ()
@@ -163,11 +165,6 @@ class Exchange:
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
         self._ledger = ReplayLedger(past.record)
         self._nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
-
-    @property
-    def questions(self) -> dict[str, Question]:
-        """The open questions by key: those that the client has, and those that came since."""
-        return self._nested_requests.open
 
     @property
     def calling(self) -> bool:
@@ -309,12 +306,7 @@ class Exchange:
             self._ledger.note(late, self.round)
             if self.record is not None:
                 self._claim(event)
-                return [
-                    _DISARM_TTL,
-                    _DISARM_LINGER,
-                    _ARM_LEG,
-                    *self._run_again(completed=True),
-                ]
+                return [_DISARM_TTL, _DISARM_LINGER, _ARM_LEG, *self._run_again(completed=True)]
         out: Commands = [_DISARM_TTL, _DISARM_GRACE, *self._give(event), _ARM_LINGER]
         self.state = ENDED
         return out
@@ -480,8 +472,7 @@ class Exchange:
             return [*out, *self._part("the client's answers were not delivered; the call will be run again")]
         self._ledger.strike(event.questions)
         # Those that the upstream withdrew while their answers were in flight stay closed.
-        again = self._ledger.still_open(event.questions, self._nested_requests.shown)
-        self._nested_requests.open = again | self.questions
+        self._nested_requests.put_back(self._ledger.still_open(event.questions, self._nested_requests.shown))
         self._digests.pop(self.round, None)
         self.state = PARKED
         return [*out, _ARM_TTL]

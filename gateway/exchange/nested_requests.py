@@ -45,7 +45,7 @@ class NestedRequests:
 
     def __init__(self, declared: Capabilities, given: Mapping[str, Raw] | None) -> None:
         """`given` are answers that came without a requestState; each is used when its question is asked."""
-        self.open: dict[str, Question] = {}
+        self.open: Final[dict[str, Question]] = {}
         """Open questions by key: those that the client has, and those that came since."""
         self.shown: tuple[str, ...] = ()
         """The keys of the last round; an answer under another key is ignored."""
@@ -57,7 +57,7 @@ class NestedRequests:
 
     def restore(self, questions: Mapping[str, Question], recorded: Iterable[str]) -> None:
         """Continue with the questions of a requestState, whose client has answered others under the recorded keys."""
-        self.open = dict(questions)
+        self.open.update(questions)
         self.shown = tuple(questions)
         self.keys = {*questions, *recorded}
         self._heard = {bytes(each.upstream_id) for each in questions.values() if each.upstream_id is not None}
@@ -124,7 +124,8 @@ class NestedRequests:
         """The call has ended with these urls; after them another call follows, perhaps in another session."""
         self._heard = ()
         self.keys = {*self.keys, *urls}
-        self.open = urls
+        self.open.clear()
+        self.open.update(urls)
 
     def start_run(self) -> None:
         """The call is sent again, and asks anew."""
@@ -149,6 +150,12 @@ class NestedRequests:
                 if key in answers and (key in self.shown or question.params is None)
             ]
         )
+
+    def put_back(self, questions: dict[str, Question]) -> None:
+        """Open questions again whose answers were not delivered, before those that came since."""
+        since = self.open.copy()
+        self.open.clear()
+        self.open.update(questions | since)
 
     def check_askable(self, answers: Mapping[str, Raw]) -> None:
         """Unanswered questions must be asked again; raises InvalidParams if this process lacks the params of one."""

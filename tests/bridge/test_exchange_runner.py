@@ -134,7 +134,7 @@ async def test_a_leg_that_left_gets_nothing_more() -> None:
 async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_ends() -> None:
     legs = Legs(1, behind_bytes=10)
     for _ in range(3):
-        legs.replies.forward(legs.all[0], b"x" * 10)
+        legs.replies.queue(legs.all[0]).send(b"x" * 10)
     legs.replies.end(legs.all, b"{}", COMPLETE)
     live = legs.fake_context.live
     live.process.metrics.notifications_dropped.assert_called_once_with(live.route.path, 2)

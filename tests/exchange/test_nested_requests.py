@@ -133,6 +133,15 @@ def test_a_restored_call_takes_no_answers_given_in_advance() -> None:
     assert requests.given_answer(requests.read(asked(0), may_ask=True)) is None
 
 
+def test_a_question_whose_answer_did_not_arrive_is_asked_before_those_that_came_since() -> None:
+    requests = nested()
+    first = opened(requests)
+    del requests.open[first.key]
+    _ = opened(requests, 1)
+    requests.put_back({first.key: first})
+    assert list(requests.open) == ["elicitation-1", "elicitation-2"]
+
+
 def test_after_urls_the_ids_of_the_next_call_are_new_and_the_keys_are_not() -> None:
     requests = nested()
     _ = opened(requests)
