@@ -23,6 +23,7 @@ from gateway.sessions.call import PoolKey
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
+_ENDINGS: Final = (on.Resulted, on.Failed)
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
     GRACE: on.GracePassed(),
@@ -157,7 +158,7 @@ class Driver(ExchangeRunner):
             self._feed_unless_resumed_elsewhere(event)
             return
         translated = modern_event(self._context, self._report, event)
-        if isinstance(event, on.Resulted | on.Failed):
+        if isinstance(event, _ENDINGS):
             self._report.answered(event, translated)
         self._feed(translated)
 

@@ -1,4 +1,4 @@
-"""An upstream call that is a task: the sibling of `bridge.upstream_call`.
+"""An upstream call that is a task: the sibling of `bridge.request_call`.
 
 The server is asked to run the tool as a task. What becomes of the task depends on the client: the gateway drives it to
 its end and the client sees an ordinary call, or the client gets the task (`adopt`).
