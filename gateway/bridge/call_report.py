@@ -52,7 +52,7 @@ class Report:
         self._error: GatewayError | None = None
         self._is_cold = False
         self._call_span: Span | None = None
-        """The span of the upstream call, until the upstream answers the call."""
+        """The span of the upstream call, until the call is answered or the exchange is over."""
 
     def began_before(self, seconds: float) -> None:
         """The call began earlier than the exchange."""
@@ -175,6 +175,7 @@ class Report:
 
     def finished(self) -> None:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
+        self._call_span = None
         request, live = self._context.request, self._context.live
         rounds = self._context.exchange.round + 1
         if self._is_cold or (rounds == 1 and self._outcome is COMPLETE.outcome):
