@@ -4,10 +4,14 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 
-class Outcome(StrEnum):
-    """How a round ended, from the client's point of view."""
+class _Label(StrEnum):
+    """The values of one label, each of which counts as the same key as its text."""
 
-    __hash__ = str.__hash__  # Enum's own is a slow Python function, and these are keys on the hot path
+    __hash__ = str.__hash__  # Enum's own is a slow Python function besides
+
+
+class Outcome(_Label):
+    """How a round ended, from the client's point of view."""
 
     COMPLETE = "complete"
     INPUT_REQUIRED = "input_required"
@@ -32,7 +36,7 @@ OTHER_ERROR: Final = "_OTHER"
 """OpenTelemetry's fallback for `error.type`."""
 
 
-class Step(StrEnum):
+class Step(_Label):
     """How a retry got back to its call."""
 
     HELD = "held"
@@ -42,7 +46,7 @@ class Step(StrEnum):
     LOST = "lost"
 
 
-class ColdEnding(StrEnum):
+class ColdEnding(_Label):
     """How a cold call ended: its client came back, it expired, or another replica had continued it."""
 
     RESUMED = "resumed"
@@ -50,7 +54,7 @@ class ColdEnding(StrEnum):
     CONTINUED = "continued"
 
 
-class PeerOutcome(StrEnum):
+class PeerOutcome(_Label):
     """How a request to another replica ended."""
 
     SERVED = "served"
@@ -73,7 +77,7 @@ PEER_REASONS: Final = ("malformed", "unknown_key", "forged", "version", "expired
 """Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
 
 
-class NestedOutcome(StrEnum):
+class NestedOutcome(_Label):
     """What happened to a nested request: the `outcome` of `exchange.commands.Count`, or a refusal by its session."""
 
     ASKED = "asked"
@@ -94,7 +98,7 @@ class NestedOutcome(StrEnum):
         return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
 
 
-class TaskOutcome(StrEnum):
+class TaskOutcome(_Label):
     """How a task of a client ended."""
 
     COMPLETED = "completed"
@@ -104,17 +108,15 @@ class TaskOutcome(StrEnum):
     LOST = "lost"
 
 
-class SessionState(StrEnum):
+class SessionState(_Label):
     """The state of an upstream session in its pool."""
-
-    __hash__ = str.__hash__  # as above
 
     IDLE = "idle"
     BUSY = "busy"
     QUARANTINED = "quarantined"
 
 
-class SessionLimit(StrEnum):
+class SessionLimit(_Label):
     """The limits that refuse a request for a new session, by their keys in the configuration."""
 
     PRINCIPAL_RATE = "sessions.new_per_second_per_principal"
@@ -131,7 +133,7 @@ UPSTREAM_FAILURES: Final = (
 """How an upstream failed: the `reason` of `errors.UpstreamError`, or a protocol violation."""
 
 
-class UpstreamEra(StrEnum):
+class UpstreamEra(_Label):
     """What an era probe found."""
 
     LEGACY = "legacy"
@@ -139,14 +141,14 @@ class UpstreamEra(StrEnum):
     UNKNOWN = "unknown"
 
 
-class TrafficEra(StrEnum):
+class TrafficEra(_Label):
     """Which request is passed through: a legacy client's, or a modern client's to a modern upstream."""
 
     LEGACY = "legacy"
     MODERN = "modern"
 
 
-class Passed(StrEnum):
+class Passed(_Label):
     """How a request that is passed through ended."""
 
     ANSWERED = "answered"
@@ -161,7 +163,7 @@ class Passed(StrEnum):
     MIRRORED = "mirrored"
 
 
-class Malformation(StrEnum):
+class Malformation(_Label):
     """What is wrong with a request that is not well-formed HTTP."""
 
     REQUEST_LINE = "request_line"
