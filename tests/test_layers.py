@@ -45,6 +45,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"config/parsing"},
             {"exchange"},
             {"protocol", "identity"},
+            {"protocol/json_text"},
             {"", "shell_completion", "container_health"},
         ),
     )
@@ -91,13 +92,14 @@ LIBRARIES: dict[str, set[str]] = {
     "config/parsing": {"msgspec", "yaml"},
     "exchange": {"msgspec"},
     "protocol": {"msgspec"},
+    "protocol/json_text": {"msgspec"},
     "identity": {"cryptography", "jwt", "msgspec"},
     "": set(),
     "container_health": {"yaml"},
 }
 """The libraries that each folder may import."""
 
-PURE = {"exchange", "protocol"}
+PURE = {"exchange", "protocol", "protocol/json_text"}
 """Folders whose results depend on their arguments alone."""
 SYNCHRONOUS = {
     *PURE,

@@ -51,7 +51,7 @@ from gateway.protocol.errors import (
     MissingCapability,
     Stopping,
 )
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 T = TypeVar("T")
 Few = tuple[T, ...] | set[T]
