@@ -59,7 +59,7 @@ LIBRARIES: dict[str, set[str]] = {
     "server": set(),
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
     "probe": {"msgspec", "multidict", "yarl"},
-    "probe/steps": {"aiohttp", "cryptography", "msgspec", "multidict", "yarl"},
+    "probe/steps": {"cryptography", "msgspec", "multidict", "yarl"},
     "probe/report": {"msgspec"},
     "stdio_front": {"aiohttp", "msgspec", "multidict"},
     "downstream": {"aiohttp", "msgspec"},

@@ -70,7 +70,7 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
         )
     finally:
         await tasks.close()
-        await client.close()
+        client.close()
     return Redactor(secrets(subject)).upstream(_concluded(exam, route))
 
 

@@ -349,7 +349,7 @@ class Gateway:
             await listener.close()
         await self.routes.end_children()
         await self.tasks.close()
-        await self._client.close()
+        self._client.close()
         await self._peer_connections.close()
         if self._traces is not None:
             # In a thread: probes and scrapes are answered meanwhile, even if the collector hangs.

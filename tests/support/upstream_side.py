@@ -152,5 +152,5 @@ class UpstreamSide:
         self.pool.retire()
         await eventually(lambda: not self.busy_tasks())
         await self.tasks.close()
-        await self.client.close()
+        self.client.close()
         assert self.metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0

@@ -78,7 +78,7 @@ class Bench:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.client.close()
+        self.client.close()
 
     def receive(self, line: bytes) -> bool:
         found = jsonrpc.message(line).id
