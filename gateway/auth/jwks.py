@@ -8,7 +8,6 @@ Rule 2: keys that cannot be refreshed are used for principal.jwks_stale_seconds,
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from gateway.http.client import Client
 from gateway.http_client.errors import RequestFailed
 from gateway.identity.jwt_verification import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.protocol.errors import NoKeys, Unauthorized
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
@@ -43,7 +43,7 @@ class JwksVerifier:
         self._keys: tuple[Key, ...] = ()
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
-        self._verified: OrderedDict[bytes, Verified] = OrderedDict()
+        self._verified: Newest[bytes, Verified] = Newest(_TOKENS_KEPT)
         """By the token's digest, the least recently used first."""
         if principal.jwks_file is not None:
             self._keys = read_keys(Path(principal.jwks_file).read_bytes())
@@ -66,9 +66,7 @@ class JwksVerifier:
             verified = await self._verify(token)
         except BadToken as exc:
             raise Unauthorized(str(exc), has_token=True) from exc
-        self._verified[digest] = verified
-        if len(self._verified) > _TOKENS_KEPT:
-            _ = self._verified.popitem(last=False)
+        _ = self._verified.keep(digest, verified)
         return verified.principal
 
     async def _verify(self, token: str) -> Verified:
