@@ -54,8 +54,10 @@ async def test_a_client_that_is_behind_is_waited_for(*, paused: bool) -> None:
 
 def test_a_whole_reply_has_the_headers_of_its_caller_but_its_own_length_and_id() -> None:
     given = CIMultiDict(
-        [("content-type", "text/plain"), ("Date", "then"), ("Set-Cookie", "a"), ("Set-Cookie", "b")]
-        + [("content-length", "99"), ("Server", "x"), ("x-request-id", "other")]
+        [
+            *(("content-type", "text/plain"), ("Date", "then"), ("Set-Cookie", "a"), ("Set-Cookie", "b")),
+            *(("content-length", "99"), ("Server", "x"), ("x-request-id", "other")),
+        ]
     )
     first, headers, body = lines(WholeReply(b"no", "id-1", 404, None, given).encoded(""))
     assert (first, body) == ("HTTP/1.1 404 Not Found", b"no")
