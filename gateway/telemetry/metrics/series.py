@@ -12,7 +12,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 DURATIONS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """The buckets of OpenTelemetry's conventions for MCP."""
@@ -85,7 +84,7 @@ class Histogram(dict[tuple[str, ...], Times]):
         super().__init__()
         self.family = family
         self._bounds = bounds
-        self._names = [floatToGoString(bound) for bound in (*bounds, float("inf"))]
+        self._names = [*(str(float(bound)) for bound in bounds), "+Inf"]
 
     def __missing__(self, values: tuple[str, ...]) -> Times:
         times = self[values] = Times(self._bounds)
