@@ -4,13 +4,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 
-class _Label(StrEnum):
-    """The values of one label, each of which counts as the same key as its text."""
-
-    __hash__ = str.__hash__  # Enum's own is a slow Python function besides
-
-
-class Outcome(_Label):
+class Outcome(StrEnum):
     """How a round ended, from the client's point of view."""
 
     COMPLETE = "complete"
@@ -36,7 +30,7 @@ OTHER_ERROR: Final = "_OTHER"
 """OpenTelemetry's fallback for `error.type`."""
 
 
-class Step(_Label):
+class Step(StrEnum):
     """How a retry got back to its call."""
 
     HELD = "held"
@@ -46,7 +40,7 @@ class Step(_Label):
     LOST = "lost"
 
 
-class ColdEnding(_Label):
+class ColdEnding(StrEnum):
     """How a cold call ended: its client came back, it expired, or another replica had continued it."""
 
     RESUMED = "resumed"
@@ -54,7 +48,7 @@ class ColdEnding(_Label):
     CONTINUED = "continued"
 
 
-class PeerOutcome(_Label):
+class PeerOutcome(StrEnum):
     """How a request to another replica ended."""
 
     SERVED = "served"
@@ -77,7 +71,7 @@ PEER_REASONS: Final = ("malformed", "unknown_key", "forged", "version", "expired
 """Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
 
 
-class NestedOutcome(_Label):
+class NestedOutcome(StrEnum):
     """What happened to a nested request: the `outcome` of `exchange.commands.Count`, or a refusal by its session."""
 
     ASKED = "asked"
@@ -98,7 +92,7 @@ class NestedOutcome(_Label):
         return next((outcome for outcome in cls if outcome.value == f"refused_{value}"), None)
 
 
-class TaskOutcome(_Label):
+class TaskOutcome(StrEnum):
     """How a task of a client ended."""
 
     COMPLETED = "completed"
@@ -108,7 +102,7 @@ class TaskOutcome(_Label):
     LOST = "lost"
 
 
-class SessionState(_Label):
+class SessionState(StrEnum):
     """The state of an upstream session in its pool."""
 
     IDLE = "idle"
@@ -116,7 +110,7 @@ class SessionState(_Label):
     QUARANTINED = "quarantined"
 
 
-class SessionLimit(_Label):
+class SessionLimit(StrEnum):
     """The limits that refuse a request for a new session, by their keys in the configuration."""
 
     PRINCIPAL_RATE = "sessions.new_per_second_per_principal"
@@ -133,7 +127,7 @@ UPSTREAM_FAILURES: Final = (
 """How an upstream failed: the `reason` of `errors.UpstreamError`, or a protocol violation."""
 
 
-class UpstreamEra(_Label):
+class UpstreamEra(StrEnum):
     """What an era probe found."""
 
     LEGACY = "legacy"
@@ -141,14 +135,14 @@ class UpstreamEra(_Label):
     UNKNOWN = "unknown"
 
 
-class TrafficEra(_Label):
+class TrafficEra(StrEnum):
     """Which request is passed through: a legacy client's, or a modern client's to a modern upstream."""
 
     LEGACY = "legacy"
     MODERN = "modern"
 
 
-class Passed(_Label):
+class Passed(StrEnum):
     """How a request that is passed through ended."""
 
     ANSWERED = "answered"
@@ -163,7 +157,7 @@ class Passed(_Label):
     MIRRORED = "mirrored"
 
 
-class Malformation(_Label):
+class Malformation(StrEnum):
     """What is wrong with a request that is not well-formed HTTP."""
 
     REQUEST_LINE = "request_line"
