@@ -29,7 +29,7 @@ _USUAL_DEPTH: Final = 6
 _REMEMBERED: Final = 1_024
 _REMEMBERED_BYTES: Final = 1_024
 _MAX_DECLARATION_BYTES: Final = 16_384
-_UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
+UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
 
@@ -202,7 +202,7 @@ def _progress_token(meta: jsonrpc.Fields) -> Raw | None:
 def _client_info(meta: jsonrpc.Fields) -> Raw:
     raw = _bounded(meta, mcp.META_CLIENT_INFO)
     if raw is None:
-        return _UNKNOWN_CLIENT
+        return UNKNOWN_CLIENT
     try:
         is_implementation = _remembered(_is_implementation, bytes(raw))
     except jsonrpc.RepeatedKey as exc:
