@@ -117,12 +117,10 @@ def _kind(error: GatewayError) -> str | None:
     match error:
         case UpstreamError():
             return str((error.data or {}).get("reason", error.reason))
-        case Busy():
-            return "busy"
-        case NoKeys():
-            return "no_keys"
+        case Busy() | NoKeys():
+            return error.reason
         case OwnerStalled():
-            return "owner_stalled"
+            return OwnerStalled.reason
         case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
             return reason
         case _:
