@@ -14,7 +14,7 @@ from typing import Final
 from yarl import URL
 
 from gateway.config import Principal, redacted_url
-from gateway.http.client import Client
+from gateway.http.upstream_client import Client
 from gateway.http_client.errors import RequestFailed
 from gateway.identity.jwt_verification import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.protocol.errors import NoKeys, Unauthorized

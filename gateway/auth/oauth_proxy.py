@@ -21,7 +21,7 @@ from multidict import MultiMapping
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
 from gateway.config import Config, InForce, Route
 from gateway.http.body import BodyReader
-from gateway.http.client import REDIRECTS, Client
+from gateway.http.upstream_client import REDIRECTS, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals

@@ -9,7 +9,7 @@ from yarl import URL
 
 from gateway.config import Route
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import Client, Exchange
+from gateway.http.upstream_client import Client, Exchange
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc

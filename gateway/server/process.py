@@ -32,11 +32,11 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.client import Bounds, Client
 from gateway.http.connection import Direct
 from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.legacy_front.front import LegacyFront
 from gateway.legacy_front.replica_forwarding import Forwarding

@@ -16,7 +16,7 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.config import InForce, parse
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.probe import runner
 from gateway.probe.steps import requests

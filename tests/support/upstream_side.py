@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings, parse
 from gateway.exchange import events as on
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc, mcp

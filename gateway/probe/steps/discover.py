@@ -13,7 +13,7 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import FOREIGN, REDIRECTS
+from gateway.http.upstream_client import FOREIGN, REDIRECTS
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import MalformedReply
 from gateway.probe.steps.context import ProbeContext, Stopped

@@ -11,7 +11,7 @@ from yarl import URL
 from gateway import __version__
 from gateway.cluster.discovery import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
-from gateway.http.client import FOREIGN, Bounds, Client, mapped
+from gateway.http.upstream_client import FOREIGN, Bounds, Client, mapped
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import RequestFailed
 from gateway.probe.steps.context import Notes

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost

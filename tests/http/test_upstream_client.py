@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.client import Bounds, Client, mapped
+from gateway.http.upstream_client import Bounds, Client, mapped
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, NotConnected
 from gateway.protocol.errors import CallLost, Unreachable
