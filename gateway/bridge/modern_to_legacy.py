@@ -10,6 +10,7 @@ from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp, tool_filter
 from gateway.protocol.errors import CallLost
+from gateway.protocol.json_text.json_bounds import TooMany
 from gateway.protocol.request import Request
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
@@ -57,7 +58,7 @@ def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulte
     try:
         modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)
     except ValueError as exc:
-        flaw = f"has {exc}" if isinstance(exc, jsonrpc.TooMany) else "is not an object"
+        flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
         return on.Broke(
             CallLost(
                 f"The upstream {route.upstream.name} of route {route.path} answered {request.method} with a result "

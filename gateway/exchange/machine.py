@@ -50,7 +50,7 @@ from gateway.protocol.errors import (
     MissingCapability,
     Stopping,
 )
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 _NONE: Final[dict[int, bytes]] = {}
 """No answers, as in most exchanges: it is replaced, never changed."""

@@ -13,7 +13,7 @@ from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, one_question, text
 from tests.support.replicas import ask, later
 from tests.support.stand import Start

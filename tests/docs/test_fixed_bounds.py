@@ -16,7 +16,9 @@ from gateway.legacy_front import session, session_ids, stream_writer
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import server_task as task
 from gateway.process import child, launcher, stderr_log
-from gateway.protocol import errors, jsonrpc, request, unpaired_surrogates
+from gateway.protocol import errors, request_meta
+from gateway.protocol.json_text import unpaired_surrogates
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from gateway.runtime import throttle
 from gateway.seal import peer_messages
 from gateway.sessions import assignment, list_cache, own_answers
@@ -46,11 +48,11 @@ def count(value: int) -> str:
 
 
 FIXED = [
-    ("values that the gateway takes out", [count(jsonrpc.MAX_MEMBERS)]),
+    ("values that the gateway takes out", [count(MAX_MEMBERS)]),
     ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
     ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {input_requests.MAX_QUESTIONS}"]),
     ("the pause between two polls of a mirrored task", [seconds(task._LEAST_SECONDS), seconds(task._MOST_SECONDS)]),
-    ("client info, client capabilities", [size(request._MAX_DECLARATION_BYTES)]),
+    ("client info, client capabilities", [size(request_meta._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
     (

@@ -27,7 +27,7 @@ from gateway.protocol.errors import (
     Refused,
     Stopping,
 )
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from tests.support.playbook import (
     ACCEPT,
     ALL,

@@ -13,7 +13,7 @@ from gateway.exchange.input_requests import Malformed, Question
 from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from tests.fuzz.protocol_targets import read_again
 
 SERVER = Raw(b'{"name":"s","version":"1"}')

@@ -36,6 +36,8 @@ from gateway.protocol import (
     tool_filter,
     unpaired_surrogates,
 )
+from gateway.protocol.canonical_json import check_numbers
+from gateway.protocol.json_text.json_bounds import check_bounds
 from tests.fuzz.content_targets import ALL, SERVER
 from tests.fuzz.mutator import TOKENS
 from tests.fuzz.protocol_targets import DEPTH
@@ -91,8 +93,8 @@ PASSES: Final = {
     "jsonrpc.fields": Pass(jsonrpc.fields, "jsonrpc"),
     "jsonrpc.distinct": Pass(jsonrpc.distinct, "jsonrpc"),
     "jsonrpc.value": Pass(jsonrpc.value, "jsonrpc"),
-    "jsonrpc.check_numbers": Pass(jsonrpc.check_numbers, "jsonrpc"),
-    "jsonrpc.check_bounds": Pass(lambda data: jsonrpc.check_bounds(data, DEPTH), "jsonrpc"),
+    "check_numbers": Pass(check_numbers, "jsonrpc"),
+    "check_bounds": Pass(lambda data: check_bounds(data, DEPTH), "jsonrpc"),
     "jsonrpc.text": Pass(lambda data: jsonrpc.text(Raw(b'"' + data + b'"')), "jsonrpc"),
     "jsonrpc.error": Pass(lambda data: jsonrpc.error(Raw(data)), "result"),
     "jsonrpc.is_id": Pass(lambda data: jsonrpc.is_id(Raw(data)), "jsonrpc"),

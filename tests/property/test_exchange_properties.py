@@ -37,7 +37,7 @@ from gateway.exchange.machine import Exchange, Policy, Snapshot, State
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from tests.support.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, attributes, raw, url, url_required
 
 OVER = (State.FINISHED, State.ENDED)

@@ -23,7 +23,7 @@ from gateway.exchange.nested_requests import NestedRequests
 from gateway.exchange.replay_ledger import ReplayLedger
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 ALL = Capabilities(form=True, url=True, sampling=True, sampling_tools=True, roots=True)
 FORM = {"message": "Name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
