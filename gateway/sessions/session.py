@@ -27,7 +27,7 @@ from gateway.sessions.call import Call, OwnListener, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Sending, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Sending
 
 log = get_logger()
 
@@ -87,7 +87,8 @@ class Session:
         """Whether the server refused the credential of the last call, and so did not run it."""
         self.shared: SharedSession[Session] = SharedSession(self)
         self.idle_since = 0.0
-        self.watchers: list[Watcher] = [group]
+        self.watchers: tuple[Watcher, ...] = ()
+        """Those beside its group."""
         self._route = route
         self._metrics = metrics
         self.in_flight: Call | None = None
@@ -140,6 +141,14 @@ class Session:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
         return not (self.lost or self.pending or self._owes or self._is_shared)
 
+    def watch(self, watcher: Watcher) -> None:
+        """Tell one more watcher of changes."""
+        self.watchers += (watcher,)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell a watcher no more."""
+        self.watchers = tuple([each for each in self.watchers if each is not watcher])
+
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
         return self.in_flight is call
@@ -185,8 +194,7 @@ class Session:
         await self._listen(headers)
 
     async def _listen(self, headers: Headers) -> None:
-        listener = SideListener(self._hear_side, self._side_lost, self._side_changed)
-        await self.channel.listen(self.shaken.version, headers, listener)
+        await self.channel.listen(self.shaken.version, headers, self)
 
     def join(self, owner: "Session") -> None:
         """Join the upstream session of an owner that `can_be_joined` (`sessions.affinity`)."""
@@ -459,7 +467,8 @@ class Session:
             return False
         return call is not None and answer is not None and self._take_for_call(call, answer, aside=False)
 
-    def _hear_side(self, data: bytes) -> bool:
+    def hear_side(self, data: bytes) -> bool:
+        """Take a message of the side stream."""
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
         try:
             message = jsonrpc.message(data)
@@ -494,7 +503,7 @@ class Session:
                 self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
                 self.answer_later(id_, error)
             case inbound.Change(method=method):
-                for watcher in self.watchers:
+                for watcher in (self.group, *self.watchers):
                     watcher.changed(method, data)
             case inbound.Unrelated(method=method):
                 self._metrics.notification(self._route, method, forwarded=False)
@@ -544,13 +553,14 @@ class Session:
         if not self.lost:
             await self.answer(id_, body, headers)
 
-    def _side_lost(self) -> None:
+    def side_lost(self) -> None:
         """The side stream ended for good, so further messages of the server would be lost."""
         self.lost = True
-        self._side_changed(opened=False)
+        self.side_changed(opened=False)
 
-    def _side_changed(self, opened: bool) -> None:  # noqa: FBT001  (the channel's callback)
-        for watcher in list(self.watchers):
+    def side_changed(self, opened: bool) -> None:  # noqa: FBT001  (a callback)
+        """Tell the watchers that the side stream was opened again, or will not be."""
+        for watcher in (self.group, *self.watchers):
             if opened:
                 watcher.missed()
             else:

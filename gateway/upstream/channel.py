@@ -27,15 +27,25 @@ Sending = Coroutine[Any, Any, None]
 NO_HEADERS: Final[Headers] = {}
 
 
-class SideListener(NamedTuple):
-    """The callbacks for messages of the server that belong to no request, on the side stream."""
+class SideListener(Protocol):
+    """What hears the messages of the server that belong to no request, on the side stream."""
 
-    receive: Receive
-    lost: Callable[[], None]
-    """Called when the side stream ended for good."""
-    changed: Callable[[bool], None]
-    """Called with True when the side stream was opened again: messages in between are lost. Called with False when it
-    will not be opened again."""
+    def hear_side(self, data: bytes, /) -> bool:
+        """Take a message."""
+
+    def side_lost(self) -> None:
+        """The side stream ended for good."""
+
+    def side_changed(self, opened: bool, /) -> None:  # noqa: FBT001  (a callback)
+        """Either the side stream was opened again, so that messages in between are lost, or it will not be."""
+
+
+class SideCallbacks(NamedTuple):
+    """A SideListener of functions."""
+
+    hear_side: Receive
+    side_lost: Callable[[], None]
+    side_changed: Callable[[bool], None]
 
 
 class BegunReply(Protocol):

@@ -8,7 +8,7 @@ with the reason. This file decides nothing that `streamable_http` decides.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
@@ -20,6 +20,9 @@ from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
 from gateway.upstream.channel import BegunReply, Headers, Reading, Receive
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.jsonrpc_batches import hand_over
+
+_NO_PARTS: Final[list[bytes]] = []
+"""Of a reply that keeps none: never changed."""
 
 
 class Acceptance:
@@ -92,7 +95,9 @@ class Broken(NamedTuple):
 class Owner(Protocol):
     """The channel of a reply."""
 
-    resumption: Resumption
+    @property
+    def resumption(self) -> Resumption:
+        """Notes the ids of events."""
 
     @property
     def arriving(self) -> Throttle:
@@ -180,6 +185,7 @@ class PlainReply(BegunReply):
             return False
         self._receive, self._unusual, self._is_followed = receive, broke, True
         self._forget_parts()
+        self._parts = _NO_PARTS
         self._arrival = self._head = None
         self._pending.is_silent = True
         self._message = b""  # it is not sent again, and a held call should not keep it
