@@ -28,6 +28,7 @@ Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from sys import intern
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -385,11 +386,12 @@ class Exchange:
     # -- upstream -----------------------------------------------------------------------------------------------
 
     def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one return per outcome)
-        if bytes(event.id) in self._seen:
+        id_ = bytes(event.id)
+        if id_ in self._seen:
             return [do.Count(event.method, "duplicate")]
         refusal = self._refusal(event)
-        if len(self._seen) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
-            self._seen = _with(self._seen, bytes(event.id))
+        if len(self._seen) < MAX_NESTED and len(id_) <= MAX_NESTED_ID_BYTES:
+            self._seen = _with(self._seen, id_)
         if refusal is not None:
             return _refuse(event, refusal, "refused")
         try:
@@ -399,7 +401,8 @@ class Exchange:
         if not asked.allowed:
             return self._undeclared(event, asked.required)
         key = inputs.assign_key(event.method, asked.hint, self._keys)
-        question = Question(key, event.method, asked.params, event.id)
+        # The id of the event would keep the whole message in memory.
+        question = Question(key, intern(event.method), asked.params, Raw(id_))
         self._keys = _with(self._keys, key)
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
