@@ -52,6 +52,9 @@ _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
 
+_NO_META: Final[jsonrpc.Fields] = {}
+
+
 class Capabilities(msgspec.Struct, frozen=True):
     """The kinds of questions that the client of one request declared it can answer."""
 
@@ -101,6 +104,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     request_state: str | None
     task: Raw | None = None
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
+
+    def held(self) -> "Request":
+        """The same for a call that waits long: its body, of which each value is a part, need not stay in memory."""
+        return msgspec.structs.replace(
+            self,
+            id=self.id.copy(),
+            params={key: value.copy() for key, value in self.params.items()},
+            user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
+            progress_token=self.progress_token and self.progress_token.copy(),
+            client_info=_UNKNOWN_CLIENT,
+            capabilities=jsonrpc.EMPTY,
+        )
 
 
 class _Declared(msgspec.Struct):
