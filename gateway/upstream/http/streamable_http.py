@@ -45,7 +45,6 @@ class StreamableChannel(ResumableChannel):
     """One session over streamable HTTP."""
 
     __slots__ = (
-        "__weakref__",
         "_is_ready",
         "_prepared",
         "_reply_began",
