@@ -28,7 +28,7 @@ _NO_PARTS: Final[list[bytes]] = []
 class Acceptance:
     """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it."""
 
-    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_seconds", "_settled", "_timer", "_unusual")
+    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_settled", "_timer", "_unusual")
 
     def __init__(
         self,
@@ -330,9 +330,7 @@ class PlainReply(BegunReply):
             self._break(exc)
             return
         if self._hand_over(events):
-            size = 0 if self._parser is None else self._parser.unfinished_bytes
-            if size > SMALL_BYTES or self._arrival is not None:
-                self._hold(size)
+            self._hold(0 if self._parser is None else self._parser.unfinished_bytes)
 
     def _hand_over(self, events: Sequence[sse.Event]) -> bool:
         """Hand over messages; returns whether more are wanted."""
@@ -383,12 +381,7 @@ class PlainReply(BegunReply):
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
-        if self._arrival is None:
-            self._arrival = self._owner.arriving.arrival(self._pending.resume_reading)
-        if not self._arrival.hold(size):
-            self._pending.pause_reading()
-        if self._is_followed and size <= SMALL_BYTES:
-            self._arrival = None
+        self._arrival = self._owner.arriving.arriving(self._arrival, size, self._pending)
 
     def _forget_parts(self) -> None:
         self._parts.clear()

@@ -23,7 +23,6 @@ from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from gateway.upstream.http.http_errors import RetryLater, SuspectedSessionLoss, is_local, read_refusal, read_response
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.resumption import Resumption, asked_seconds
-from gateway.upstream.http.silence_timeout import SilenceTimeout
 from gateway.upstream.jsonrpc_batches import hand_over
 
 _MAY_PASS: Final = (408, 409, 425, 429)
@@ -75,8 +74,8 @@ class ResumableChannel(Channel):
         self.taken = False
         self._resumption: Resumption | None = None
         """Made with the first event id: most servers give none."""
-        self._silence: SilenceTimeout | None = None
-        """Made when a stream is first resumed."""
+        self._silence: asyncio.Timeout | None = None
+        """The deadline of a resumed stream that stays silent, while one is open."""
 
     def _identify(self, session_id: str | None, version: str) -> None:
         """Send these with all messages from now on. Raises ValueError for an id that cannot be sent."""
@@ -222,11 +221,10 @@ class ResumableChannel(Channel):
     async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None] | None) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
         resumption = self.resumption
-        silence = self._silence = self._silence or SilenceTimeout(resumption)
 
         def hear(data: bytes) -> bool:
             resumption.heard()
-            silence.restart()
+            self._restart_silence()
             return receive(data)
 
         while True:
@@ -238,11 +236,11 @@ class ResumableChannel(Channel):
                     attached = None
                 try:
                     response.expect_silence()
-                    async with silence.start():
+                    async with asyncio.timeout(resumption.silence_seconds) as self._silence:
                         await self._read_events(response, hear, again=True)
                     return
                 finally:
-                    silence.stop()
+                    self._silence = None
                     response.close()
             except TimeoutError:
                 resumption.silent()
@@ -255,6 +253,11 @@ class ResumableChannel(Channel):
             except StreamCut as exc:
                 pause_seconds = resumption.cut(exc.retry_ms)
             await asyncio.sleep(pause_seconds)
+
+    def _restart_silence(self) -> None:
+        """Measure the silence of a resumed stream from now on."""
+        if self._silence is not None and not self._silence.expired():
+            self._silence.reschedule(asyncio.get_running_loop().time() + self.resumption.silence_seconds)
 
     async def _get_again(self, headers: Headers) -> AwaitedReply:
         """Open the stream of a request; the caller releases it. Raises RetryLater, or another error that is final."""

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from gateway.http.client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
-from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.pending_request import PendingRequest  # noqa: TC001
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
-from gateway.runtime.throttle import SMALL_BYTES, Arrival
+from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.jsonrpc_batches import hand_over
@@ -208,21 +208,12 @@ class StandaloneStream:
             for event in parser.feed(data):
                 if event.data:
                     _ = hand_over(event.data, listener.hear_side)
-            size = parser.unfinished_bytes
-            if self._pending is not None and (size > SMALL_BYTES or self._arrival is not None):
-                self._hold(size, self._pending)
+            if self._pending is not None:
+                arriving = self._upstream.client.arriving.arriving
+                self._arrival = arriving(self._arrival, parser.unfinished_bytes, self._pending)
         except (UpstreamError, sse.EventTooLarge):
             if self._listener is not None:
                 self._broke()
-
-    def _hold(self, size: int, pending: PendingRequest) -> None:
-        """Read on only if there is room for more of a large event."""
-        if self._arrival is None:
-            self._arrival = self._upstream.client.arriving.arrival(pending.resume_reading)
-        if not self._arrival.hold(size):
-            pending.pause_reading()
-        if size <= SMALL_BYTES:
-            self._arrival = None
 
     def on_end(self) -> None:
         """The server ended the stream."""

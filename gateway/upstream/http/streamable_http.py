@@ -257,8 +257,7 @@ class StreamableChannel(ResumableChannel):
         self._note_accepted(headers)
         if self._resumption is not None:
             self._resumption.answered()
-        if self._silence is not None:
-            self._silence.restart()
+        self._restart_silence()
 
     async def _refused(self, response: AwaitedReply, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
