@@ -122,7 +122,8 @@ class HearingSession:
             self._metrics.upstream_failed(self._route, "malformed")
             return False
         speaker, is_ambiguous = self.shared.speaker(lambda each: inbound.answers(message, each.in_flight))
-        return speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
+        answered: bool = speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
+        return answered
 
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
         """Take one message of the side stream; returns whether it answers the call in flight."""

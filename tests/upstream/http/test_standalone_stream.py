@@ -201,7 +201,7 @@ async def closes_when_used_again(wire: Wire) -> None:
 
 
 async def post(it: Listening) -> None:
-    async with it.client.exchange("POST", it.stream._endpoint.url, {}, b"{}", "it") as reply:
+    async with it.client.exchange("POST", it.upstream.endpoint.url, {}, b"{}", "it") as reply:
         await reply.skip()
 
 
