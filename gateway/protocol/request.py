@@ -53,6 +53,7 @@ _UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 
 
 _NO_META: Final[jsonrpc.Fields] = {}
+_NO_ID: Final = Raw(b"null")
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """JSON of the name of the tool, if this is the usual call, whose numbers were checked."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked modern request.
 
     `params` goes upstream: it lacks `_meta`, `inputResponses` and `requestState`. `user_meta` is the part of `_meta`
@@ -106,10 +107,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
     def held(self) -> "Request":
-        """The same for a call that waits long: its body, of which each value is a part, need not stay in memory."""
+        """The same for a call that waits long: its body, of which each value is a part, need not stay in memory.
+
+        What only the first round needs is gone: its id, which each leg has of its own, and what the pool key holds.
+        """
         return msgspec.structs.replace(
             self,
-            id=self.id.copy(),
+            id=_NO_ID,
             params={key: value.copy() for key, value in self.params.items()},
             user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
             progress_token=self.progress_token and self.progress_token.copy(),
