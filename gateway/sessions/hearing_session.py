@@ -84,7 +84,8 @@ class HearingSession:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _hear_call(self, data: bytes) -> bool:
+    def hear_call(self, data: bytes) -> bool:
+        """Take a message on the stream of the call; returns whether it is the answer."""
         call, (odd, self._odd) = self.in_flight, (self._odd, None)
         if bodies.on:
             self._show(Direction.FROM_UPSTREAM, data, call)
@@ -100,7 +101,7 @@ class HearingSession:
             ) from exc
         return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
 
-    def _hear_answer(self, data: bytes) -> bool:
+    def hear_answer(self, data: bytes) -> bool:
         """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
         call = self.in_flight
         try:

@@ -196,7 +196,7 @@ class Session(HearingSession):
         Not a coroutine itself: while a call is held, each one that waits for another takes memory.
         """
         self._show(Direction.TO_UPSTREAM, call.message, call)
-        return self._follow(call, headers, self.channel.request(call.message, headers, self._hear_call))
+        return self._follow(call, headers, self.channel.request(call.message, headers, self.hear_call))
 
     def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
         """Send a call whose reply is read by callback; returns False if the transport cannot.
@@ -206,7 +206,7 @@ class Session(HearingSession):
         reply = call.reply = self.channel.begin(call.message, headers)
         if reply is None:
             return False
-        reply.start(self._hear_answer, unusual)
+        reply.start(self, unusual)
         self._sent(call, headers)
         return True
 
@@ -218,7 +218,7 @@ class Session(HearingSession):
         reply = call.reply
         if reply is None:
             return False
-        if not reply.follow(self._hear_call, broke):
+        if not reply.follow(broke):
             reply.keep()
             return False
         call.message = b""  # it is not sent again, and a held call should not keep it
@@ -228,7 +228,7 @@ class Session(HearingSession):
         """Read a begun call by a coroutine, as `run` does: from its beginning, or where its stream broke."""
         reply, call.reply = call.reply, None
         if reply is not None and not call.left:
-            await self._read(call, reply.read(self._hear_call))
+            await self._read(call, reply.read(self.hear_call))
         elif self.in_flight is call:  # its answer is not wanted any more
             self._settle()
 
@@ -241,7 +241,7 @@ class Session(HearingSession):
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
         """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:
-            reading = self.channel.resume(cursor, headers, self._hear_call, attached, is_shared=self._is_shared)
+            reading = self.channel.resume(cursor, headers, self.hear_call, attached, is_shared=self._is_shared)
             await self._follow(call, headers, reading)
         except Refused:
             self.lost = True  # for this process; the call still runs there, so the session must not be deleted

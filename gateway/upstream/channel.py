@@ -48,19 +48,29 @@ class SideCallbacks(NamedTuple):
     side_changed: Callable[[bool], None]
 
 
+class Hearer(Protocol):
+    """The session of a reply. Not two functions, because each would take memory while the call is held."""
+
+    def hear_answer(self, data: bytes, /) -> bool:
+        """Take a message if it is the answer; else return False, and do nothing with it."""
+
+    def hear_call(self, data: bytes, /) -> bool:
+        """Take any message; returns whether it is the answer."""
+
+
 class BegunReply(Protocol):
     """The reply to a request that is read by callback, as far as that is possible."""
 
-    def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
-        """Say who reads: `receive` returns False for a message that is not the answer, and does nothing with it.
+    def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
+        """Say who hears the answer.
 
         `unusual` is called if anything but the answer comes; it has to call `follow`, or else `keep`.
         """
 
-    def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
+    def follow(self, broke: Callable[[], None]) -> bool:
         """Hand over all messages from now on, with the one that was not the answer; returns False if it is no stream.
 
-        `receive` takes every message. `broke` is called if a coroutine has to `read`, because the stream broke.
+        `broke` is called if a coroutine has to `read`, because the stream broke.
         """
 
     def keep(self) -> None:

@@ -17,7 +17,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
-from gateway.upstream.channel import BegunReply, Headers, Reading, Receive
+from gateway.upstream.channel import BegunReply, Headers, Hearer, Reading, Receive
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.jsonrpc_batches import hand_over
 
@@ -134,6 +134,7 @@ class PlainReply(BegunReply):
         "_failure",
         "_head",
         "_headers",
+        "_hearer",
         "_is_begun",
         "_is_done",
         "_is_followed",
@@ -144,7 +145,6 @@ class PlainReply(BegunReply):
         "_parser",
         "_parts",
         "_pending",
-        "_receive",
         "_rest",
         "_size",
         "_unusual",
@@ -156,7 +156,7 @@ class PlainReply(BegunReply):
         self._arrival: Arrival | None = None
         """Once the reply is large."""
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._receive: Receive
+        self._hearer: Hearer
         self._unusual: Callable[[], None]
         self._head: ReplyHead | None = None
         self._is_stream = False
@@ -175,15 +175,15 @@ class PlainReply(BegunReply):
         self._broken: Broken | None = None
         self._pending = owner.post(message, headers, self)
 
-    def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
+    def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
         """See `BegunReply`."""
-        self._receive, self._unusual = receive, unusual
+        self._hearer, self._unusual = hearer, unusual
 
-    def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
+    def follow(self, broke: Callable[[], None]) -> bool:
         """See `BegunReply`."""
         if not self._is_stream or self._is_over or self._is_done:
             return False
-        self._receive, self._unusual, self._is_followed = receive, broke, True
+        self._unusual, self._is_followed = broke, True
         self._forget_parts()
         self._parts = _NO_PARTS
         self._arrival = self._head = None
@@ -257,7 +257,7 @@ class PlainReply(BegunReply):
                 self._stop_timer()
         elif self._is_followed:
             self._break(None)
-        elif not self._is_stream and self._parts and self._receive(b"".join(self._parts)):
+        elif not self._is_stream and self._parts and self._hearer.hear_answer(b"".join(self._parts)):
             self._done()
         else:
             self._unusual()
@@ -302,7 +302,7 @@ class PlainReply(BegunReply):
             self._unusual()
             return False
         for number, event in enumerate(events):
-            if event.data and not self._receive(event.data):
+            if event.data and not self._hearer.hear_answer(event.data):
                 if self._becomes_followed():
                     _ = self._hand_over(events[number:])
                 return False
@@ -340,7 +340,7 @@ class PlainReply(BegunReply):
             if not event.data:
                 continue
             try:
-                is_answered = hand_over(event.data, self._receive)
+                is_answered = hand_over(event.data, self._hearer.hear_call)
             except GatewayError as exc:
                 if not self._is_done:
                     self._break(exc)
@@ -377,7 +377,7 @@ class PlainReply(BegunReply):
         if not self._is_done:
             self._is_done = True
             self._forget_parts()
-            del self._receive, self._unusual
+            del self._hearer, self._unusual
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
