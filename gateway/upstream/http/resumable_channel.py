@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import FOREIGN, mapped
+from gateway.http.upstream_client import FOREIGN, mapped
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse

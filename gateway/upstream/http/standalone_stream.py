@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from gateway.http.client import REDIRECTS
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001
 from gateway.http_client.reply_head import ReplyHead
