@@ -4,7 +4,6 @@ Most calls have none or one, so nothing here is a set or a dictionary of its own
 """
 
 from collections.abc import Iterable, Mapping
-from sys import intern
 from typing import Any, Final, TypeVar
 
 from msgspec import Raw
@@ -24,6 +23,8 @@ MAX_NESTED_ID_BYTES: Final = 1024
 T = TypeVar("T")
 Few = tuple[T, ...] | set[T]
 _FEW: Final = 8
+_METHODS: Final = {method: method for method in inputs.KINDS}
+"""One string for all questions of a kind."""
 _NONE: Final[dict[str, Raw]] = {}
 """No answers given in advance, as in nearly every call: it is replaced, never changed."""
 
@@ -88,7 +89,7 @@ class NestedRequests:
         key = inputs.assign_key(event.method, asked.hint, self.keys)
         self.keys = _with(self.keys, key)
         # The id of the event would keep the whole message in memory.
-        return Question(key, intern(event.method), asked.params, Raw(id_))
+        return Question(key, _METHODS[event.method], asked.params, Raw(id_))
 
     def _refusal(self, event: Nested, *, may_ask: bool) -> Refusal | None:
         if event.method not in inputs.KINDS:
