@@ -31,7 +31,8 @@ class HttpClient:
         self._idle = IdleConnections(tasks, keep_alive_seconds)
         self.freed = self._idle.put
         """Keeps a connection for the next request."""
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """A dictionary takes a third of the memory of a set."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
         self._is_closed = False
@@ -119,7 +120,7 @@ class HttpClient:
         except NotConnected as exc:
             self._fail(pending, exc)
             return
-        self._connections.add(connection)
+        self._connections[connection] = None
         pending.connected()
         if connection.is_open and not pending.is_over:
             connection.start(pending, head, body, is_head=is_head)
@@ -154,7 +155,7 @@ class HttpClient:
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._idle.remove(connection)
 
     def listener_raised(self, error: Exception) -> None:

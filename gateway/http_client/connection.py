@@ -160,7 +160,8 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def take_less_memory(self) -> None:
-        """Drop the parser if a new one can begin behind the last chunk."""
+        """Drop the parser if a new one can begin behind the last chunk, and what only an idle connection needs."""
+        self.expires = 0.0
         parser = self._parser
         if parser is not None and parser.is_between_chunks and not parser.is_complete:
             self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds

@@ -85,7 +85,7 @@ async def next_part(reply: AwaitedReply, deadline: CoarseTimer | None) -> bytes 
     except (TimeoutError, RequestFailed) as exc:
         raise ReplyCut("the upstream broke off its reply") from exc
     if part is not None:
-        reply.hold()
+        reply.pause_reading()
     return part
 
 

@@ -19,7 +19,7 @@ from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Sessi
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideCallbacks
 
 log = get_logger()
 
@@ -155,7 +155,7 @@ class SessionRelay:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def _side_listener(self, channel: Channel) -> SideListener:
+    def _side_listener(self, channel: Channel) -> SideCallbacks:
         def receive(data: bytes) -> bool:
             self._hear(data, None)
             return False
@@ -164,7 +164,7 @@ class SessionRelay:
             if channel.beside() is None:  # the stream is the session
                 self._lost(CallLost("The server ended the session; its open requests may have had effects"))
 
-        return SideListener(receive, lost, lambda _: None)
+        return SideCallbacks(receive, lost, lambda _: None)
 
     def _hear(self, data: bytes, request: RequestId | None) -> None:
         """Pass a message of the server on; `request` is that on whose reply it came."""
