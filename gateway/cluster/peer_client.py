@@ -142,15 +142,17 @@ class PeerClient:
     async def _exchange(
         self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
     ) -> Replied:
-        async with await self._connections.open(address, peer_request, fresh=fresh) as response:
-            if response.status != 200:
-                # The process is alive, so no other replica may take its calls over.
-                raise OwnerStalled(
-                    peer_request.to,
-                    f"refuses this one (HTTP {response.status}; do clocks and state.keys of both agree?)",
-                )
-            relay = ReplyRelay(reply, peer_request.to, self._connections)
-            return await relay.run(response, self._connections.frames(peer_request))
+        arriving = await self._connections.open(address, peer_request, fresh=fresh)
+        relay = ReplyRelay(reply, peer_request.to, self._connections)
+        try:
+            replied = await relay.run(arriving, self._connections.frames(peer_request))
+        except BaseException:
+            arriving.close()
+            raise
+        if not arriving.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
+            loop = asyncio.get_running_loop()
+            _ = loop.call_later(self._connections.timeouts.peer_accept_seconds, arriving.close)
+        return replied
 
     # -- questions ----------------------------------------------------------------------------------------------
 

@@ -1,17 +1,22 @@
 """Relays the reply of another replica to the client, frame by frame."""
 
 import asyncio
+from typing import Final
 
-import aiohttp
 from aiohttp import web
 
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
+from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.reply import ReplyWriter
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames
 from gateway.telemetry import Ending, Outcome
+
+_WHOLE_BYTES: Final = 1 << 20
+"""More is never here at once."""
 
 Replied = tuple[web.StreamResponse, Ending]
 
@@ -26,11 +31,15 @@ class ReplyRelay:
         self._head: messages.Head | None = None
         self._body = bytearray()
 
-    async def run(self, response: aiohttp.ClientResponse, frames: Frames) -> Replied:
+    async def run(self, arriving: AwaitedReply, frames: Frames) -> Replied:
         """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent."""
         try:
             while True:
-                chunk = await self._next(response)
+                chunk = arriving.whole_at_most(_WHOLE_BYTES)
+                if chunk is None:
+                    chunk = await self._next(arriving)
+                elif not chunk:
+                    raise ReplyBroken(f"{self._member} ended its reply half-way")
                 for frame in frames.feed(chunk):
                     replied = await self._take(frame)
                     if replied is not None:
@@ -38,20 +47,19 @@ class ReplyRelay:
         except InvalidState as exc:
             raise ReplyBroken(f"{self._member}: {exc.reason}") from exc
 
-    async def _next(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _next(self, arriving: AwaitedReply) -> bytes:
         timeouts = self._connections.timeouts
         # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
         silence_seconds = 2 * timeouts.keepalive_seconds + timeouts.peer_accept_seconds
         try:
             async with asyncio.timeout(silence_seconds):
-                chunk = await response.content.readany()
+                return await anext(arriving)
         except TimeoutError as exc:
             raise PeerStuck(self._member) from exc
-        except (aiohttp.ClientError, ConnectionError) as exc:
+        except StopAsyncIteration:
+            return b""
+        except RequestFailed as exc:
             raise ReplyBroken(f"{self._member}: {type(exc).__name__}") from exc
-        if not chunk:
-            raise ReplyBroken(f"{self._member} ended its reply half-way")
-        return chunk
 
     async def _take(self, frame: messages.Frame) -> Replied | None:
         """Relay one frame; return the reply if it was the last frame."""

@@ -50,7 +50,7 @@ class Dispatcher:
             if error is not None:
                 raise error
             if plain is not None:
-                response, ending = await self._legs.write_plain(round_, plain)
+                response, ending = await self._legs.write_begun(round_, plain)
             else:
                 response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
         except asyncio.CancelledError:

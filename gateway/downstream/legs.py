@@ -1,7 +1,7 @@
 """The legs of exchanges that wait for messages, by where their client is."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
 from gateway.bridge.driver import Driver
@@ -14,12 +14,13 @@ from gateway.downstream.round import Round
 class Retry:
     """A further leg of a held call that waits without a task, as a plain call does; `final` is never set."""
 
-    __slots__ = ("driver", "queue", "waiter")
+    __slots__ = ("_is_relayed", "driver", "queue", "waiter")
 
     final: FinalMessage | None = None
 
-    def __init__(self, driver: Driver, queue: ResponseQueue) -> None:
-        """Wait from now on, so that the exchange may answer at once."""
+    def __init__(self, driver: Driver, queue: ResponseQueue, *, is_relayed: bool) -> None:
+        """Wait from now on, so that the exchange may answer at once; `is_relayed`: another replica forwarded it."""
+        self._is_relayed = is_relayed
         self.driver = driver
         self.queue = queue
         self.waiter = asyncio.get_running_loop().create_future()
@@ -31,9 +32,9 @@ class Retry:
         return self.queue.take_only()
 
     def leave(self) -> None:
-        """The client has closed its connection."""
+        """The client, or the replica that forwarded the retry, has closed its connection."""
         self.queue.waits_no_more()
-        self.driver.leave(self.queue.leg)
+        self.driver.leave(self.queue.leg, is_relayed=self._is_relayed)
 
     def promote(self) -> Driver:
         """The exchange of the call."""
@@ -46,7 +47,7 @@ class Legs:
     def __init__(self) -> None:
         self._running: set[Driver] = set()
         """Those with a leg of a client of this replica."""
-        self._plain: set[PlainCall | Retry] = set()
+        self._plain: set[PlainCall] = set()
         self.relayed: set[Driver] = set()
         """Those with a leg of a request that another replica forwarded."""
 
@@ -55,7 +56,13 @@ class Legs:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
         return self._running | {plain.promote() for plain in self._plain if plain.final is None}
 
-    async def write_plain(self, round_: Round, plain: PlainCall | Retry) -> Replied:
+    def write_begun(self, round_: Round, begun: PlainCall | Retry) -> Awaitable[Replied]:
+        """Write what comes for a round that was begun without a task."""
+        if isinstance(begun, Retry):
+            return self.write(round_, begun.driver, begun.queue)
+        return self.write_plain(round_, begun)
+
+    async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
         self._plain.add(plain)
         try:

@@ -73,14 +73,11 @@ class Asked:
     async def take(self) -> PeerRequest:
         """Accept the request, and read it."""
         await self.raw(_CONTINUE)
-        body = bytearray()
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            body += await self._reader.readexactly(size)
-            await self._reader.readexactly(2)
-        await self._reader.readexactly(2)
+        length = self.head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        body = await self._reader.readexactly(int(length))
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
-        self.peer_request = PeerSealer(InForce(ring)).open(bytes(body), time.time())
+        self.peer_request = PeerSealer(InForce(ring)).open(body, time.time())
         self.frames = Frames(ring, self.peer_request.nonce, _MAX_BYTES)
         return self.peer_request
 
