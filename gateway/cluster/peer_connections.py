@@ -13,19 +13,18 @@ import ipaddress
 import os
 import socket
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final
 
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
+from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
@@ -97,68 +96,67 @@ class PeerConnections:
     async def question(
         self, address: Address, peer_request: PeerRequest, *, fresh: bool, most: int = ANSWER_BYTES
     ) -> list[messages.Frame]:
-        """The frames that answer a question; raises what `open` and reading raise."""
-        reply = await self.open(address, peer_request, fresh=fresh)
+        """The frames that answer a question; raises what `accepted` and reading raise."""
+        exchange = await self.accepted(self.begin(address, peer_request, fresh=fresh))
         try:
-            answer = await reply.read_at_most(most)
+            answer = await exchange.read_at_most(most)
         finally:
-            reply.close()
+            exchange.close()
         if answer is None:
             raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
-        return self.frames(peer_request).feed(answer)
+        return exchange.frames().feed(answer)
 
-    def frames(self, peer_request: PeerRequest) -> Frames:
-        """The decoder of the reply to a request."""
-        return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
+    def begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
+        """Send a request, over a new connection if `fresh`."""
+        origin, head = _destination(address)
+        sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
+        send = partial(
+            self._http.begin_encoded,
+            origin,
+            b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
+            sealed,
+            connect_seconds=timeouts.peer_connect_seconds,
+            is_fresh=fresh,
+            awaits_continue=True,
+        )
+        frames = partial(Frames, self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
+        seconds = timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
+        return PeerExchange(send, address, peer_request, frames, asyncio.get_running_loop().time() + seconds)
 
-    async def open(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> AwaitedReply:
-        """Send a request, over a new connection if `fresh`; return its reply when the peer has accepted it."""
+    async def accepted(self, exchange: PeerExchange) -> PeerExchange:
+        """Wait until the peer has accepted a request, which is sent once more if a kept connection had ended."""
+        member = exchange.peer_request.to
         try:
-            reply = await self._post(address, peer_request, fresh=fresh)
+            await self._begun(exchange)
         except StaleConnection:
-            # A kept connection ended with its process, or by its age: nothing was sent on it.
+            # It ended with its process, or by its age: nothing was sent on it.
+            exchange = self.begin(exchange.address, exchange.peer_request, fresh=True)
             try:
-                reply = await self._post(address, peer_request, fresh=True)
+                await self._begun(exchange)
             except StaleConnection as exc:
                 # A process accepts connections, so it lives.
-                raise OwnerStalled(peer_request.to, "closes its connections (is it at limits.connections?)") from exc
-        if reply.status != HTTPStatus.OK:
-            reply.close()
+                raise OwnerStalled(member, "closes its connections (is it at limits.connections?)") from exc
+        if exchange.status != HTTPStatus.OK:
+            exchange.close()
             # The process is alive, so no other replica may take its calls over.
-            why = f"refuses this one (HTTP {reply.status}; do clocks and state.keys of both agree?)"
-            raise OwnerStalled(peer_request.to, why)
-        return reply
+            why = f"refuses this one (HTTP {exchange.status}; do clocks and state.keys of both agree?)"
+            raise OwnerStalled(member, why)
+        return exchange
 
-    async def _post(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> AwaitedReply:
-        origin, head = _destination(address)
-        sealed = self._sealer.seal(peer_request)
-        timeouts = self.timeouts
-        pending: PendingRequest
-
-        def begin(listener: ReplyListener) -> PendingRequest:
-            nonlocal pending
-            pending = self._http.begin_encoded(
-                origin,
-                b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
-                sealed,
-                listener,
-                connect_seconds=timeouts.peer_connect_seconds,
-                is_fresh=fresh,
-                awaits_continue=True,
-            )
-            return pending
-
+    async def _begun(self, exchange: PeerExchange) -> None:
+        """Wait for the head of a reply."""
+        member = exchange.peer_request.to
         try:
-            async with asyncio.timeout(timeouts.peer_connect_seconds + timeouts.peer_accept_seconds):
-                return await AwaitedReply(begin).begun()
+            async with asyncio.timeout_at(exchange.deadline):
+                _ = await exchange.begun()
         except TimeoutError as exc:
-            if pending.awaits_continue:
-                raise OwnerSilent(peer_request.to, "does not react", is_connected=True) from exc
-            raise PeerStuck(peer_request.to) from exc
+            if exchange.is_sent:
+                raise PeerStuck(member) from exc
+            raise OwnerSilent(member, "does not react", is_connected=True) from exc
         except RequestFailed as exc:
-            if not pending.awaits_continue:
-                raise ReplyBroken(f"{peer_request.to}: {type(exc).__name__}") from exc
-            raise await self._not_sent(address, peer_request.to, exc) from exc
+            if exchange.is_sent:
+                raise ReplyBroken(f"{member}: {type(exc).__name__}") from exc
+            raise await self._not_sent(exchange.address, member, exc) from exc
 
     # -- failures -----------------------------------------------------------------------------------------------
 

@@ -1,22 +1,17 @@
 """Relays the reply of another replica to the client, frame by frame."""
 
 import asyncio
-from typing import Final
 
 from aiohttp import web
 
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
-from gateway.http.awaited_reply import AwaitedReply
+from gateway.cluster.peer_exchange import PeerExchange, ending
 from gateway.http.reply import ReplyWriter
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames
-from gateway.telemetry import Ending, Outcome
-
-_WHOLE_BYTES: Final = 1 << 20
-"""More is never here at once."""
+from gateway.telemetry import Ending
 
 Replied = tuple[web.StreamResponse, Ending]
 
@@ -31,11 +26,12 @@ class ReplyRelay:
         self._head: messages.Head | None = None
         self._body = bytearray()
 
-    async def run(self, arriving: AwaitedReply, frames: Frames) -> Replied:
+    async def run(self, arriving: PeerExchange) -> Replied:
         """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent."""
+        frames = arriving.frames()
         try:
             while True:
-                chunk = arriving.whole_at_most(_WHOLE_BYTES)
+                chunk = arriving.whole()
                 if chunk is None:
                     chunk = await self._next(arriving)
                 elif not chunk:
@@ -47,7 +43,7 @@ class ReplyRelay:
         except InvalidState as exc:
             raise ReplyBroken(f"{self._member}: {exc.reason}") from exc
 
-    async def _next(self, arriving: AwaitedReply) -> bytes:
+    async def _next(self, arriving: PeerExchange) -> bytes:
         timeouts = self._connections.timeouts
         # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
         silence_seconds = 2 * timeouts.keepalive_seconds + timeouts.peer_accept_seconds
@@ -76,10 +72,10 @@ class ReplyRelay:
             case messages.Data(data=data):
                 self._body += data
             case messages.End() if head is not None:
-                ending = _ending(frame)
+                ended = ending(frame)
                 if head.streamed:
-                    return await reply.end(ending), ending
-                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ending), ending
+                    return await reply.end(ended), ended
+                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ended), ended
             case _:
                 raise ReplyBroken(f"{self._member} sent a frame that does not belong in a reply")
         return None
@@ -90,9 +86,3 @@ class ReplyRelay:
             return PeerReplaced(self._member)
         why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"
         return OwnerSilent(self._member, why, is_local=True)
-
-
-def _ending(frame: messages.End) -> Ending:
-    """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
-    outcome = next((outcome for outcome in Outcome if outcome == frame.outcome), Outcome.ERROR)
-    return Ending(outcome, frame.error_type)

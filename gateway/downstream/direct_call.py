@@ -9,7 +9,7 @@ from aiohttp import web
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage
-from gateway.downstream.legs import Retry
+from gateway.downstream.legs import Forwarded, Retry
 from gateway.downstream.round import LEFT, Round
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
@@ -43,7 +43,7 @@ class DirectCall:
         self.incoming = incoming
         self.round: Round | None = None
         """Set if it is a modern request that passed all checks."""
-        self.plain: PlainCall | Retry | None = None
+        self.plain: PlainCall | Retry | Forwarded | None = None
         """Set once it was sent upstream."""
         self.error: Exception | None = None
         """Why it was not sent."""
@@ -54,7 +54,7 @@ class DirectCall:
         self._all = all_
         all_.add(self)
 
-    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | None]) -> None:
+    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
         """Send it upstream, if it is a plain call or a retry of a call that is held here."""
         self.round = round_
         try:
@@ -67,8 +67,11 @@ class DirectCall:
 
     @property
     def exchanges(self) -> tuple[Driver, ...]:
-        """The exchange of a call that waits; it becomes one for this."""
-        return () if self.plain is None or self.plain.final is not None else (self.plain.promote(),)
+        """The exchange of a call that waits here; it becomes one for this."""
+        plain = self.plain
+        if plain is None or plain.final is not None or isinstance(plain, Forwarded):
+            return ()
+        return (plain.promote(),)
 
     def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve it in a task from now on."""
@@ -122,7 +125,7 @@ class DirectHop(DirectCall):
         self._encode = encode
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | None]) -> None:
+    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
         """Answer the call, if it is held here. If its reply takes long, a task tells that the retry was accepted."""
         super().begin(round_, begin)
         if self.waits:

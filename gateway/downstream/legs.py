@@ -1,14 +1,21 @@
 """The legs of exchanges that wait for messages, by where their client is."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.cluster.peer_client import PeerClient
+from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
+from gateway.telemetry import Step
+
+_TASK_SECONDS: Final = 0.05
+"""How long a request waits for another replica before a task does."""
 
 
 class Retry:
@@ -41,6 +48,40 @@ class Retry:
         return self.driver
 
 
+class Forwarded:
+    """A further leg of a call that another replica holds; it waits without a task for one whole message."""
+
+    __slots__ = ("_peers", "_round", "_timer", "exchange", "waiter")
+
+    final: FinalMessage | None = None
+
+    def __init__(self, round_: Round, exchange: PeerExchange, peers: PeerClient) -> None:
+        self.exchange = exchange
+        self.waiter = exchange.first_part()
+        """Done when something has come, or nothing for a while."""
+        self._round = round_
+        self._peers = peers
+        self._timer = asyncio.get_running_loop().call_later(_TASK_SECONDS, self._give_up_waiting)
+
+    def take(self) -> FinalMessage | None:
+        """The one message for the client; None if a task has to wait for more, or for anything else."""
+        self._timer.cancel()
+        found = self._peers.message(self.exchange)
+        if found is None:
+            return None
+        self._round.continued(Step.FORWARDED)
+        return FinalMessage(found[0], ending=found[1])
+
+    def leave(self) -> None:
+        """The client has closed its connection."""
+        self._timer.cancel()
+        self._peers.give_up(self.exchange)
+
+    def _give_up_waiting(self) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+
 class Legs:
     """The exchanges whose messages a request waits for."""
 
@@ -55,12 +96,6 @@ class Legs:
     def running(self) -> set[Driver]:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
         return self._running | {plain.promote() for plain in self._plain if plain.final is None}
-
-    def write_begun(self, round_: Round, begun: PlainCall | Retry) -> Awaitable[Replied]:
-        """Write what comes for a round that was begun without a task."""
-        if isinstance(begun, Retry):
-            return self.write(round_, begun.driver, begun.queue)
-        return self.write_plain(round_, begun)
 
     async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""

@@ -1,0 +1,79 @@
+"""One request to another replica, with the reply to it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gateway.cluster.worker import Address
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.protocol.errors import InvalidState
+from gateway.seal.peer_messages import Data, End, Frames, Head, PeerRequest
+from gateway.telemetry import Ending, Outcome
+
+_WHOLE_BYTES: Final = 1 << 20
+"""More is never here at once."""
+_OK: Final = 200
+
+
+class PeerExchange(AwaitedReply):
+    """The reply, for a coroutine, or for a future that waits until its first part is here."""
+
+    __slots__ = ("address", "deadline", "frames", "peer_request")
+
+    def __init__(
+        self,
+        begin: Callable[[ReplyListener], PendingRequest],
+        address: Address,
+        peer_request: PeerRequest,
+        frames: Callable[[], Frames],
+        deadline: float,
+    ) -> None:
+        """`begin` sends the request, and `frames` makes a decoder of its reply."""
+        super().__init__(begin)
+        self.address = address
+        self.peer_request = peer_request
+        self.frames = frames
+        self.deadline = deadline
+        """Until when the peer has to accept the request, by the clock of the event loop."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the peer may have received the request: it has reacted to its head."""
+        return not self._pending.awaits_continue
+
+    def first_part(self) -> asyncio.Future[None]:
+        """Return a future that is done when a part of the reply is here, or nothing will come."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def whole(self) -> bytes | None:
+        """Return the rest of the body if the reply is complete; it is empty if it was returned before."""
+        return self.whole_at_most(_WHOLE_BYTES)
+
+    def message(self) -> tuple[bytes, Ending] | None:
+        """Return the reply if it is complete, and one message without a status and headers of its own."""
+        data = self.whole() if self._is_begun and self.status == _OK else None
+        if data is None:
+            return None
+        found = _message(self.frames(), data)
+        if found is None:
+            self._parts.append(data)  # for the coroutine
+        return found
+
+
+def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
+    try:
+        head, *pieces, end = frames.feed(data)
+    except (InvalidState, ValueError):
+        return None
+    if not isinstance(head, Head) or not isinstance(end, End) or head.streamed or head.headers or head.status != _OK:
+        return None
+    body = b"".join([piece.data for piece in pieces if isinstance(piece, Data)])
+    return body, ending(end)
+
+
+def ending(end: End) -> Ending:
+    """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
+    outcome = next((outcome for outcome in Outcome if outcome == end.outcome), Outcome.ERROR)
+    return Ending(outcome, end.error_type)
