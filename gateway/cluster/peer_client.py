@@ -109,7 +109,12 @@ class PeerClient:
             nonce=messages.nonce(),
             method=incoming.method,
             path=incoming.path,
-            headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
+            headers=tuple(
+                [
+                    (name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))
+                    for name, value in incoming.headers.items()
+                ]
+            ),
             remote=incoming.remote,
             body=incoming.body,
             request_id=incoming.request_id,
@@ -229,8 +234,3 @@ def _testimony(failure: Exception) -> str:
             return "reached"  # it refuses the request, so it is alive
         case _:
             return "unknown"
-
-
-def _bytes(text: str) -> bytes:
-    """Header text as it was sent: bytes that are not UTF-8 came in as surrogates."""
-    return text.encode("utf-8", "surrogateescape")

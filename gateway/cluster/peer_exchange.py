@@ -14,6 +14,7 @@ from gateway.telemetry import Ending, Outcome
 _WHOLE_BYTES: Final = 1 << 20
 """More is never here at once."""
 _OK: Final = 200
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 class PeerExchange(AwaitedReply):
@@ -75,5 +76,4 @@ def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
 
 def ending(end: End) -> Ending:
     """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
-    outcome = next((outcome for outcome in Outcome if outcome == end.outcome), Outcome.ERROR)
-    return Ending(outcome, end.error_type)
+    return Ending(_OUTCOMES.get(end.outcome, Outcome.ERROR), end.error_type)

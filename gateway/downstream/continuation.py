@@ -55,7 +55,7 @@ class Continuation:
 
     def begin(self, round_: Round) -> Retry | Forwarded | None:
         """Begin a further round of a call; None if `serve` has to. Raises as `serve`."""
-        envelope = self._opened(round_)
+        envelope = self.opened(round_)
         driver = self.lot.find(envelope.exchange)
         pool = round_.live.upstream.pool
         if driver is None:
@@ -89,14 +89,14 @@ class Continuation:
         if isinstance(begun, Retry):
             return self.legs.write(round_, begun.driver, begun.queue)
         round_.incoming.sent = begun.exchange
-        return self._serve_elsewhere(round_, self._opened(round_))
+        return self._serve_elsewhere(round_, self.opened(round_))
 
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
-        incoming, envelope = round_.incoming, self._opened(round_)
+        incoming, envelope = round_.incoming, self.opened(round_)
         # The upstream asked in a call of this principal, or worked on it, or there would be no state.
         round_.live.upstream.pool.prove(round_.key.principal)
         if incoming.span is not None:
@@ -172,7 +172,7 @@ class Continuation:
         binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
         return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
 
-    def _opened(self, round_: Round) -> Envelope:
+    def opened(self, round_: Round) -> Envelope:
         """Open the state of a round, once."""
         if round_.envelope is None:
             round_.envelope = self.open(round_.incoming, round_.caller, round_.live.route.bound_headers)

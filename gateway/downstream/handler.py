@@ -185,7 +185,10 @@ class RequestHandler:
         """Return the round of a request that may need no task; None for all others. Raises DownstreamError."""
         if incoming.caller is None and incoming.peer_request is None:
             self._host_check.check(incoming.headers)
-        if live.route.dialects or live.process.traces is not None or not self._era_routing.is_bridged(incoming, live):
+        if live.route.dialects or live.process.traces is not None:
+            return None
+        is_bridged = self._era_routing.is_bridged(incoming, live)
+        if not is_bridged and not self._era_routing.may_continue(incoming):
             return None
         if incoming.parsed().id is None:
             return None
@@ -197,7 +200,10 @@ class RequestHandler:
             if self._authenticator.knows_by_head:
                 # A reload makes a new host check, so this holds as long as the configuration.
                 head.caller, head.judge = caller, self._host_check
-        return new_round(incoming, request, _NO_REPLY, live, caller, started)
+        round_ = new_round(incoming, request, _NO_REPLY, live, caller, started)
+        if not is_bridged:
+            _ = self._continuation.opened(round_)
+        return round_
 
     def _go_on(self, direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve a request in a task that was begun without one."""

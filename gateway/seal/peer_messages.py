@@ -5,7 +5,7 @@ state keys can send a replica requests, or read or change the messages. A reques
 a short time; a frame is valid at one place in the reply to one request. Threats 17, 19 and 20.
 """
 
-import secrets
+import os
 from collections import OrderedDict
 from typing import Final, Literal
 
@@ -177,4 +177,4 @@ class Frames:
 
 def nonce() -> bytes:
     """A new request's nonce."""
-    return secrets.token_bytes(_NONCE_BYTES)
+    return os.urandom(_NONCE_BYTES)
