@@ -109,16 +109,12 @@ class PeerClient:
             nonce=messages.nonce(),
             method=incoming.method,
             path=incoming.path,
-            headers=tuple(
-                [
-                    (name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))
-                    for name, value in incoming.headers.items()
-                ]
-            ),
+            headers=_pairs(incoming),
             remote=incoming.remote,
             body=incoming.body,
             request_id=incoming.request_id,
             trace=incoming.span.token if incoming.span is not None else b"",
+            takes_whole=True,
             leg_seconds=max(0.0, self.ends_at - time.monotonic()) if self.ends_at is not None else None,
         )
 
@@ -234,3 +230,17 @@ def _testimony(failure: Exception) -> str:
             return "reached"  # it refuses the request, so it is alive
         case _:
             return "unknown"
+
+
+def _pairs(incoming: Incoming) -> tuple[tuple[bytes, bytes], ...]:
+    """All headers as they were sent: bytes that are not UTF-8 came in as surrogates."""
+    known = incoming.known
+    if known is not None and known.pairs is not None:
+        return known.pairs
+    utf_8, errors = "utf-8", "surrogateescape"
+    pairs = tuple(
+        [(name.encode(utf_8, errors), value.encode(utf_8, errors)) for name, value in incoming.headers.items()]
+    )
+    if known is not None:
+        known.pairs = pairs
+    return pairs

@@ -8,7 +8,7 @@ from gateway.cluster.worker import Address
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol.errors import InvalidState
-from gateway.seal.peer_messages import Data, End, Frames, Head, PeerRequest
+from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
 from gateway.telemetry import Ending, Outcome
 
 _WHOLE_BYTES: Final = 1 << 20
@@ -65,15 +65,16 @@ class PeerExchange(AwaitedReply):
 
 def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
     try:
-        head, *pieces, end = frames.feed(data)
-    except (InvalidState, ValueError):
+        found = frames.feed(data)
+    except InvalidState:
         return None
-    if not isinstance(head, Head) or not isinstance(end, End) or head.streamed or head.headers or head.status != _OK:
-        return None
-    body = b"".join([piece.data for piece in pieces if isinstance(piece, Data)])
-    return body, ending(end)
+    match found:
+        case [Whole(status=200, headers=(), data=body) as whole]:
+            return body, ending(whole)
+        case _:
+            return None
 
 
-def ending(end: End) -> Ending:
+def ending(end: End | Whole) -> Ending:
     """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
     return Ending(_OUTCOMES.get(end.outcome, Outcome.ERROR), end.error_type)

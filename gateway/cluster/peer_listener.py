@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from aiohttp import HttpVersion11, web
@@ -39,6 +39,8 @@ _REJECTED_FIX: Final = (
     "replica.listen"
 )
 
+_KNOWN: Final = 512
+"""How many headers of clients are remembered."""
 _WHOLE_BYTES: Final = 65_536
 """A longer request does not come in one piece."""
 _HEAD: Final = re.compile(
@@ -120,7 +122,7 @@ class PeerListener:
         except InvalidState:
             return None
         serve = partial(self._handle_opened, peer_request, is_local=is_local)
-        if peer_request.kind != "owner" or peer_request.leg_seconds is not None:
+        if peer_request.kind != "owner" or peer_request.leg_seconds is not None or not peer_request.takes_whole:
             return _Opened(head, serve)
         encode = partial(_whole_reply, self._frames(peer_request))
         return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
@@ -259,27 +261,36 @@ def _parsed(data: bytes) -> ParsedHead | None:
 
 def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
     """A client's request as another replica received it."""
+    headers, known = _headers(peer_request.headers)
     return Incoming(
         peer_request.path,
-        CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])),
+        headers,
         peer_request.remote,
         peer_request.body,
         peer_request,
         is_local,
         peer_request.request_id,
         peer_request.method,
+        known=known,
     )
 
 
+@lru_cache(_KNOWN)
+def _headers(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
+    """The headers of a request, which clients send again and again."""
+    headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in pairs]))
+    return headers, KnownValues(partial(headers.getall, default=()))
+
+
 def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> list[messages.Frame]:
-    """The frames of a whole reply."""
+    """The frames of a whole reply, which replicas of every version take."""
     pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
     return [messages.Head(status, tuple(headers.items()), streamed=False), *pieces, messages.End(*ending)]
 
 
 def _whole_reply(frames: Frames, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> bytes:
-    """The bytes of an HTTP reply that consists of such frames."""
-    data = b"".join([frames.seal(frame) for frame in _whole(body, status, headers, ending)])
+    """The bytes of a whole reply over HTTP."""
+    data = frames.seal(messages.Whole(status, tuple(headers.items()), body, *ending))
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
     return head % len(data) + data
 

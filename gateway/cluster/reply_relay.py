@@ -63,6 +63,9 @@ class ReplyRelay:
         match frame:
             case messages.Gone(id=id_):
                 raise self._replaced_by(id_)
+            case messages.Whole() if head is None:
+                ended = ending(frame)
+                return await reply.whole(frame.data, frame.status, dict(frame.headers), ended), ended
             case messages.Head():
                 self._head = frame
                 if frame.streamed and not reply.started:
