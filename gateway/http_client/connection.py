@@ -133,7 +133,8 @@ class Connection(asyncio.Protocol):
             return
         transport.write(head)
         self._unsent = memoryview(body)
-        self._send_more()
+        if not pending.awaits_continue:
+            self._send_more()
 
     def close(self, failure: RequestFailed) -> None:
         """Close the connection. A request in it fails."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
 from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer, Whole
 from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
@@ -107,6 +107,11 @@ class Asked:
         await self.begin()
         await self.say(Head(status, tuple((headers or {}).items()), streamed=False), Data(body), End("complete"))
         await self.end()
+
+    async def whole(self, body: bytes, status: int = 200) -> None:
+        """Send a whole reply in one frame, as a replica does that serves a request without a task."""
+        data = self.frames.seal(Whole(status, (), body, "complete"))
+        await self.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
 
     def die(self) -> None:
         self._writer.transport.abort()
