@@ -336,6 +336,8 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
         await gate.answered.wait()
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
     assert one.gateway.downstream.relayed == set()
+    (driver,) = one.gateway.lot
+    assert driver._was_relayed, "another replica may have resumed the call"
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done", "the client may come back"
 

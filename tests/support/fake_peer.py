@@ -117,10 +117,12 @@ class Asked:
         self._writer.transport.abort()
         raise ConnectionResetError
 
-    async def silence(self) -> None:
-        """Stay silent until the other side closes."""
-        while await self._reader.read(65_536):
-            pass
+    async def silence(self) -> int:
+        """Stay silent until the other side closes; return how many bytes came behind the head."""
+        count = 0
+        while data := await self._reader.read(65_536):
+            count += len(data)
+        return count
 
 
 Script = Callable[[Asked], Awaitable[None]]
