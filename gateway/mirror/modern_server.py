@@ -9,7 +9,7 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.bridge.upstream_call import BUG
-from gateway.http.client import REDIRECTS, Client
+from gateway.http.upstream_client import REDIRECTS, Client
 from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import ListenerFailed, RequestFailed

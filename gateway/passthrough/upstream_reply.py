@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from yarl import URL
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import REDIRECTS
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.http_client.request_head import HeaderLines
