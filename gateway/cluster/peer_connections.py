@@ -61,7 +61,7 @@ class PeerConnections:
         # The peers see this address as the source of requests, and take it for this process's address.
         interface = _literal(host)
         is_source = interface is not None and not interface.is_unspecified
-        connector = Connector(host if is_source else None, _NAME_SECONDS)
+        connector = Connector(host if is_source else None, _NAME_SECONDS, bounds_lookups=False)
         self._http = HttpClient(tasks, _KEEP_ALIVE_SECONDS, connector)
 
     @property
@@ -147,11 +147,12 @@ class PeerConnections:
         """Wait for the head of a reply."""
         member = exchange.peer_request.to
         try:
-            async with asyncio.timeout_at(exchange.deadline):
-                _ = await exchange.begun()
+            await exchange.accepted()
         except TimeoutError as exc:
             if exchange.is_sent:
                 raise PeerStuck(member) from exc
+            if not exchange.is_connected:
+                raise self._unresolved(member, "did not resolve in time") from exc
             raise OwnerSilent(member, "does not react", is_connected=True) from exc
         except RequestFailed as exc:
             if exchange.is_sent:
@@ -173,7 +174,7 @@ class PeerConnections:
         """The error that the failure of a request stands for of which the peer got no more than the head."""
         cause = failure.__cause__
         if isinstance(failure, ConnectTimedOut):
-            return self.slow(member) if failure.is_resolved else self._unresolved(member, "did not resolve in time")
+            return self.slow(member)
         if isinstance(cause, socket.gaierror | UnicodeError):
             return self._unresolved(member, "does not resolve")
         if isinstance(failure, NotConnected) and isinstance(cause, OSError):

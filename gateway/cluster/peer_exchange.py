@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.cluster.worker import Address
 from gateway.http.awaited_reply import AwaitedReply
+from gateway.http_client.errors import RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol.errors import InvalidState
 from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
@@ -20,7 +21,7 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 class PeerExchange(AwaitedReply):
     """The reply, for a coroutine, or for a future that waits until its first part is here."""
 
-    __slots__ = ("address", "deadline", "frames", "peer_request")
+    __slots__ = ("_is_late", "address", "deadline", "frames", "is_connected", "peer_request")
 
     def __init__(
         self,
@@ -37,11 +38,30 @@ class PeerExchange(AwaitedReply):
         self.frames = frames
         self.deadline = deadline
         """Until when the peer has to accept the request, by the clock of the event loop."""
+        self._is_late = False
+        self.is_connected = True
+        """False if there was no connection until the deadline."""
 
     @property
     def is_sent(self) -> bool:
         """Whether the peer may have received the request: it has reacted to its head."""
         return not self._pending.awaits_continue
+
+    async def accepted(self) -> None:
+        """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
+        timer = asyncio.get_running_loop().call_at(self.deadline, self._expire)
+        try:
+            _ = await self.begun()
+        except RequestFailed as exc:
+            if self._is_late:
+                raise TimeoutError from exc
+            raise
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._is_late, self.is_connected = True, not self._pending.is_connecting
+        self.cut()
 
     def first_part(self) -> asyncio.Future[None]:
         """Return a future that is done when a part of the reply is here, or nothing will come."""

@@ -24,8 +24,14 @@ _NEXT_ADDRESS_SECONDS: Final = 0.25
 class Connector:
     """Opens connections within a deadline, name lookup and TLS handshake included."""
 
-    def __init__(self, source: str | None = None, fresh_seconds: float = FRESH_SECONDS) -> None:
-        """Connect from the address `source`, if given; keep the addresses of a name for `fresh_seconds`."""
+    def __init__(
+        self, source: str | None = None, fresh_seconds: float = FRESH_SECONDS, *, bounds_lookups: bool = True
+    ) -> None:
+        """Connect from the address `source`, if given; keep the addresses of a name for `fresh_seconds`.
+
+        If not `bounds_lookups`, the deadline begins after the name lookup, which the caller has to bound.
+        """
+        self._bounds_lookups = bounds_lookups
         self._addresses = Addresses(fresh_seconds)
         self._source = addr_to_addr_infos(None if source is None else (source, 0))
 
@@ -33,19 +39,20 @@ class Connector:
         """Open a connection to its origin. Raises NotConnected."""
         origin = connection.origin
         is_unix = origin.host.startswith("/")
-        deadline = asyncio.timeout(seconds)
-        addresses: list[AddressInfo] | None = None
+        deadline = asyncio.timeout(seconds if self._bounds_lookups or is_unix else None)
         try:
             async with deadline:
                 if is_unix:
                     await _connect_unix(connection)
                     return
                 addresses = await self._addresses.of(origin.host, origin.port)
+                if not self._bounds_lookups:
+                    deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                 await self._connect(connection, addresses)
         except (OSError, UnicodeError) as exc:
             self._addresses.forget(origin.host, origin.port)
             if deadline.expired():
-                raise ConnectTimedOut(is_resolved=is_unix or addresses is not None) from exc
+                raise ConnectTimedOut from exc
             raise _failure(exc) from exc
 
     def close(self) -> None:

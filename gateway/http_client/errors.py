@@ -42,10 +42,8 @@ class NotConnected(RequestFailed):
 class ConnectTimedOut(NotConnected):
     """There was no connection within the deadline, TLS included."""
 
-    def __init__(self, *, is_resolved: bool = True) -> None:
-        """`is_resolved`: the addresses of the server's name were found in time."""
+    def __init__(self) -> None:
         super().__init__("connecting took too long")
-        self.is_resolved = is_resolved
 
     def mapped(self, where: str) -> UpstreamError:
         """Translate the failure for clients; `where` names the upstream."""

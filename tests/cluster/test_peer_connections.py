@@ -13,7 +13,7 @@ from yarl import URL
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
-from gateway.protocol.errors import OwnerStalled
+from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
@@ -191,6 +191,21 @@ async def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
     connections.close()
 
 
+async def test_a_name_that_does_not_resolve_in_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name has as long as the peer; the time for a connection begins behind the lookup."""
+
+    async def never(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    connections = connections_from(None, Timeouts(peer_connect_seconds=0.001, peer_accept_seconds=0.05))
+    question = PeerRequest(kind="who", to="gw-2", issued=0, nonce=messages.nonce())
+    with pytest.raises(OwnerSilent, match="did not resolve in time") as silence:
+        await connections.question("gw-2.test:80", question, fresh=False)
+    assert silence.value.is_local
+    connections.close()
+
+
 async def test_peers_are_reached_without_the_proxy_of_the_environment(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +219,6 @@ async def test_peers_are_reached_without_the_proxy_of_the_environment(
     assert steps(two)["forwarded"] == 1
 
 
-def connections_from(listen: Address | None) -> PeerConnections:
+def connections_from(listen: Address | None, timeouts: Timeouts | None = None) -> PeerConnections:
     sealer = PeerSealer(InForce(Keyring((bytes(32),), "peer")))
-    return PeerConnections(InForce(Timeouts()), listen, "gw-1", sealer, Tasks(Mock()))
+    return PeerConnections(InForce(timeouts or Timeouts()), listen, "gw-1", sealer, Tasks(Mock()))

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connector import Connector
-from gateway.http_client.errors import ConnectTimedOut, MalformedReply, NoReply, NotConnected, ReplyCut
+from gateway.http_client.errors import MalformedReply, NoReply, NotConnected, ReplyCut
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.tasks import Tasks
@@ -175,16 +175,3 @@ async def test_connections_come_from_the_chosen_address() -> None:
         await recorder.over()
         assert (recorder.words, seen) == (COMPLETE, ["127.0.0.3"])
     client.close()
-
-
-async def test_a_lookup_that_takes_too_long_is_told_from_a_connection_that_does(
-    client: HttpClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def never(*_: Any, **__: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
-    heard, _ = ask(client, Origin("slow.test", 80), seconds=0.05)
-    await heard.over()
-    assert isinstance(heard.failure, ConnectTimedOut)
-    assert not heard.failure.is_resolved
