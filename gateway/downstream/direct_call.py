@@ -9,7 +9,7 @@ from aiohttp import web
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage
-from gateway.downstream.legs import Forwarded, Retry
+from gateway.downstream.legs import Forwarded, Retry, task_seconds
 from gateway.downstream.round import LEFT, Round
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
@@ -19,8 +19,6 @@ from gateway.telemetry import Ending
 
 _WHOLE_BYTES: Final = 65_536
 """A task sends larger replies, in pieces."""
-_ACCEPT_SECONDS: Final = 0.05
-"""How long a replica waits for the whole reply before it tells another one that it has accepted its request."""
 Encode = Callable[[bytes, int, Mapping[str, str], Ending], bytes]
 """Makes the bytes of a whole reply of its body, status, headers and ending."""
 
@@ -129,7 +127,7 @@ class DirectHop(DirectCall):
         """Answer the call, if it is held here. If its reply takes long, a task tells that the retry was accepted."""
         super().begin(round_, begin)
         if self.waits:
-            self._timer = asyncio.get_running_loop().call_later(_ACCEPT_SECONDS, self._accept)
+            self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._accept)
 
     def _accept(self) -> None:
         if self._connection.in_hand is self:

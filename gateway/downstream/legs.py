@@ -14,8 +14,8 @@ from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
 from gateway.telemetry import Step
 
-_TASK_SECONDS: Final = 0.05
-"""How long a request waits for another replica before a task does."""
+_TASK_PART: Final = 0.1
+"""The part of `timeouts.peer_accept_seconds` after which a task takes a request over that waits without one."""
 
 
 class Retry:
@@ -61,7 +61,7 @@ class Forwarded:
         """Done when something has come, or nothing for a while."""
         self._round = round_
         self._peers = peers
-        self._timer = asyncio.get_running_loop().call_later(_TASK_SECONDS, self._give_up_waiting)
+        self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._give_up_waiting)
 
     def take(self) -> FinalMessage | None:
         """The one message for the client; None if a task has to wait for more, or for anything else."""
@@ -80,6 +80,11 @@ class Forwarded:
     def _give_up_waiting(self) -> None:
         if not self.waiter.done():
             self.waiter.set_result(None)
+
+
+def task_seconds(round_: Round) -> float:
+    """How long a forwarded round waits for its whole reply without a task, on both of its replicas."""
+    return _TASK_PART * round_.live.config.timeouts.peer_accept_seconds
 
 
 class Legs:

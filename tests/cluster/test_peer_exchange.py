@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.downstream import direct_call, legs
+from gateway.downstream import legs
 from tests.cluster.test_reply_relay import BROKEN
 from tests.downstream.test_direct_call import direct, reply, request
 from tests.support.fake_peer import Asked, FakePeer
@@ -35,8 +35,7 @@ RESULT = b'{"jsonrpc":"2.0","id":"c2","result":{"resultType":"complete","content
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task takes over because a reply takes long."""
-    monkeypatch.setattr(direct_call, "_ACCEPT_SECONDS", 60.0)
-    monkeypatch.setattr(legs, "_TASK_SECONDS", 60.0)
+    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
 
 
 class Owner:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
-from gateway.downstream import direct_call
+from gateway.downstream import legs
 from gateway.http import connection as connections
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
@@ -256,7 +256,7 @@ async def test_a_head_is_answered_before_anything_is_known_of_its_body(cluster: 
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task takes over while a body or a reply is waited for."""
     monkeypatch.setattr(connections, "_BODY_SECONDS", 60.0)
-    monkeypatch.setattr(direct_call, "_ACCEPT_SECONDS", 60.0)
+    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
 
 
 async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> PeerRequest:
