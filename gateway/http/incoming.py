@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -64,6 +64,8 @@ class Incoming(msgspec.Struct, eq=False):
     """The values of `headers`, if these are known from an earlier request."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
+    sent: "Any" = None
+    """What went to another replica before the task of this request began."""
     opened: ParsedBody | None = None
     """The outcome of `parsed`."""
     unreadable: DownstreamError | None = None
