@@ -8,12 +8,15 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Raw
 
+from gateway.exchange import events as on
 from gateway.exchange import questions as inputs
 from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.exchange.questions import MAX_QUESTIONS, Question
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, InvalidState
+from gateway.protocol.request import Capabilities
 from gateway.seal.task_handle import QuestionKey, TaskSealer
+from gateway.telemetry import NestedOutcome
 
 
 class OpenQuestions:
@@ -33,6 +36,32 @@ class OpenQuestions:
     def open(self) -> Mapping[str, Question]:
         """The open questions by key."""
         return self._open
+
+    def hear(  # noqa: PLR0911  (one return per outcome)
+        self, event: on.Nested, declared: Capabilities, *, is_over: bool
+    ) -> tuple[NestedOutcome, jsonrpc.Error | None]:
+        """Open a question of the server; returns what becomes of it, with the error that refuses it."""
+        id_, method = bytes(event.id), event.method
+        if self.has_heard(id_):
+            return NestedOutcome.DUPLICATE, None
+        if is_over:
+            error = jsonrpc.Error(mcp.INVALID_PARAMS, "The task is over, so no call is in flight (SEP-2260)")
+            return NestedOutcome.UNSOLICITED, error
+        if method not in inputs.KINDS:
+            return NestedOutcome.REFUSED, jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {method[:80]}")
+        if not self.has_room(id_):
+            return NestedOutcome.REFUSED, jsonrpc.Error(mcp.INVALID_REQUEST, "The task cannot ask this")
+        self.note(id_)
+        try:
+            asked = inputs.read(method, event.params, declared)
+        except inputs.Malformed as exc:
+            return NestedOutcome.MALFORMED, jsonrpc.Error(mcp.INVALID_PARAMS, str(exc))
+        if not asked.allowed:
+            names = " and ".join(sorted(asked.required))
+            error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {method}")
+            return NestedOutcome.UNDECLARED, error
+        self.add(method, asked.params, id_)
+        return NestedOutcome.ASKED, None
 
     def has_heard(self, id_: bytes) -> bool:
         """Whether this question came before, or was answered here before it came."""
