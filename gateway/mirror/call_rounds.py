@@ -56,7 +56,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
     def asked(self, id_: bytes) -> bytes:
         """The nested request; `id_` is JSON."""
-        return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, jsonrpc.encode(self.method), self.params)
+        return jsonrpc.request(id_, self.method, Raw(self.params))
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -155,7 +155,7 @@ class MirroredCall:
         params = jsonrpc.fields(self.request.params)
         if trace:
             meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), _written(trace))
-            params = {**params, "_meta": Raw(jsonrpc.merge(meta.items()))}
+            params = jsonrpc.with_meta(params, meta)
         return modern_request(id_, method, params, profile, log_level=log_level, added=added)
 
     def cancelling(self, task_id: str, id_: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -10,18 +10,18 @@ from yarl import URL
 
 from gateway.bridge.upstream_call import BUG
 from gateway.http.client import REDIRECTS, Client
-from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
+from gateway.protocol.errors import CallLost, GatewayError, Unreachable
 from gateway.protocol.header_mismatch import encode_value
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
+from gateway.upstream.http.http_errors import refused
 
 T = TypeVar("T")
 
@@ -42,6 +42,12 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     param_headers: Mapping[str, str] = {}
     is_long: bool = False
     """Whether the reply may be silent for any time, as a subscription is."""
+
+    @property
+    def repeated(self) -> dict[str, str]:
+        """The headers that repeat the version, the method and the target of the body."""
+        repeated = {mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: encode_value(self.method)}
+        return {**repeated, mcp.NAME_HEADER: encode_value(self.target)} if self.target else repeated
 
 
 class Listener(Protocol):
@@ -74,6 +80,9 @@ class PendingTask(NamedTuple):
 
 class ModernServer(Protocol):
     """Sends requests of 2026-07-28 to one server."""
+
+    reads_headers: ClassVar[bool]
+    """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
     def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """Send a request. No method of the listener is called before this returns."""
@@ -121,6 +130,7 @@ class _Waiting:
 class HttpServer(msgspec.Struct, frozen=True, eq=False):
     """A modern server over streamable HTTP."""
 
+    reads_headers: ClassVar[bool] = True
     client: Client
     endpoint: Endpoint
     silence: CoarseTimer
@@ -135,9 +145,10 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
         return _Reply(self, request, listener).begin()
 
 
-class StdioServer(NamedTuple):
+class StdioServer(msgspec.Struct, frozen=True, eq=False):
     """A modern server that is a child process, which all requests share."""
 
+    reads_headers: ClassVar[bool] = False
     modern: ModernStdio
     tasks: Tasks
 
@@ -180,11 +191,8 @@ class _Reply:
             **request.param_headers,
             "Accept": _ACCEPT,
             "Content-Type": "application/json",
-            mcp.PROTOCOL_VERSION: mcp.MODERN,
-            mcp.METHOD_HEADER: encode_value(request.method),
+            **request.repeated,
         }
-        if request.target:
-            headers[mcp.NAME_HEADER] = encode_value(request.target)
         self._begin(self._endpoint.url, headers)
         return self
 
@@ -274,7 +282,8 @@ class _Reply:
         if status in REDIRECTS and not self._is_redirected:
             self._follow()
         elif status in (401, 403):
-            self._fail(self._refused(status))
+            challenges = (value for name, value in self._head.texts() if name.lower() == "www-authenticate")
+            self._fail(refused(self._endpoint, status, challenges))
         elif self._body.lstrip().startswith(b"{"):
             self._take(bytes(self._body))
             self._silence.disarm(self)
@@ -287,21 +296,12 @@ class _Reply:
         """Send the request to the address that the server names: it has not run it."""
         self._is_redirected = True
         try:
-            location = self._head.get(b"location")
-            self._endpoint.follow(None if location is None else location.decode("latin-1"))
+            self._endpoint.follow(self._head.text(b"location"))
         except Unreachable as exc:
             self._fail(exc)
         else:
             self._body.clear()
             self._begin(self._endpoint.url, self._headers)
-
-    def _refused(self, status: int) -> Refused:
-        where, as_client = self._endpoint.where, self._endpoint.as_client
-        whose = "the credentials" if as_client else "the credentials of routes[].credentials"
-        given = [value for name, value in self._head.texts() if name.lower() == "www-authenticate"]
-        challenge = ", ".join(value for value in given if is_valid_value(value)) or None
-        words = f"{where} refused {whose} (HTTP {status})"
-        return Refused(words, status=status, challenge=challenge, is_clients=as_client)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         self._silence.disarm(self)

@@ -44,8 +44,7 @@ def modern_request(  # noqa: PLR0913  (what one request consists of)
         metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
     parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
     parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
-    written = id_, jsonrpc.encode(method), jsonrpc.merge(parts.items())
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % written
+    return jsonrpc.request(id_, method, Raw(jsonrpc.merge(parts.items())))
 
 
 def initialize_result(discovered: Raw, profile: Profile) -> bytes:
@@ -153,5 +152,4 @@ def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:
     if mcp.META_SUBSCRIPTION.encode() not in data:
         return data
     params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
-    written = jsonrpc.encode(message.method), jsonrpc.merge(_with_legacy_meta(params))
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % written
+    return jsonrpc.notification(message.method, Raw(jsonrpc.merge(_with_legacy_meta(params))))

@@ -10,11 +10,11 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
+from gateway.mirror.streamable import reply_stream
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
-from gateway.sep_1442.stateless_call import write
 from gateway.sep_1442.vocabulary import LISTENING
 from gateway.upstream.channel import Headers
 
@@ -41,7 +41,7 @@ class Listening:
         pending = server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), self)
         streams.add(self)
         try:
-            return await write(self._queue, reply, streams=True)
+            return (await reply_stream.finish(reply, await reply_stream.write(self._queue, reply)))[0]
         finally:
             self._is_over = True
             pending.abort()

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from aiohttp import web
 from msgspec import Raw
@@ -14,7 +14,6 @@ from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
 from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
-from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending
@@ -34,6 +33,8 @@ class OwnSide(NamedTuple):
 
 class OwnServer:
     """A `ModernServer` for the rounds of one request."""
+
+    reads_headers: ClassVar[bool] = False
 
     def __init__(self, side: OwnSide, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> None:
         self._side = side
@@ -73,12 +74,7 @@ class OwnServer:
 def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
     """The client's headers, with those of 2026-07-28 in place of its own."""
     kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
-    headers = CIMultiDict(kept)
-    headers[mcp.PROTOCOL_VERSION] = mcp.MODERN
-    headers[mcp.METHOD_HEADER] = encode_value(request.method)
-    if request.target:
-        headers[mcp.NAME_HEADER] = encode_value(request.target)
-    return CIMultiDictProxy(headers)
+    return CIMultiDictProxy(CIMultiDict([*kept, *request.repeated.items()]))
 
 
 class _Messages(MessageReply):

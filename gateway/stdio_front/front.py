@@ -14,6 +14,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.legacy_front.session import error_response
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
@@ -56,7 +57,7 @@ class StdioFront:
             try:
                 await self._receive(line)
             except GatewayError as exc:
-                self._host.send(jsonrpc.failure(exc.request_id, jsonrpc.Error(exc.code, exc.message)))
+                self._host.send(error_response(exc.request_id, exc))
 
     async def _receive(self, line: bytes | None) -> None:
         if line is None:
@@ -67,7 +68,7 @@ class StdioFront:
         depth = self._live.config.limits.json_depth
         if self._legacy is not None and batch.is_batch(line):
             for member in batch.members(line, depth, batch.VERSION):
-                self._legacy.receive(member.data, member.opened)
+                self._legacy.receive(member)
             return
         try:
             jsonrpc.check_bounds(line, depth)
@@ -81,7 +82,7 @@ class StdioFront:
         elif self._modern is None and self._legacy is None:
             self._modern = await self._new_modern()
         if self._legacy is not None:
-            self._legacy.receive(line, opened)
+            self._legacy.receive(ClientMessage(line, opened))
         elif self._modern is not None:
             self._modern.receive(line)
 
@@ -90,8 +91,7 @@ class StdioFront:
     async def _new_modern(self) -> ModernHost:
         live, headers = self._live, own_headers(self._live.route)
         if live.route.era != "bridge" and await is_modern(live, headers):
-            over_http = live.upstream.stdio is None
-            serve = Forwarder(self._host, server_of(live), headers, over_http=over_http).serve
+            serve = Forwarder(self._host, server_of(live), headers).serve
         else:
             serve = Bridge(self._host, self._handler, live).serve
         return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)

@@ -34,10 +34,9 @@ class LegacyHost:
         """Whether a request of the host is worked on, and does not wait for an answer of the host."""
         return bool(self._open - set(self._asked.values()) - self._cancelled)
 
-    def receive(self, line: bytes, opened: jsonrpc.Message) -> None:
+    def receive(self, message: ClientMessage) -> None:
         """Take one message of the host."""
-        message = ClientMessage(line, opened)
-        id_ = message.request_id
+        id_, opened = message.request_id, message.opened
         if id_ is not None:
             if id_ in self._open:
                 # An answer with this id would end the other request.

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Raw
 
 from gateway.bridge.upstream_call import BUG
+from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp, request
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidRequest
 from gateway.protocol.request import ParsedBody
@@ -64,7 +65,7 @@ class ModernHost:
             raise
 
     def _refuse(self, id_: Raw | bytes | None, error: GatewayError) -> None:
-        self._host.send(jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message)))
+        self._host.send(error_response(id_, error))
 
     def _ended(self, id_: bytes) -> None:
         del self._running[id_]

@@ -96,10 +96,7 @@ def without_task(result: Raw) -> Raw:
         meta = {key: raw for key, raw in jsonrpc.fields(opened["_meta"]).items() if key != mcp.META_RELATED_TASK}
     except (KeyError, ValueError):
         return result
-    kept: dict[str, bytes | Raw] = {key: raw for key, raw in opened.items() if key != "_meta"}
-    if meta:
-        kept["_meta"] = jsonrpc.merge(meta.items())
-    return Raw(jsonrpc.merge(kept.items()))
+    return Raw(jsonrpc.merge(jsonrpc.with_meta(opened, meta).items()))
 
 
 def ended(found: Status, answer: Raw | jsonrpc.Error) -> Ended:

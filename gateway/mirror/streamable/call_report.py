@@ -82,15 +82,18 @@ class CallReport:
         """This replica continues a call that another one began."""
         log.info(
             Event.CALL_TAKEN_OVER,
-            route=self._live.route.path,
-            upstream=self._live.route.upstream.name,
-            target=self._request.target[:_TARGET_CHARACTERS],
+            **self._about,
             owner=owner,
             owner_is_dead=owner_is_dead,
             round=round_,
             resumable=True,
-            request_id=self.request_id,
         )
+
+    @property
+    def _about(self) -> dict[str, str]:
+        """What every event in the log says."""
+        route, target = self._live.route, self._request.target[:_TARGET_CHARACTERS]
+        return {"route": route.path, "upstream": route.upstream.name, "target": target, "request_id": self.request_id}
 
     def failed(self, error: GatewayError) -> None:
         """The call ends with an error of the gateway."""
@@ -123,14 +126,11 @@ class CallReport:
         say = log.warning if isinstance(error, UpstreamError) else log.info
         say(
             Event.EXCHANGE_FINISHED,
-            route=path,
-            upstream=self._live.route.upstream.name,
+            **self._about,
             method=self._request.method[:_TARGET_CHARACTERS],
-            target=self._request.target[:_TARGET_CHARACTERS],
             rounds=rounds,
             outcome=ending.outcome,
             seconds=round(seconds, 3),
-            request_id=self.request_id,
             **({"cause": error.message, "fix": error.fix} if error is not None else {}),
         )
 

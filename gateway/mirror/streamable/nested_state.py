@@ -36,7 +36,7 @@ def with_state(question: Question, state: str) -> Question:
     """The question with its state."""
     params = jsonrpc.fields(question.params)
     meta = _meta(params) | {KEY: Raw(jsonrpc.encode(state))}
-    return replace(question, params=jsonrpc.merge({**params, "_meta": Raw(jsonrpc.merge(meta.items()))}.items()))
+    return replace(question, params=jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
 
 
 def is_echo(nested: Nested, message: jsonrpc.Message) -> bool:
@@ -59,11 +59,7 @@ def taken(nested: Nested, message: jsonrpc.Message, tokens: Tokens) -> tuple[Nes
         nested = tokens.echoed(state, nested)
     except InvalidState as exc:
         raise InvalidRequestState(exc.reason) from exc
-    if meta:
-        result["_meta"] = Raw(jsonrpc.merge(meta.items()))
-    else:
-        del result["_meta"]
-    return nested, replace(message, result=Raw(jsonrpc.merge(result.items())))
+    return nested, replace(message, result=Raw(jsonrpc.merge(jsonrpc.with_meta(result, meta).items())))
 
 
 def _opened(message: jsonrpc.Message) -> tuple[jsonrpc.Fields, jsonrpc.Fields]:
