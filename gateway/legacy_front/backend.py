@@ -30,12 +30,7 @@ def request_id(id_: Raw) -> RequestId:
 
 def cancelled(message: Message) -> RequestId | None:
     """The id of the request that `notifications/cancelled` names; None if it is another message, or malformed."""
-    if message.method != mcp.CANCELLED or not isinstance(message.params, Raw):
-        return None
-    try:
-        raw = jsonrpc.fields(message.params).get("requestId")
-    except ValueError:
-        return None
+    raw = jsonrpc.members(message.params).get("requestId") if message.method == mcp.CANCELLED else None
     return None if raw is None else request_id(raw)
 
 

@@ -330,10 +330,7 @@ def _fell_behind() -> CallLost:
 
 def negotiated(result: Raw) -> str | None:
     """The protocol version in a result of `initialize`; None if it is malformed."""
-    try:
-        return jsonrpc.text(jsonrpc.fields(result).get("protocolVersion"))
-    except ValueError:
-        return None
+    return jsonrpc.text(jsonrpc.members(result).get("protocolVersion"))
 
 
 def error_response(request: bytes | Raw | None, error: GatewayError) -> bytes:

@@ -104,16 +104,9 @@ def _legacy_tools(raw: bytes) -> bytes:
 def _legacy_tool(raw: Raw) -> bytes:
     opened = jsonrpc.fields(raw)
     schema = opened.get("outputSchema")
-    if schema is None or _describes_object(schema):
+    if schema is None or jsonrpc.text(jsonrpc.members(schema).get("type")) == "object":
         return bytes(raw)
     return jsonrpc.merge((key, value) for key, value in opened.items() if key != "outputSchema")
-
-
-def _describes_object(schema: Raw) -> bool:
-    try:
-        return jsonrpc.text(jsonrpc.fields(schema).get("type")) == "object"
-    except ValueError:
-        return False
 
 
 def legacy_answer(id_: bytes, method: str, error: jsonrpc.Error) -> bytes:
@@ -123,18 +116,11 @@ def legacy_answer(id_: bytes, method: str, error: jsonrpc.Error) -> bytes:
         if method == mcp.TOOLS_CALL:
             return jsonrpc.result(id_, tool_error(error.message))
         return jsonrpc.failure(id_, internal_error(error.message, error))
-    if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and _names_uri(error):
+    if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and "uri" in jsonrpc.members(error.data):
         return jsonrpc.failure(id_, jsonrpc.Error(mcp.LEGACY_RESOURCE_NOT_FOUND, error.message, error.data))
     if error.code in _OUR_FAULTS:
         return jsonrpc.failure(id_, internal_error(error.message, error))
     return jsonrpc.failure(id_, error)
-
-
-def _names_uri(error: jsonrpc.Error) -> bool:
-    try:
-        return isinstance(error.data, Raw) and "uri" in jsonrpc.fields(error.data)
-    except ValueError:
-        return False
 
 
 def tool_error(words: str) -> bytes:

@@ -108,6 +108,14 @@ def fields(raw: Raw | bytes) -> Fields:
     return _open(raw)[0]
 
 
+def members(raw: object) -> Fields:
+    """As `fields`, but empty for anything that is not an object in JSON."""
+    try:
+        return fields(raw) if isinstance(raw, Raw | bytes) else {}
+    except ValueError:
+        return {}
+
+
 def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
     """The members of an object, and the object with its unpaired surrogates hidden, if it has any."""
     _check_members(raw)

@@ -164,10 +164,5 @@ class StdioFront:
 
 def _speaks_modern(opened: jsonrpc.Message) -> bool:
     """Whether the first message of a host is one of 2026-07-28: no legacy host names its version in `_meta`."""
-    if not isinstance(opened.params, Raw):
-        return opened.method == mcp.DISCOVER
-    try:
-        params = jsonrpc.fields(opened.params)
-        return opened.method == mcp.DISCOVER or mcp.META_VERSION in jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY))
-    except ValueError:
-        return False
+    meta = jsonrpc.members(jsonrpc.members(opened.params).get("_meta"))
+    return opened.method == mcp.DISCOVER or mcp.META_VERSION in meta

@@ -9,6 +9,7 @@ from gateway.bridge.upstream_call import BUG
 from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp, request
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidRequest
+from gateway.protocol.reply_messages import is_response
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.host import Host
@@ -89,4 +90,4 @@ def _is_response(line: bytes) -> bool:
         message = jsonrpc.message(line)
     except ValueError:
         return False
-    return message.method is None and (isinstance(message.result, Raw) or isinstance(message.error, Raw))
+    return message.method is None and is_response(message)

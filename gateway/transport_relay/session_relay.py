@@ -262,9 +262,5 @@ def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:
 
 def _progress_token(request: jsonrpc.Message) -> RequestId | None:
     """The progress token of a request, if it has one."""
-    with suppress(ValueError):
-        if isinstance(request.params, Raw):
-            meta = jsonrpc.fields(request.params).get("_meta")
-            token = None if meta is None else jsonrpc.fields(meta).get(mcp.META_PROGRESS_TOKEN)
-            return None if token is None else request_id(token)
-    return None
+    token = jsonrpc.members(jsonrpc.members(request.params).get("_meta")).get(mcp.META_PROGRESS_TOKEN)
+    return None if token is None else request_id(token)

@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question, Request
+from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, UpstreamError
@@ -42,7 +42,8 @@ class CallReport:
         traces, request, path = self._live.process.traces, self._request, self._live.route.path
         if traces is not None:
             about = Operation(request.method, request.target, self._version, path)
-            self._span = incoming.begin_span(traces, about, request.id, _meta(request))
+            meta = jsonrpc.members(jsonrpc.members(request.params).get("_meta"))
+            self._span = incoming.begin_span(traces, about, request.id, meta)
 
     def asked(self, questions: tuple[Question, ...]) -> None:
         """The client is asked."""
@@ -133,10 +134,3 @@ class CallReport:
             seconds=round(seconds, 3),
             **({"cause": error.message, "fix": error.fix} if error is not None else {}),
         )
-
-
-def _meta(request: Request) -> jsonrpc.Fields:
-    try:
-        return jsonrpc.fields(jsonrpc.fields(request.params).get("_meta", jsonrpc.EMPTY))
-    except ValueError:
-        return {}  # it is refused when the call is sent

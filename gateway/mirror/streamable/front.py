@@ -175,7 +175,7 @@ class Mirror:
                     response = client_state_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
-                found = await self._replicas.at_home(session.key, at.incoming, at.reply)
+                found = await self._replicas.at_home(at, session.key)
                 if found is not None:
                     return found[0]
                 home = self._shared.homes.of(session, at.live)
@@ -206,7 +206,7 @@ class Mirror:
             raise ShuttingDown("open the stream again")
         self.long_lived += 1
         try:
-            found = await self._replicas.at_home(session.key, at.incoming, at.reply)
+            found = await self._replicas.at_home(at, session.key)
             if found is None:
                 home = self._shared.homes.of(session, at.live)
                 found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)

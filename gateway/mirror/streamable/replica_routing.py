@@ -49,15 +49,15 @@ class Replicas:
             at.continued(Step.FORWARDED)
         return found
 
-    async def at_home(self, key: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def at_home(self, at: MirrorArrival, key: str) -> Replied | None:
         """Have the home of a session serve a request; None if that is this replica."""
-        for member in await self._before_own(key, incoming):
+        for member in await self._before_own(key, at.incoming):
             try:
-                return await self._peers.forward("heir", member, incoming, OneStream(reply))
+                return await self._peers.forward("heir", member, at.incoming, OneStream(at.reply))
             except PeerStuck:
                 raise
             except (PeerFailed, OwnerStalled):
-                _check_unstarted(reply)  # the next home must have the newest event id
+                _check_unstarted(at.reply)  # the next home must have the newest event id
         return None
 
     async def _before_own(self, key: str, incoming: Incoming) -> list[str]:
