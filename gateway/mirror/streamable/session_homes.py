@@ -13,10 +13,11 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.subscription import Filter
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.change_subscription import Changes, Honoured
+from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.streamable import reply_stream
 from gateway.mirror.streamable.client_state_item import Level
@@ -165,7 +166,7 @@ class Home:
             self._count()
             return await self._write(reply, honoured, request_id)
 
-    async def _write(self, reply: ReplyWriter, honoured: Honoured, request_id: str) -> Replied:
+    async def _write(self, reply: ReplyWriter, honoured: Filter, request_id: str) -> Replied:
         live = self.live
         self._end_stream()
         leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
