@@ -1,7 +1,7 @@
 """A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -9,16 +9,16 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.bridge.upstream_call import BUG
-from gateway.http.client import REDIRECTS, Client
-from gateway.http.upstream_url import Endpoint
+from gateway.http.client import REDIRECTS
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, Unreachable
+from gateway.protocol.errors import CallLost, GatewayError, Unreachable, UpstreamError
 from gateway.protocol.header_mismatch import encode_value
-from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
+from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.http.http_errors import refused
@@ -131,18 +131,11 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
     """A modern server over streamable HTTP."""
 
     reads_headers: ClassVar[bool] = True
-    client: Client
-    endpoint: Endpoint
-    silence: CoarseTimer
-    """Limits how long a reply may be silent."""
-    failed: Callable[[GatewayError], None]
-    """Is told of every request without a response."""
-    refused: Callable[[str], None]
-    """Is told of each request of the server, by its method: modern servers send none, and nobody gets it."""
+    live: LiveRoute
 
     def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`."""
-        return _Reply(self, request, listener).begin()
+        return _Reply(self.live, request, listener).begin()
 
 
 class StdioServer(msgspec.Struct, frozen=True, eq=False):
@@ -171,12 +164,14 @@ class StdioServer(msgspec.Struct, frozen=True, eq=False):
 class _Reply:
     """One request over HTTP with its reply (`Pending`, `ReplyListener`)."""
 
-    def __init__(self, server: HttpServer, request: Outgoing, listener: Listener) -> None:
-        self._server = server
-        self._endpoint = server.endpoint
+    def __init__(self, live: LiveRoute, request: Outgoing, listener: Listener) -> None:
+        assert live.upstream.era is not None, "an upstream without a command has a URL"
+        self._live = live
+        self._client, self._endpoint = live.upstream.client, live.upstream.era.endpoint
         self._request = request
         self._listener = listener
-        self._silence = server.silence
+        self._silence = live.deadlines.idle
+        """Limits how long a reply may be silent."""
         self._pending: PendingRequest
         self._head: ReplyHead
         self._parser: sse.Parser | None = None
@@ -198,7 +193,7 @@ class _Reply:
 
     def _begin(self, url: URL, headers: Mapping[str, str]) -> None:
         self._headers = headers
-        self._pending = self._server.client.begin("POST", url, headers, self._request.body, self)
+        self._pending = self._client.begin("POST", url, headers, self._request.body, self)
         self._restart()
 
     def abort(self) -> None:
@@ -223,7 +218,9 @@ class _Reply:
     def _fail(self, error: GatewayError) -> None:
         if not self._is_over:
             self._end()
-            self._server.failed(error)
+            if isinstance(error, UpstreamError):
+                self._live.process.metrics.upstream_failed(self._live.route.path, error.reason)
+            self._live.upstream.health.note(error)
             self._listener.on_failed(error)
 
     # -- from the connection ------------------------------------------------------------------------------------
@@ -232,13 +229,13 @@ class _Reply:
         self._head = head
         self._restart()
         if head.status < 300 and head.content_type == "text/event-stream":
-            self._parser = sse.Parser(self._server.client.limits.event_bytes)
+            self._parser = sse.Parser(self._client.limits.event_bytes)
 
     def on_body(self, data: bytes, /) -> None:
         self._restart()
         if self._parser is None:
             self._body += data
-            if len(self._body) > self._server.client.limits.event_bytes:
+            if len(self._body) > self._client.limits.event_bytes:
                 self._too_large()
             return
         try:
@@ -259,7 +256,9 @@ class _Reply:
         try:
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
-                self._server.refused(message.method)
+                # Modern servers send no requests, and nobody gets this one.
+                metrics, path = self._live.process.metrics, self._live.route.path
+                metrics.nested_request(path, message.method, NestedOutcome.UNSOLICITED)
                 return
             if reply_messages.is_response(message):
                 self._is_over = True
