@@ -3,8 +3,8 @@
 A front decodes what the client sends, and hands it to a backend. The backend sends messages back by the link of its
 client. There is one of each per client session, and the first message of every session is `initialize`.
 
-Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. Rule 2: after `close` of
-either side, the other one hears nothing more.
+Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. One that the client has
+cancelled may be passed to `forget` instead. Rule 2: after `close` of either side, the other one hears nothing more.
 """
 
 from collections.abc import Callable
@@ -61,6 +61,9 @@ class ClientLink(Protocol):
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error; over HTTP with its status and headers, if the reply has not begun."""
+
+    def forget(self, request: RequestId) -> None:
+        """A request that the client has cancelled gets no response."""
 
     def close(self) -> None:
         """End the session: each request that is still open is answered with an error first."""

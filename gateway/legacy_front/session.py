@@ -236,6 +236,14 @@ class FrontSession:
             self._fail(stream, request, error)
             self._finish(stream)
 
+    def forget(self, request: RequestId) -> None:
+        """See `backend.ClientLink`."""
+        if request in self._open:
+            stream = self._open[request].stream
+            self._close_request(request)
+            if stream is not None:
+                self._finish(stream)
+
     def close(self) -> None:
         """See `backend.ClientLink`."""
         self.end(CallLost("The server ended the session; its open requests may have had effects"))

@@ -63,9 +63,7 @@ class LegacyHost:
             answered = request_id(opened.id)
             if answered not in self._open:
                 return
-            self._open.discard(answered)
-            self._cancelled.discard(answered)
-            self._asked = {question: about for question, about in self._asked.items() if about != answered}
+            self.forget(answered)
         elif isinstance(opened.id, Raw) and related_to in self._open and len(self._asked) < _MAX_ASKED:
             self._asked[request_id(opened.id)] = related_to
         self._host.send(message)
@@ -73,6 +71,12 @@ class LegacyHost:
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error."""
         self.send(error_response(request, error), request)
+
+    def forget(self, request: RequestId) -> None:
+        """Count a request as answered."""
+        self._open.discard(request)
+        self._cancelled.discard(request)
+        self._asked = {question: about for question, about in self._asked.items() if about != request}
 
     def close(self) -> None:
         """The backend ends the session: answer what is open, and end."""

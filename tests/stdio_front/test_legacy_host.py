@@ -41,6 +41,14 @@ def test_a_request_that_waits_for_an_answer_of_the_host_is_not_worked_on() -> No
     assert bench.legacy.is_busy
 
 
+def test_the_id_of_a_request_that_gets_no_response_is_free_again() -> None:
+    bench = Bench()
+    bench.server_asks("5")
+    bench.host_says('{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}')
+    bench.legacy.forget(b"1")
+    assert (bench.legacy._open, bench.legacy._cancelled, bench.legacy._asked) == (set(), set(), {})
+
+
 def test_questions_are_remembered_no_longer_than_their_request() -> None:
     bench = Bench()
     bench.server_asks("5", None)
