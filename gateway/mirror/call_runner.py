@@ -170,7 +170,12 @@ class Runner:
 
     def on_message(self, data: bytes, /) -> None:
         """See `Listener`."""
-        if self.is_over or (self._is_stale(data) and self._list_again()):
+        if self.is_over:
+            return
+        if self._is_stale(data):
+            self._is_relisted, self._pending = True, None
+            self._upstream.catalog.forget(self._upstream.caller)
+            self._upstream.tasks.spawn(self._list_and_send(), "list tools")
             return
         try:
             step = self.call.received(data)
@@ -229,10 +234,3 @@ class Runner:
             return False
         error = jsonrpc.message(data).error
         return isinstance(error, Raw) and jsonrpc.error(error).code == mcp.HEADER_MISMATCH
-
-    def _list_again(self) -> bool:
-        self._is_relisted = True
-        self._pending = None
-        self._upstream.catalog.forget(self._upstream.caller)
-        self._upstream.tasks.spawn(self._list_and_send(), "list tools")
-        return True

@@ -30,6 +30,7 @@ from gateway.stdio_front.legacy_host import LegacyHost
 from gateway.stdio_front.modern_forwarder import Forwarder
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Direction, bodies
+from gateway.transport_relay.session_relay import SessionRelay
 
 _POLL_SECONDS: Final = 0.05
 
@@ -37,12 +38,10 @@ _POLL_SECONDS: Final = 0.05
 class StdioFront:
     """Serves one host until it closes its end."""
 
-    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, relay: Connect) -> None:
-        """`relay` serves a legacy host of a legacy server that is not a child."""
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
         self._host = host
         self._handler = handler
         self._live = live
-        self._http_relay = relay
         self._tasks = live.process.tasks
         self._modern: ModernHost | None = None
         self._legacy: LegacyHost | None = None
@@ -106,7 +105,7 @@ class StdioFront:
     def _relay(self, link: ClientLink) -> Backend:
         stdio = self._live.upstream.stdio
         if stdio is None:
-            return self._http_relay(link)
+            return SessionRelay(self._live, link)
         self._child = ChildBackend(stdio, link, self._tasks)
         return self._child
 

@@ -7,7 +7,6 @@ never told of the end of a session in which a call may still run; each such call
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import Raw
@@ -253,11 +252,6 @@ class SessionRelay:
                     params = {"requestId": Raw(request), "reason": "The client has left"}
                     with suppress(UpstreamError):
                         await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
-
-
-def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:
-    """Return the factory of a route's relays."""
-    return lambda link: SessionRelay(live, link)
 
 
 def _progress_token(request: jsonrpc.Message) -> RequestId | None:

@@ -182,22 +182,13 @@ class StreamedCall:
         return Mark(self._placed(), self._number, call.request.id, request=call.request, progress=progress)
 
     def _mark_asking(self) -> Mark:
-        call = self.call
-        asking = {question.key: question for question in self._round_questions()}
-        return Mark(
-            self._placed(),
-            self._number,
-            call.request.id,
-            request=call.request,
-            progress=call.progress,
-            asking=tuple(asking.values()),
-            answered=tuple(key for key in asking if key not in call.open),
-        )
-
-    def _round_questions(self) -> tuple[Question, ...]:
-        if self._mark_now.progress.round == self.call.progress.round and self._mark_now.asking:
-            return self._mark_now.asking
-        return tuple(self.call.open.values())
+        """The place of a call whose client is asked, with all questions of the round."""
+        call, before = self.call, self._mark_now
+        is_same_round = before.progress.round == call.progress.round
+        asking = (before.asking if is_same_round else ()) or tuple(call.open.values())
+        answered = tuple(question.key for question in asking if question.key not in call.open)
+        mark = Mark(self._placed(), self._number, call.request.id, request=call.request, progress=call.progress)
+        return replace(mark, asking=asking, answered=answered)
 
     def _move(self, mark: Callable[[], Mark]) -> None:
         """Tell the client of a new place in the stream."""
@@ -208,7 +199,7 @@ class StreamedCall:
 
     def _prime(self, mark: Mark) -> bytes:
         """An event that only marks a place."""
-        return b"id: %b\ndata: \n\n" % self._shared.tokens.event_id(mark).encode()
+        return self._with_id(b"data: \n\n", mark)
 
     def _with_id(self, event: bytes, mark: Mark) -> bytes:
         if not self._resumes:
