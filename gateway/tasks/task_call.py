@@ -153,10 +153,6 @@ class TaskCall(UpstreamCall):
         await context.live.upstream.pool.prepare(session, context.request.log_level, headers)
         return session
 
-    def _is_wanted(self) -> bool:
-        """Whether the exchange still waits for the call."""
-        return self._context.exchange.calling
-
     def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:
         """Give the task to its client; the session is the task's from now on."""
         try:
