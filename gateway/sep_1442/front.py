@@ -18,7 +18,7 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import cancelled
+from gateway.legacy_front.backend import cancelled, request_id
 from gateway.legacy_front.incoming_message import read
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
@@ -87,7 +87,7 @@ class Stateless:
         assert incoming.caller is not None, "the caller is identified before"
         sent = read(Arrival(incoming, reply, live, incoming.caller))
         at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
-        id_ = bytes(message.id) if isinstance(message.id, Raw) else None
+        id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method is None:
                 return await self._answered(at, message)
