@@ -62,7 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.command = command
     if options.run is not _wrap and bool(command) != getattr(options, "stdio", False):
         parser.error("--stdio and a command need each other: --stdio -- npx some-server")
-    code: int = options.run(options)
+    try:
+        code: int = options.run(options)
+    except ConfigError as exc:
+        print(*exc.located, sep="\n", file=sys.stderr)
+        return 1
+    except TracesUnavailable as exc:
+        print(exc.message, file=sys.stderr)
+        return 1
     return code
 
 
@@ -156,39 +163,27 @@ def _wrap(options: argparse.Namespace) -> int:
     if sum(map(bool, (options.command, options.upstream, options.config))) != 1:
         print("wrap needs one of: -- COMMAND, --upstream URL, --config FILE", file=sys.stderr)
         return _USAGE
-    try:
-        if options.config is not None:
-            given = load(options.config)
-        elif options.upstream is not None:
-            given = for_upstream(options.upstream)
-        else:
-            given = for_command(options.command)
-        config = with_log_level(for_host(given, options.route, os.environ, options.era), options.log_level)
-        if config.traces:
-            check_traces()
-    except ConfigError as exc:
-        print(exc, file=sys.stderr)
-        return 1
-    except TracesUnavailable as exc:
-        print(exc.message, file=sys.stderr)
-        return 1
-    configure_logging(config.log.level, config.log.format)
-    event_loop.run(wrap(config))
+    if options.config is not None:
+        given = load(options.config)
+    elif options.upstream is not None:
+        given = for_upstream(options.upstream)
+    else:
+        given = for_command(options.command)
+    event_loop.run(wrap(_logged(for_host(given, options.route, os.environ, options.era), options.log_level)))
     return 0
 
 
-def _serve(options: argparse.Namespace) -> int:
-    try:
-        config = with_log_level(_given(options), options.log_level)
-        if config.traces:
-            check_traces()
-    except ConfigError as exc:
-        print(*exc.located, sep="\n", file=sys.stderr)
-        return 1
-    except TracesUnavailable as exc:
-        print(exc.message, file=sys.stderr)
-        return 1
+def _logged(config: Config, level: Level | None) -> Config:
+    """Begin the log; return the configuration with its level. Raises TracesUnavailable."""
+    config = with_log_level(config, level)
+    if config.traces:
+        check_traces()
     configure_logging(config.log.level, config.log.format)
+    return config
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = _logged(_given(options), options.log_level)
     read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
     try:
         if config.workers > 1:
@@ -213,11 +208,7 @@ def _given(options: argparse.Namespace) -> Config:
 
 
 def _check(options: argparse.Namespace) -> int:
-    try:
-        config = load(options.config)
-    except ConfigError as exc:
-        print(*exc.located, sep="\n", file=sys.stderr)
-        return 1
+    config = load(options.config)
     print("configuration is valid")
     remarks = [f"caution: {sentence}" for sentence in cautions(config)]
     remarks += [f"note: {sentence}" for sentence in _notes(config)]

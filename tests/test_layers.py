@@ -45,6 +45,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"config/parsing"},
             {"exchange"},
             {"protocol", "identity"},
+            {"protocol/json_text"},
             {"", "shell_completion", "container_health"},
         ),
     )
@@ -58,7 +59,7 @@ LIBRARIES: dict[str, set[str]] = {
     "server": set(),
     "demo": {"mcp", "mcp_types", "pydantic", "uvicorn"},
     "probe": {"msgspec", "multidict", "yarl"},
-    "probe/steps": {"aiohttp", "cryptography", "msgspec", "multidict", "yarl"},
+    "probe/steps": {"cryptography", "msgspec", "multidict", "yarl"},
     "probe/report": {"msgspec"},
     "stdio_front": {"aiohttp", "msgspec", "multidict"},
     "downstream": {"aiohttp", "msgspec"},
@@ -91,13 +92,14 @@ LIBRARIES: dict[str, set[str]] = {
     "config/parsing": {"msgspec", "yaml"},
     "exchange": {"msgspec"},
     "protocol": {"msgspec"},
+    "protocol/json_text": {"msgspec"},
     "identity": {"cryptography", "jwt", "msgspec"},
     "": set(),
     "container_health": {"yaml"},
 }
 """The libraries that each folder may import."""
 
-PURE = {"exchange", "protocol"}
+PURE = {"exchange", "protocol", "protocol/json_text"}
 """Folders whose results depend on their arguments alone."""
 SYNCHRONOUS = {
     *PURE,

@@ -1,5 +1,6 @@
 """Merges the statuses of several processes into one; pure."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
@@ -152,11 +153,13 @@ def health(last_ok_seconds_ago: float | None, failure: Failure | None) -> Upstre
 
 
 def _peer(one: PeerStatus, other: PeerStatus) -> PeerStatus:
-    """Prefer the worker with the most recent answer."""
-    ages = (one.last_answer_seconds_ago, other.last_answer_seconds_ago)
-    if one.state == "not asked" or (None not in ages and ages[1] == _least(*ages)):
-        return other
-    return one
+    """Prefer the worker with the most recent answer, or else one that has asked."""
+
+    def rank(peer: PeerStatus) -> tuple[float, bool]:
+        ago = peer.last_answer_seconds_ago
+        return math.inf if ago is None else ago, peer.state == "not asked"
+
+    return min(one, other, key=rank)
 
 
 def _error(one: ErrorStatus, other: ErrorStatus) -> ErrorStatus:

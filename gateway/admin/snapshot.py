@@ -1,6 +1,7 @@
 """Takes a snapshot of a process for /status, when someone looks; nothing is recorded or asked beforehand."""
 
 import hashlib
+import math
 import os
 import resource
 import time
@@ -21,10 +22,10 @@ from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
-from gateway.telemetry.metrics.saturation import Load, RouteLoad, Use
+from gateway.telemetry.metrics.saturation import Saturation
 from gateway.telemetry.process_status import (
     MOST_HELD,
     MOST_PEERS,
@@ -113,25 +114,22 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
     return cut(status)
 
 
-def load_of(source: SnapshotSource) -> Load:
-    """Return how much of its limits a process uses, for the metrics."""
+def show_load(source: SnapshotSource, gauges: Saturation) -> None:
+    """Show in the metrics how much of its limits a process uses."""
     config, lot = source.config, source.lot
-    return Load(
-        is_ready=source.is_ready,
-        connections=Use(source.connections, config.limits.connections),
-        requests_in_flight=source.in_flight,
-        held_of_one_address=Use(lot.most_of_one_address, config.hold.max_calls_per_address),
-        routes={path: _route_load(live) for path, live in source.routes.live.items()},
-    )
-
-
-def _route_load(live: LiveRoute) -> RouteLoad:
-    pool, upstream = live.upstream.pool, live.route.upstream
-    return RouteLoad(
-        sessions_limit=pool.most,
-        children_limit=upstream.max_children if upstream.command is not None else None,
-        of_one_address=Use(pool.most_of_one_address, live.config.sessions.max_per_address),
-    )
+    gauges.ready.set(source.is_ready)
+    gauges.connections.set(source.connections)
+    gauges.connections_limit.set(config.limits.connections)
+    gauges.in_flight.set(source.in_flight)
+    gauges.held_of_one.set(lot.most_of_one_address)
+    gauges.held_of_one_limit.set(config.hold.max_calls_per_address or math.inf)
+    for path, live in source.routes.live.items():
+        pool, upstream = live.upstream.pool, live.route.upstream
+        gauges.sessions_limit[path,].set(pool.most)
+        gauges.sessions_of_one[path,].set(pool.most_of_one_address)
+        gauges.sessions_of_one_limit[path,].set(live.config.sessions.max_per_address or math.inf)
+        if upstream.command is not None:
+            gauges.children_limit[path,].set(upstream.max_children)
 
 
 def now() -> str:

@@ -6,8 +6,8 @@ from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
 from gateway.config import Config, ConfigError, InForce, Principal, contents, jwks_context, on_route
-from gateway.http.client import Bounds, Client
 from gateway.http.incoming import Caller, Incoming
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
 from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks

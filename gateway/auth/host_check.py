@@ -3,7 +3,6 @@
 Source: specification 2026-07-28 basic/transports/streamable-http, Security & Endpoint.
 """
 
-import ipaddress
 import re
 from functools import lru_cache
 from typing import Final
@@ -13,6 +12,7 @@ from yarl import URL
 
 from gateway.config import Config, Security, split_address
 from gateway.http.upstream_headers import joined
+from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import Forbidden
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -58,20 +58,12 @@ def check_admin(host: str | None, names: frozenset[str]) -> None:
     """
     name = _name(host)
     if name is None or not (
-        name in names or (host or "").lower() in names or _is_address(name) or _INNER.fullmatch(name)
+        name in names or (host or "").lower() in names or parsed_address(name) or _INNER.fullmatch(name)
     ):
         raise Forbidden(
             f"Host {(host or '')[:80]!r} is not served here; use an IP address, localhost, a name without a dot or "
             "one that ends in .svc, .local or .internal, or list the name in security.allowed_hosts"
         )
-
-
-def _is_address(name: str) -> bool:
-    try:
-        _ = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 @lru_cache(maxsize=256)

@@ -8,16 +8,17 @@ Rule 2: keys that cannot be refreshed are used for principal.jwks_stale_seconds,
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
 from yarl import URL
 
 from gateway.config import Principal, redacted_url
-from gateway.http.client import FOREIGN, Client, read_at_most, tls_cause
+from gateway.http.upstream_client import Client
+from gateway.http_client.errors import RequestFailed
 from gateway.identity.jwt_verification import LEEWAY_SECONDS, BadToken, Key, UnknownKey, Verified, read_keys, verify
 from gateway.protocol.errors import NoKeys, Unauthorized
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
@@ -42,7 +43,7 @@ class JwksVerifier:
         self._keys: tuple[Key, ...] = ()
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
-        self._verified: OrderedDict[bytes, Verified] = OrderedDict()
+        self._verified: Newest[bytes, Verified] = Newest(_TOKENS_KEPT)
         """By the token's digest, the least recently used first."""
         if principal.jwks_file is not None:
             self._keys = read_keys(Path(principal.jwks_file).read_bytes())
@@ -65,9 +66,7 @@ class JwksVerifier:
             verified = await self._verify(token)
         except BadToken as exc:
             raise Unauthorized(str(exc), has_token=True) from exc
-        self._verified[digest] = verified
-        if len(self._verified) > _TOKENS_KEPT:
-            _ = self._verified.popitem(last=False)
+        _ = self._verified.keep(digest, verified)
         return verified.principal
 
     async def _verify(self, token: str) -> Verified:
@@ -122,14 +121,11 @@ class JwksVerifier:
         try:
             async with asyncio.timeout(_FETCH_SECONDS):
                 keys = read_keys(await self._get(URL(url)))
-        except (*FOREIGN, OSError, ValueError) as exc:
-            # The HTTP library's own messages quote the URL.
-            is_ours = isinstance(exc, ValueError) and not isinstance(exc, FOREIGN)
-            cause = tls_cause(exc) or (str(exc) if is_ours else type(exc).__name__)
+        except (RequestFailed, TimeoutError, ValueError) as exc:
             log.warning(
                 Event.KEYS_FAILED,
                 url=redacted_url(url),
-                cause=cause,
+                cause=str(exc) or f"no answer within {_FETCH_SECONDS:g} s",
                 note=f"keys fetched before that stay in use: {len(self._keys)}",
             )
         else:
@@ -142,14 +138,14 @@ class JwksVerifier:
             self._fetching = None
 
     async def _get(self, url: URL) -> bytes:
-        """The body at a URL; raises one of FOREIGN, or ValueError."""
-        response = await self._client.open("GET", url, {"Accept": "application/json"}, None)
+        """The body at a URL; raises RequestFailed or ValueError."""
+        reply = await self._client.send("GET", url, {"Accept": "application/json"}, b"")
         try:
-            if response.status != 200:
-                raise ValueError(f"answered HTTP {response.status}")
-            body = await read_at_most(response, _MAX_BYTES)
+            if reply.status != 200:
+                raise ValueError(f"answered HTTP {reply.status}")
+            body = await reply.read_at_most(_MAX_BYTES)
             if body is None:
                 raise ValueError(f"is larger than {_MAX_BYTES} bytes")
             return body
         finally:
-            response.close()
+            reply.close()

@@ -17,18 +17,25 @@ from urllib.parse import urljoin
 
 from aiohttp import web
 from multidict import MultiMapping
-from yarl import URL
 
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
 from gateway.config import Config, InForce, Route
 from gateway.http.body import BodyReader
-from gateway.http.client import REDIRECTS, Client
+from gateway.http.upstream_client import REDIRECTS, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
 from gateway.identity import oauth_metadata
 from gateway.identity import principal as principals
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import Busy, GatewayError, InvalidRequest, MethodNotFound, Unreachable, UpstreamError
+from gateway.protocol.errors import (
+    Busy,
+    GatewayError,
+    InvalidRequest,
+    MethodNotFound,
+    NotAllowed,
+    Unreachable,
+    UpstreamError,
+)
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _PASSED_UP: Final = ("Accept", "Accept-Language", "Authorization", "Content-Type", "MCP-Protocol-Version")
@@ -112,12 +119,15 @@ class OAuthProxy:
         if http.method == "OPTIONS":
             return _preflight(methods)
         if http.method not in methods:
-            raise _not_allowed(http.method, asked.kind, methods)
+            raise NotAllowed(
+                f"HTTP {http.method[:20]} is not served at {asked.kind}; it takes {', '.join(methods)}",
+                allowed=", ".join((*methods, "OPTIONS")),
+            )
         if asked.kind == oauth_metadata.RESOURCE and asked.suffix in self._verified - self._routes.keys():
             return _document(self._of_issuer(self._public(http) + (asked.suffix or "/")))  # a stdio server has none
         route = self._route(asked)
         place = self._place(http, route)
-        body = None
+        body = b""
         if http.method == "POST":
             limit = min(_BODY_BYTES, self._config.limits.body_bytes)
             body = await self._bodies.read(http, limit, self._config.limits.receive_seconds)
@@ -191,7 +201,7 @@ class OAuthProxy:
     # -- endpoints ----------------------------------------------------------------------------------------------
 
     async def _forward(
-        self, http: web.BaseRequest, body: bytes | None, kind: str, route: Route, place: Place
+        self, http: web.BaseRequest, body: bytes, kind: str, route: Route, place: Place
     ) -> web.Response:
         published = await self._upstream.published(route, place)
         server = published.server or {}
@@ -207,20 +217,21 @@ class OAuthProxy:
             target += f"{'&' if '?' in target else '?'}{query}"
         if not _is_plain(target) or " " in target:
             raise Unreachable(f"{where(route)} names a {oauth_metadata.ENDPOINTS[kind]} that is not a URL")
-        if body is not None and http.content_type == _FORM and body.isascii():
+        if http.content_type == _FORM and body.isascii():
             body = oauth_metadata.replaced(body.decode(), named).encode()
         headers = _picked(http.headers, _PASSED_UP)
         if kind == "/authorize":
             _ = headers.pop("Authorization", None)  # a browser's, for the gateway's origin
-        async with self._upstream.request(http.method, route, target, headers, body) as response:
-            kept = _picked(response.headers, _PASSED_DOWN)
+        async with self._upstream.request(http.method, route, target, headers, body) as reply:
+            came = reply.headers
+            kept = _picked(came, _PASSED_DOWN)
             if "WWW-Authenticate" in kept:
                 kept["WWW-Authenticate"] = oauth_metadata.challenge(kept["WWW-Authenticate"], place)
-            location = response.headers.get("Location")
-            if location is not None and response.status in REDIRECTS and _is_plain(location):
+            location = came.get("Location")
+            if location is not None and reply.status in REDIRECTS and _is_plain(location):
                 with suppress(ValueError):  # `//[` is not a URL
-                    kept["Location"] = _location(response.url, location, published, place)
-            return web.Response(body=await body_of(response, route), status=response.status, headers=kept)
+                    kept["Location"] = _location(place.upstream + target, location, published, place)
+            return web.Response(body=await body_of(reply, route), status=reply.status, headers=kept)
 
 
 def _target(path: str) -> _Target | None:
@@ -254,10 +265,10 @@ def _renamed(resource: Document | None, place: Place) -> dict[str, tuple[str, st
     return {"resource": (place.resource, name)} if isinstance(name, str) and place.is_private(name) else {}
 
 
-def _location(url: URL, location: str, published: Published, place: Place) -> str:
+def _location(url: str, location: str, published: Published, place: Place) -> str:
     """The redirect target for a browser; its `iss` (RFC 9207) must be the issuer that the client knows."""
     if not location.startswith(("http://", "https://")) and ":" not in location.partition("/")[0]:
-        location = urljoin(str(url), location)  # a page of the upstream that the gateway does not serve
+        location = urljoin(url, location)  # a page of the upstream that the gateway does not serve
     server = published.server or {}
     name = server.get("issuer")
     before, mark, rest = location.partition("?")
@@ -277,13 +288,6 @@ def _preflight(methods: tuple[str, ...]) -> web.Response:
         "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
     }
     return web.Response(status=204, headers=headers)
-
-
-def _not_allowed(method: str, kind: str, methods: tuple[str, ...]) -> GatewayError:
-    error = InvalidRequest(f"HTTP {method[:20]} is not served at {kind}; it takes {', '.join(methods)}")
-    error.status = 405
-    error.headers["Allow"] = ", ".join((*methods, "OPTIONS"))
-    return error
 
 
 def _first(value: str | None) -> str:

@@ -1,16 +1,15 @@
 """Sends OAuth requests to the upstream of a route; caches the metadata that the upstream publishes."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from aiohttp import ClientResponse
 from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config import Route
-from gateway.http.client import FOREIGN, Client, mapped, read_at_most
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_client import Client, Exchange
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
@@ -71,38 +70,28 @@ class OAuthUpstream:
 
     async def _fetch(self, route: Route, paths: tuple[str, ...]) -> Document | None:
         for path in dict.fromkeys(paths):
-            async with self.request("GET", route, path, {"Accept": "application/json"}, None) as response:
-                if response.status == 200:
-                    return _parsed(await body_of(response, route), f"{where(route)} ({path})")
-                if response.status >= 500 or response.status == 429:
+            async with self.request("GET", route, path, {"Accept": "application/json"}, b"") as reply:
+                if reply.status == 200:
+                    return _parsed(await body_of(reply, route), f"{where(route)} ({path})")
+                if reply.status >= 500 or reply.status == 429:
                     # A 404 would make the client sign in another way.
-                    raise Unreachable(f"{where(route)} answered {path} with HTTP {response.status}")
+                    raise Unreachable(f"{where(route)} answered {path} with HTTP {reply.status}")
         return None
 
-    @asynccontextmanager
-    async def request(
-        self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> AsyncIterator[ClientResponse]:
-        """Send a request to the upstream's origin, with the headers that the route sets; raises UpstreamError.
+    def request(self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes) -> Exchange:
+        """Send a request to the upstream's origin, with the headers that the route sets.
 
         Redirects are not followed. `credentials` do not apply: a client signs in as itself.
         """
         sent = CIMultiDict(headers)
         sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
-        try:
-            response = await self._client_for(route.path).open(method, url, sent, body)
-            try:
-                yield response
-            finally:
-                response.release()
-        except FOREIGN as exc:
-            raise mapped(exc, where(route)) from exc
+        return self._client_for(route.path).exchange(method, url, sent, body, where(route))
 
 
-async def body_of(response: ClientResponse, route: Route) -> bytes:
+async def body_of(reply: AwaitedReply, route: Route) -> bytes:
     """The body of a reply; raises Unreachable if it is too large."""
-    body = await read_at_most(response, ANSWER_BYTES)
+    body = await reply.read_at_most(ANSWER_BYTES)
     if body is None:
         raise Unreachable(f"{where(route)} answered an OAuth request with more than {ANSWER_BYTES} bytes")
     return body

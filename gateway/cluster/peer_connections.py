@@ -24,7 +24,6 @@ from aiohttp.abc import AbstractStreamWriter
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
-from gateway.http.client import read_at_most
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -121,7 +120,7 @@ class PeerConnections:
         async with await self.open(address, peer_request, fresh=fresh) as response:
             if response.status != 200:
                 raise OwnerStalled(peer_request.to, f"refuses a question (HTTP {response.status})")
-            answer = await read_at_most(response, most)
+            answer = await _read_at_most(response, most)
             if answer is None:
                 raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
             return self.frames(peer_request).feed(answer)
@@ -273,3 +272,15 @@ def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
+
+
+async def _read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
+    """Return the whole body, or None if it is larger than `limit` bytes. Raises one of NETWORK_ERRORS."""
+    if response.content_length is not None and response.content_length <= limit:
+        return await response.read()
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            return None
+    return bytes(body)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from gateway.config.model.config import Config, Principal, State
 from gateway.config.model.route import Route
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 from gateway.config.parsing.state_keys import read_key_lines
-from gateway.config.tls import contexts, jwks_context
+from gateway.config.tls import contexts, jwks_context, named_files
 from gateway.identity.jwt_verification import read_keys
 
 _MAX_FILE_BYTES = 1_048_576
@@ -118,15 +118,8 @@ def contents(config: Config) -> dict[str, bytes]:
 
     A renewed certificate usually keeps its path, so the configuration alone does not show the change.
     """
-    named = {f"tls.{key}": path for key, path in asdict(config.tls).items()}
-    named |= {f"principal.{key}": getattr(config.principal, key) for key in ("jwks_file", "jwks_ca_file")}
-    for route in config.routes:
-        tls = route.upstream.tls
-        for key in ("ca_file", "cert_file", "key_file"):
-            named[f"routes[{route.path}].upstream.tls.{key}"] = getattr(tls, key)
     found = {}
-    for key, path in named.items():
+    for key, path in named_files(config):
         with suppress(OSError):
-            if path is not None:
-                found[key] = hashlib.sha256(Path(path).read_bytes()).digest()
+            found[key] = hashlib.sha256(Path(path).read_bytes()).digest()
     return found

@@ -1,11 +1,13 @@
 """Builds TLS contexts from the files that the configuration names."""
 
 import ssl
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cryptography import x509
+from msgspec.structs import asdict
 
 from gateway.config.model.config import Config, Principal, Tls
 from gateway.config.model.route import UpstreamTls
@@ -96,15 +98,23 @@ def expiries(config: Config) -> dict[str, float]:
 
     A file that has become unreadable is left out: `contexts` reports it.
     """
-    files = {"tls.cert_file": config.tls.cert_file}
-    files |= {f"routes[{route.path}].upstream.tls.cert_file": route.upstream.tls.cert_file for route in config.routes}
     found = {}
-    for key, path in files.items():
-        if path is not None:
+    for key, path in named_files(config):
+        if key.endswith(".cert_file"):
             with suppress(OSError, ValueError):
                 chain = x509.load_pem_x509_certificates(Path(path).read_bytes())
                 found[key] = min(each.not_valid_after_utc.timestamp() for each in chain)
     return found
+
+
+def named_files(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield each file for TLS, or of the issuer's keys, by the path of its key."""
+    sections = {"tls": asdict(config.tls), "principal": asdict(config.principal)}
+    sections |= {f"routes[{route.path}].upstream.tls": asdict(route.upstream.tls) for route in config.routes}
+    for name, section in sections.items():
+        for key, path in section.items():
+            if key.endswith("_file") and path is not None:
+                yield f"{name}.{key}", path
 
 
 def _trust(context: ssl.SSLContext, key: str, path: str) -> None:

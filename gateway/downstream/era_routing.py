@@ -16,8 +16,8 @@ from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
+from gateway.protocol.era import names_modern
 from gateway.protocol.errors import DownstreamError
-from gateway.protocol.request import names_modern
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import PREFIX
 

@@ -25,16 +25,16 @@ from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http import request_id as ids
-from gateway.http.client import Client
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.request_parser import ParsedHead
+from gateway.http.upstream_client import Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536

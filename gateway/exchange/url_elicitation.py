@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.exchange.questions import MAX_QUESTIONS, Malformed, Question, assign_key, read
+from gateway.exchange.input_requests import MAX_QUESTIONS, Malformed, Question, assign_key, read
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 
 def questions_of(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Question]:

@@ -27,12 +27,10 @@ class BodyReader:
         """Only addresses with bodies under way."""
 
     def read_now(self, http: web.BaseRequest, limit: int) -> bytes | None:
-        """Return a body that came with its head, as small ones do; None if it must be waited for. Raises as `read`."""
+        """Return a plain body that came with its head, as small ones do; None for any other. Raises TooLarge."""
         content = http.content
-        if not content.is_eof():
+        if not content.is_eof() or content.exception() is not None or hdrs.CONTENT_ENCODING in http.headers:
             return None
-        if hdrs.CONTENT_ENCODING in http.headers or content.exception() is not None:
-            return _whole(http, _inflation(http), limit)
         body = content.read_nowait()
         if len(body) > limit:
             raise _too_large(limit)
@@ -40,9 +38,6 @@ class BodyReader:
 
     async def read(self, http: web.BaseRequest, limit: int, seconds: float) -> bytes:
         """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""
-        body = self.read_now(http, limit)
-        if body is not None:
-            return body
         inflation = _inflation(http)
         if http.content_length is not None and http.content_length > limit:
             raise _too_large(limit)
@@ -185,25 +180,6 @@ def _inflation(http: web.BaseRequest) -> _Inflation | None:
     if encoding not in ("gzip", "deflate"):
         raise UnsupportedEncoding
     return _Inflation(encoding)
-
-
-def _whole(http: web.BaseRequest, inflation: _Inflation | None, limit: int) -> bytes:
-    """Return a body that has arrived."""
-    try:
-        body = http.content.read_nowait()
-    except web.RequestPayloadError as exc:
-        raise _damaged() from exc
-    if inflation is not None and body:
-        inflated = bytearray()
-        for piece in inflation.pieces(body):
-            inflated += piece
-            if len(inflated) > limit:
-                raise _too_large(limit)
-        inflation.finish()
-        body = bytes(inflated)
-    if len(body) > limit:
-        raise _too_large(limit)
-    return body
 
 
 def _damaged() -> InvalidRequest:

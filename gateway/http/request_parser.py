@@ -22,6 +22,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.http.incoming import Caller
 from gateway.protocol.header_mismatch import KnownValues
+from gateway.runtime.newest import Newest
 from gateway.telemetry import Malformation
 
 MAX_LINE_BYTES: Final = 8190
@@ -76,7 +77,7 @@ class KnownHeads:
     """The heads that one listener remembers, by their bytes."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, ParsedHead] = {}
+        self._heads: Newest[bytes, ParsedHead] = Newest(_KNOWN)
         self._seen: set[int] = set()
         """The hashes of heads that came once."""
         self.find = self._heads.get
@@ -94,11 +95,9 @@ class KnownHeads:
             return
         if any(name in message.headers for name in _ODD) or not _is_head_of(data, message):
             return
-        if len(self._heads) >= _KNOWN:
-            del self._heads[next(iter(self._heads))]
         headers = message.headers
         values = KnownValues(partial(headers.getall, default=()))
-        self._heads[data] = ParsedHead(message, message.url.path, headers, length, values)
+        _ = self._heads.keep(data, ParsedHead(message, message.url.path, headers, length, values))
 
 
 def _is_head_of(data: bytes, message: RawRequestMessage) -> bool:

@@ -77,15 +77,18 @@ def of_header(value: str | None) -> bytes:
 
 def is_trusted(peer: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
     """Whether a request's TCP peer is a trusted proxy."""
-    if peer is None:
-        return False
-    try:
-        address = ipaddress.ip_address(peer)
-    except ValueError:
-        return False
+    address = parsed_address(peer or "")
     if isinstance(address, ipaddress.IPv6Address):
         address = address.ipv4_mapped or address  # how a dual-stack listener shows IPv4 peers
-    return any(address in network for network in networks)
+    return address is not None and any(address in network for network in networks)
+
+
+def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address in a text; None if it is none."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def client_address(
@@ -111,18 +114,15 @@ def _hop(text: str) -> str | None:
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:
         text = text.partition(":")[0]
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        return None
+    address = parsed_address(text)
+    return None if address is None else str(address)
 
 
 @lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
     """What an address counts as: IPv4 by itself, IPv6 by its /64; a text that is not an address as it is."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
+    parsed = parsed_address(address.partition("%")[0])
+    if parsed is None:
         return address
     if isinstance(parsed, ipaddress.IPv4Address):
         return str(parsed)

@@ -8,6 +8,7 @@ import msgspec
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidRequest, ParseError
+from gateway.protocol.json_text.json_bounds import check_bounds
 
 VERSION: Final = "2025-03-26"
 """The only version that has batches."""
@@ -22,7 +23,7 @@ def is_batch(body: bytes) -> bool:
 def members(body: bytes, json_depth: int, version: str | None) -> Sequence[ClientMessage]:
     """Return the messages of a batch in a session of this version; raises ParseError or InvalidRequest."""
     try:
-        jsonrpc.check_bounds(body, json_depth)
+        check_bounds(body, json_depth)
         items = jsonrpc.items(body)
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc

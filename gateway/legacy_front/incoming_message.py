@@ -13,6 +13,7 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, ParseError
+from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
 from gateway.protocol.reply_messages import is_response
 
 
@@ -39,14 +40,14 @@ def opened(incoming: Incoming) -> jsonrpc.Message:
     """Return the message; raises ParseError or InvalidRequest."""
     body = incoming.body
     try:
-        jsonrpc.check_bounds(body, incoming.json_depth)
+        check_bounds(body, incoming.json_depth)
         _ = jsonrpc.distinct(body)
         message = jsonrpc.message(body)
     except jsonrpc.RepeatedKey as exc:
         raise InvalidRequest("The message repeats a key; send each key once") from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object") from exc
-    except jsonrpc.TooMany as exc:
+    except TooMany as exc:
         raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc

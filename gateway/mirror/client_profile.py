@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
-from gateway.protocol.request import Capabilities, capabilities_of
+from gateway.protocol.request_meta import Capabilities, capabilities_of
 from gateway.seal import client_state
 
 _MAX_INFO_BYTES: Final = 1_024

@@ -9,7 +9,7 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.bridge.upstream_call import BUG
-from gateway.http.client import REDIRECTS
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
 from gateway.http_client.reply_head import ReplyHead

@@ -8,7 +8,7 @@ from yarl import URL
 from gateway import __version__
 from gateway.config import InForce
 from gateway.exchange import handshake
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.probe.report.features import features, unknown
 from gateway.probe.report.findings import Upstream, worst
@@ -70,7 +70,7 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
         )
     finally:
         await tasks.close()
-        await client.close()
+        client.close()
     return Redactor(secrets(subject)).upstream(_concluded(exam, route))
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
-from gateway.protocol.stdio_framing import Lines, LineTooLong, one_line
+from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger, secret_arguments
 
@@ -338,14 +338,13 @@ class _Output(asyncio.Protocol):
         self._child = child
 
     def data_received(self, data: bytes) -> None:
-        try:
-            for line in self._lines.feed(data):
-                if self._child.over.done():
-                    return
-                self._child.receive(line)
-        except LineTooLong:
-            if not self._child.over.done():
+        for line in self._lines.feed(data):
+            if self._child.over.done():
+                return
+            if line is None:
                 self._child.give_up("sent a message larger than limits.event_bytes")
+            else:
+                self._child.receive(line)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.closed = True

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from gateway.config import Route, Upstream
-from gateway.http.client import Client
+from gateway.http.upstream_client import Client
 from gateway.process.child import Child
 from gateway.protocol.errors import Unreachable
 from gateway.runtime.tasks import Tasks

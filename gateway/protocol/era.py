@@ -12,11 +12,13 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc, mcp, reply_messages, request
+from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import DownstreamError
+from gateway.protocol.request import ParsedBody
 
 T = TypeVar("T")
 
+_VERSION: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MODERN_ERRORS: Final = frozenset({mcp.HEADER_MISMATCH, mcp.MISSING_CAPABILITY})
 _ORDINARY: Final = frozenset({mcp.PARSE_ERROR, mcp.INVALID_PARAMS})
 """Errors that a modern server answers with HTTP 400 to a malformed request."""
@@ -38,22 +40,27 @@ _decode_discovered = msgspec.json.Decoder(_Discovered).decode
 _decode_unsupported = msgspec.json.Decoder(_Unsupported).decode
 
 
-def is_modern(
-    http_method: str, version_header: str | None, body: bytes, parse_body: Callable[[], request.ParsedBody]
-) -> bool:
-    """Whether a request is modern, by its header or its `_meta`.
+def is_modern(http_method: str, version_header: str | None, body: bytes, parse_body: Callable[[], ParsedBody]) -> bool:
+    """Whether a request is modern: its header names a modern version, or its `_meta` any version.
 
+    No legacy client sends that key; for an unknown version, the client gets the error that lists the supported ones.
     `parse_body` is called if neither the header nor a look at the body tells; it may raise a DownstreamError. A body
     that is not a single JSON-RPC request (a batch, a response, not JSON) is not modern.
     """
-    if request.names_modern(version_header):
+    if names_modern(version_header):
         return True
     if http_method != "POST" or (_META_VERSION not in body and b"\\" not in body):
         return False  # without an escape, the key in `_meta` can only be written as it is
     try:
-        return request.is_modern(parse_body(), version_header)
+        return mcp.META_VERSION in (parse_body().meta or {})
     except DownstreamError:
         return False
+
+
+def names_modern(version: str | None) -> bool:
+    """Whether this is the name of a modern version, even of one that the gateway does not support."""
+    version = (version or "").strip()
+    return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
 def discover() -> bytes:
@@ -105,14 +112,14 @@ def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
 
 def _discovers(result: Raw) -> bool:
     discovered = _decoded(_decode_discovered, result)
-    return discovered is not None and any(map(request.names_modern, discovered.supportedVersions))
+    return discovered is not None and any(map(names_modern, discovered.supportedVersions))
 
 
 def _is_modern_error(error: jsonrpc.Error) -> bool:
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
     refused = _decoded(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
-    return refused is not None and any(map(request.names_modern, refused.supported))
+    return refused is not None and any(map(names_modern, refused.supported))
 
 
 def _decoded(decode: Callable[[Raw | bytes], T], raw: Raw) -> T | None:

@@ -32,14 +32,19 @@ class GatewayError(Exception):
 
     code = mcp.INTERNAL_ERROR
     status = 200
+    reason = ""
+    """`data.reason` for the client, if the error has one."""
+    retry_after_seconds = 0
+    """When the client may try again; 0 if it is not told."""
     fix = "look for this requestId in the gateway's log"
     """The operator's next step; it goes to the log. The message goes to the client."""
 
     def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
         self.message = clean(message)
         super().__init__(self.message)
-        self.data = data
-        self.headers: dict[str, str] = {}
+        self.data = {"reason": self.reason, **(data or {})} if self.reason else data
+        seconds = self.retry_after_seconds
+        self.headers = {"Retry-After": str(seconds)} if seconds else {}
         self.request_id: bytes | None = None
         """The request's id as JSON, if only the code that raised the error knows it."""
 
@@ -163,11 +168,11 @@ class MethodNotFound(DownstreamError):
 class Unauthorized(DownstreamError):
     """The caller is not authenticated; `why` is one sentence without quotes or any part of the token (RFC 6750)."""
 
-    rejection = "unauthorized"
+    rejection = reason = "unauthorized"
     status = 401
 
     def __init__(self, why: str, *, has_token: bool) -> None:
-        super().__init__(why, data={"reason": "unauthorized"})
+        super().__init__(why)
         error = f' error="invalid_token", error_description="{why}"' if has_token else ""
         self.headers["WWW-Authenticate"] = f"Bearer{error}"
 
@@ -202,13 +207,13 @@ class UnsupportedEncoding(DownstreamError):
 class Busy(DownstreamError):
     """A limit is reached."""
 
-    rejection = "busy"
+    rejection = reason = "busy"
     fix = "raise the limit that the message names, or add a replica"
     code = mcp.INTERNAL_ERROR
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: int = 1, limit: str = "") -> None:
         """`limit` is the metric label for the limit, if it has one."""
-        super().__init__(message, data={"reason": "busy"})
+        super().__init__(message)
         self.status = status
         self.limit = limit
         self.headers["Retry-After"] = str(retry_after_seconds)
@@ -221,9 +226,6 @@ class UpstreamError(GatewayError):
     fix = "look into the upstream's own log at this time"
     is_counted = False
     """Whether the metrics already count this error."""
-
-    def __init__(self, message: str, *, data: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message, data={"reason": self.reason, **(data or {})})
 
 
 class Unreachable(UpstreamError):
@@ -307,17 +309,17 @@ class Refused(UpstreamError):
 class NoKeys(GatewayError):
     """The issuer's keys are not available: until they are, the gateway can neither accept nor reject a token."""
 
+    reason = "no_keys"
+    retry_after_seconds = 10
     fix = "check principal.jwks_url, and check that this host can reach the issuer"
     status = 503
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, data={"reason": "no_keys"})
-        self.headers["Retry-After"] = "10"
 
 
 class OwnerStalled(GatewayError):
     """The replica that holds the call is alive but does not serve the request; a retry may succeed."""
 
+    reason = "owner_stalled"
+    retry_after_seconds = 1
     fix = (
         "check that replica: it may lack CPU time or connections, or its clock or state.keys may differ from this "
         "replica's"
@@ -327,10 +329,8 @@ class OwnerStalled(GatewayError):
     def __init__(self, member: str, why: str = "does not react") -> None:
         super().__init__(
             f"The replica {member} that holds this call {why}; the call may still wait there: call again with the "
-            "same requestState and inputResponses",
-            data={"reason": "owner_stalled"},
+            "same requestState and inputResponses"
         )
-        self.headers["Retry-After"] = "1"
 
 
 class StateFromFuture(OwnerStalled):
@@ -363,26 +363,25 @@ class OwnerSilent(OwnerStalled):
 class TakenCallLost(OwnerStalled):
     """Another replica took a new call of this one, and broke off its reply."""
 
+    reason = "call_lost"
+    retry_after_seconds = 0  # a repeated call may run twice
     fix = "find out why that replica ended or hangs; check the call's effects before repeating it"
 
     def __init__(self, member: str) -> None:
-        GatewayError.__init__(  # without Retry-After: a repeated call may run twice
+        GatewayError.__init__(
             self,
             f"The replica {member}, to which another one gave this call, did not complete its reply; the call may "
             "have had effects",
-            data={"reason": "call_lost"},
         )
 
 
 class Stopping(GatewayError):
     """This replica shuts down, and can neither finish the call nor hand it over."""
 
+    reason = "stopping"
+    retry_after_seconds = 1
     fix = "raise hold.drain_seconds to give calls more time to end, or add a replica that takes them over"
     status = 503
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, data={"reason": "stopping"})
-        self.headers["Retry-After"] = "1"
 
 
 class ShuttingDown(Stopping):

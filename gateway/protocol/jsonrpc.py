@@ -10,16 +10,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, lru_cache
-from itertools import accumulate
-from json.encoder import encode_basestring_ascii
-from operator import add
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.protocol import unpaired_surrogates
+from gateway.protocol.json_text import unpaired_surrogates
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, check_items, check_members, check_values
 
 T = TypeVar("T")
 
@@ -28,15 +27,9 @@ NULL: Final = b"null"
 _RESULT_FIRST: Final = b'{"result":{'
 """How responses of the TypeScript SDK begin."""
 
-_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
-_MANY_DIGITS: Final = b"0" * 300
 _INTEGER: Final = re.compile(rb"-?[0-9]{1,300}")
 _LONG_KEY: Final = 64
 _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
-_LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
-_BRACKETS: Final = b"[]{}"
-MAX_MEMBERS: Final = 50_000
-"""The largest number of values that are taken out of one message, since each of them becomes a Python object."""
 
 
 class Message(msgspec.Struct, gc=False):
@@ -118,7 +111,7 @@ def members(raw: object) -> Fields:
 
 def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
     """The members of an object, and the object with its unpaired surrogates hidden, if it has any."""
-    _check_members(raw)
+    check_members(raw)
     try:
         return _decode_fields(raw), None
     except RecursionError as exc:
@@ -179,22 +172,6 @@ def value(raw: Raw | bytes) -> Any:
         return json.loads(bytes(raw).decode(), parse_float=_finite, parse_constant=_finite)
 
 
-def check_numbers(raw: Raw | bytes) -> None:
-    """Raise ValueError for a number that Python cannot hold and so cannot compare.
-
-    Such a number has an exponent of two digits or more, or 300 digits. Most JSON has neither, and is not decoded.
-    """
-    plain = bytes(raw).translate(_DIGITS, b"+")
-    if plain.find(b"0e00") < 0 and plain.find(_MANY_DIGITS) < 0:  # `in` costs CPython an exception
-        return
-    try:
-        _ = value(raw)
-    except TooMany:
-        return  # `canonical_members` does not compare them either
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc
-
-
 def _finite(number: str) -> float:
     found = float(number)
     if not math.isfinite(found):
@@ -207,34 +184,13 @@ _MALFORMED: Final = "the upstream answered with a malformed JSON-RPC error"
 
 def error(raw: Raw) -> Error:
     """Read an `error` member; a malformed one becomes an internal error that keeps its `data`, and raises nothing."""
-    try:
-        opened = _error_fields(raw)
-    except ValueError:
-        return Error(-32603, _MALFORMED)
-    data = opened.get("data", UNSET)
-    try:
-        code, said = _decode_code(opened["code"]), text(opened.get("message", Raw(b'""')))
-    except (ValueError, KeyError):
-        return Error(-32603, _MALFORMED, data)
-    return Error(code, said, data) if said is not None else Error(-32603, _MALFORMED, data)
-
-
-class _ErrorParts(msgspec.Struct):
-    code: Raw | UnsetType = UNSET
-    message: Raw | UnsetType = UNSET
     data: Raw | UnsetType = UNSET
-
-
-_decode_error = msgspec.json.Decoder(_ErrorParts).decode
-
-
-def _error_fields(raw: Raw) -> Mapping[str, Raw]:
-    """The members that an error has, however large its data is."""
-    try:
-        parts = msgspec.structs.asdict(_decode_error(raw))
-    except (msgspec.DecodeError, RecursionError):
-        return fields(raw)
-    return {name: value for name, value in parts.items() if value is not UNSET}
+    with suppress(ValueError, KeyError):
+        opened = fields(raw)
+        data = opened.get("data", UNSET)
+        if (said := text(opened.get("message", Raw(b'""')))) is not None:
+            return Error(_decode_code(opened["code"]), said, data)
+    return Error(-32603, _MALFORMED, data)
 
 
 def text(raw: Raw | None) -> str | None:
@@ -342,133 +298,6 @@ def failure(id_: bytes | Raw | None, body: Error) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(id_), encode(body))
 
 
-def check_bounds(data: bytes, max_depth: int) -> None:
-    """Raise ValueError for faults that a shallow decode misses: bad UTF-8 or too deep nesting."""
-    if not data.isascii():
-        try:
-            data.decode()
-        except UnicodeDecodeError as exc:
-            raise ValueError(f"not UTF-8 at byte {exc.start}") from exc
-    if data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
-        raise ValueError(f"nested deeper than {max_depth} levels")
-
-
-def _depth(data: bytes) -> int:
-    """How deep the brackets of a JSON text nest; all in C code, because a body may consist of brackets only."""
-    levels = _outside_strings(data, _BRACKETS).translate(_LEVELS)
-    # Eight brackets make a byte: tables give what it adds to the depth, and its highest point.
-    levels += b"0" * (8 - len(levels) % 8)
-    packed = int(levels, 2).to_bytes(len(levels) // 8)
-    before = accumulate(map(_RISES.__getitem__, packed), initial=0)
-    deepest: int = max(map(add, before, map(_PEAKS.__getitem__, packed)))
-    return deepest
-
-
-@cache
-def _all_but(kept: bytes) -> bytes:
-    return bytes(set(range(256)) - set(kept))
-
-
-def _outside_strings(data: bytes, kept: bytes) -> bytes:
-    """The bytes of a JSON text that are in `kept`, without those in its strings."""
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    found = data.translate(None, _all_but(kept + b'"')).replace(b'""', b"")
-    if b'"' in found:  # some strings have such bytes in them
-        found = b"".join(found.split(b'"')[::2])
-    return found
-
-
-def _peak(brackets: int) -> int:
-    """The highest depth within a byte of brackets, relative to the depth before it."""
-    bits = f"{brackets:08b}"
-    return max(2 * bits.count("1", 0, end) - end for end in range(9))
-
-
-_RISES: Final[list[int]] = [2 * brackets.bit_count() - 8 for brackets in range(256)]
-_PEAKS: Final[list[int]] = [_peak(brackets) for brackets in range(256)]
-
-
-class TooMany(ValueError):
-    """A message has more values than are taken out of one."""
-
-    def __init__(self) -> None:
-        super().__init__(f"more than {MAX_MEMBERS} values in one object or array")
-
-
-class _Spliced(msgspec.Struct):
-    """Members that may hold any number of values, because they are spliced, or checked before they are opened."""
-
-    structuredContent: Raw = Raw(b"")  # noqa: N815  (the wire's spelling)
-    content: Raw = Raw(b"")
-    contents: Raw = Raw(b"")
-    tools: Raw = Raw(b"")
-    prompts: Raw = Raw(b"")
-    resources: Raw = Raw(b"")
-    resourceTemplates: Raw = Raw(b"")  # noqa: N815
-    messages: Raw = Raw(b"")
-    arguments: Raw = Raw(b"")
-    inputResponses: Raw = Raw(b"")  # noqa: N815
-    params: Raw = Raw(b"")
-    result: Raw = Raw(b"")
-    data: Raw = Raw(b"")
-
-
-class _AnyObject(msgspec.Struct, gc=False):
-    pass
-
-
-_decode_spliced = msgspec.json.Decoder(_Spliced).decode
-_decode_objects = msgspec.json.Decoder(list[_AnyObject]).decode
-
-
-def _separators(data: bytes, which: bytes = b",") -> int:
-    """The number of these bytes outside strings; exact only if it may exceed MAX_MEMBERS."""
-    if (most := sum(map(data.count, _singly(which)))) <= MAX_MEMBERS:
-        return most
-    return len(_outside_strings(data, which))
-
-
-@cache
-def _singly(which: bytes) -> tuple[bytes, ...]:
-    return tuple(bytes((each,)) for each in which)
-
-
-def check_values(raws: Iterable[Raw | bytes]) -> None:
-    """Raise TooMany for more than MAX_MEMBERS values, in all of `raws` together and on all levels."""
-    if sum(_separators(bytes(raw), b",[{") for raw in raws) > MAX_MEMBERS:
-        raise TooMany
-
-
-def _check_members(raw: Raw | bytes) -> None:
-    """Raise TooMany for an object that may have more than MAX_MEMBERS members.
-
-    It costs memory to count members, so their values' commas count too, but for values that are spliced.
-    """
-    data = bytes(raw)
-    if (commas := _separators(data)) < MAX_MEMBERS:
-        return
-    try:
-        spliced = _decode_spliced(data)
-    except (ValueError, RecursionError):
-        raise TooMany from None
-    if commas - sum(_separators(bytes(getattr(spliced, name))) for name in spliced.__struct_fields__) >= MAX_MEMBERS:
-        raise TooMany
-
-
-def check_items(raw: Raw | bytes) -> None:
-    """Raise TooMany for an array with more than MAX_MEMBERS items; only objects are counted without their commas."""
-    data = bytes(raw)
-    if (commas := _separators(data)) < MAX_MEMBERS:
-        return
-    try:
-        if commas < 20 * MAX_MEMBERS and len(_decode_objects(data)) <= MAX_MEMBERS:
-            return
-    except (ValueError, RecursionError):
-        pass
-    raise TooMany
-
-
 class RepeatedKey(ValueError):
     """An object has the same key twice."""
 
@@ -521,48 +350,6 @@ def _units(data: bytes) -> int:
 
 def _utf16_units(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
-_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-_encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_PLAIN: Final = bytes(
-    48 if each in b"0123456789" else 101 if each in b".eE" else each if 32 <= each < 127 and each != 92 else 0
-    for each in range(256)
-)
-"""For `translate`: one digit, one sign behind the digits of a float, and 0 for escapes and all but printable ASCII."""
-
-
-def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and without white space: values that `value` reads as equal give equal bytes."""
-    try:
-        written = _encode_sorted(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        pass
-    else:
-        plain = written.translate(_PLAIN)
-        if plain.find(b"\0") < 0 and plain.find(b"0e") < 0:
-            return written  # no float and no escape, which the encoder below writes in another way
-    return _CANONICAL.encode(value).encode()
-
-
-def canonical_members(members: Mapping[str, Raw]) -> bytes:
-    """As `canonical`, for an object that is open; raises RecursionError or ValueError.
-
-    A value with more than MAX_MEMBERS values in it only loses its white space: a client that sends it again writes it
-    the same way.
-    """
-    written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
-    return b"{%b}" % b",".join(written)
-
-
-def _canonical(raw: Raw) -> bytes:
-    data = bytes(raw)
-    if data[:1] == b'"' and data.isascii() and data.find(b"\\") < 0 and data.decode().isprintable():
-        return data  # `canonical` escapes all other characters
-    try:
-        return canonical(value(raw))
-    except TooMany:
-        return msgspec.json.format(bytes(raw), indent=-1)
 
 
 def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, param_headers
+from gateway.protocol.json_text.json_bounds import check_items, check_values
 
 _MAX_NAME: Final = 200
 
@@ -82,14 +83,14 @@ def usable(result: Raw) -> tuple[Raw, tuple[OmittedTool, ...]]:
     opened = jsonrpc.fields(result)
     tools = opened.get("tools")
     if tools is not None:
-        jsonrpc.check_items(tools)
+        check_items(tools)
     if tools is None or (param_headers.ANNOTATION not in bytes(tools) and _all_good(tools)):
         return result, ()
     try:
         items = jsonrpc.items(tools)
     except (ValueError, RecursionError):
         return result, ()
-    jsonrpc.check_values(item for item in items if param_headers.ANNOTATION in bytes(item))
+    check_values(item for item in items if param_headers.ANNOTATION in bytes(item))
     found = [(item, _flaw(item)) for item in items]
     left_out = tuple(OmittedTool(_name(item), flaw) for item, flaw in found if flaw is not None)
     if not left_out:

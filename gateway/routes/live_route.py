@@ -11,8 +11,8 @@ import msgspec
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
-from gateway.http.client import Bounds, Client
 from gateway.http.traffic import Traffic
+from gateway.http.upstream_client import Bounds, Client
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.tasks import Tasks

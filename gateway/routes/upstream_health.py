@@ -3,9 +3,11 @@
 import time
 from typing import Final
 
+from msgspec.structs import replace
+
 from gateway.protocol.errors import GatewayError, Unreachable
 from gateway.telemetry.process_status import Failure
-from gateway.telemetry.recent_errors import RecentErrors, fix_for, presentable, sentence
+from gateway.telemetry.recent_errors import RecentErrors
 
 _FAILURES: Final = frozenset({"upstream_unreachable", "session_lost", "call_lost"})
 """After these an upstream counts as failing; an upstream that refuses a caller is available."""
@@ -28,7 +30,7 @@ class UpstreamHealth:
         self._is_command = is_command
         self._errors = errors
         self._failed = float("-inf")
-        self._kind = self._cause = self._fix = ""
+        self._failure: Failure | None = None
 
     def ok(self) -> None:
         """The upstream has answered."""
@@ -37,10 +39,10 @@ class UpstreamHealth:
     def note(self, error: GatewayError) -> None:
         """Record an error of a request of this route; the same error may be given several times."""
         fix = _COMMAND_FIX if isinstance(error, Unreachable) and self._is_command else ""
-        kind = self._errors.note(error, self._route, fix=fix)
-        if kind in _FAILURES:
-            self._failed, self._kind, self._cause = time.monotonic(), kind, presentable(error.message)
-            self._fix = sentence(fix or fix_for(kind, error))
+        noted = self._errors.note(error, self._route, fix=fix)
+        if noted is not None and noted.kind in _FAILURES:
+            self._failed = noted.last
+            self._failure = Failure(kind=noted.kind, cause=noted.text, fix=noted.fix, seconds_ago=0)
 
     def child_ended(self, how: str) -> None:
         """Record that a child ended unexpectedly."""
@@ -49,7 +51,4 @@ class UpstreamHealth:
     @property
     def failure(self) -> Failure | None:
         """The last failure, however long ago."""
-        if not self._kind:
-            return None
-        ago = time.monotonic() - self._failed
-        return Failure(kind=self._kind, cause=self._cause, fix=self._fix, seconds_ago=ago)
+        return self._failure and replace(self._failure, seconds_ago=time.monotonic() - self._failed)

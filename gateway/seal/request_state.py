@@ -18,6 +18,7 @@ from msgspec import Raw
 from gateway.config import InForce
 from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
+from gateway.protocol.canonical_json import canonical_members
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Request
 from gateway.seal.keyring import Keyring
@@ -169,13 +170,13 @@ def _digest(members: jsonrpc.Fields) -> bytes:
 @lru_cache(maxsize=_REMEMBERED)
 def _remembered_digest(names: tuple[str, ...], values: tuple[bytes, ...]) -> bytes:
     """Cached, because nearly every client spells its arguments in a retry as in the call."""
-    return hashlib.sha256(jsonrpc.canonical_members(dict(zip(names, map(Raw, values), strict=True)))).digest()
+    return hashlib.sha256(canonical_members(dict(zip(names, map(Raw, values), strict=True)))).digest()
 
 
 def digest_answers(answers: jsonrpc.Fields) -> bytes:
     """A digest of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
     try:
-        return hashlib.sha256(jsonrpc.canonical_members(answers)).digest()
+        return hashlib.sha256(canonical_members(answers)).digest()
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.inputResponses" cannot be read: {exc}; the call still waits') from exc
 

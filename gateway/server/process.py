@@ -15,7 +15,7 @@ from typing import Final
 from gateway import __version__
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource, load_of, take_snapshot
+from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.membership import Membership
@@ -32,11 +32,11 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.client import Bounds, Client
 from gateway.http.connection import Direct
 from gateway.http.listener import Handler, Listener
 from gateway.http.request_parser import parser_caution
 from gateway.http.traffic import Traffic
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.legacy_front.front import LegacyFront
 from gateway.legacy_front.replica_forwarding import Forwarding
@@ -51,7 +51,7 @@ from gateway.protocol.errors import Stopping
 from gateway.routes.cold_expiry import ColdExpiry
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.runtime.budget import Budget
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer
@@ -66,7 +66,6 @@ from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
-from gateway.telemetry.metrics.saturation import Load
 from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
@@ -145,7 +144,7 @@ class Gateway:
         """The address that clients can reach; known after `start`."""
         self.admin = ""
         self.ready = False
-        self._saturation = self.metrics.watch_load(self._load)
+        self._saturation = self.metrics.watch_load(lambda gauges: show_load(self._snapshot_source(), gauges))
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(
@@ -319,9 +318,6 @@ class Gateway:
             self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
 
-    def _load(self) -> Load:
-        return load_of(self._snapshot_source())
-
     def _show_settings(self, config: Config) -> None:
         self._saturation.show_certificates(expiries(config))
         self.metrics.set_held_limit(config.hold.max_calls)
@@ -353,7 +349,7 @@ class Gateway:
             await listener.close()
         await self.routes.end_children()
         await self.tasks.close()
-        await self._client.close()
+        self._client.close()
         await self._peer_connections.close()
         if self._traces is not None:
             # In a thread: probes and scrapes are answered meanwhile, even if the collector hangs.

@@ -22,6 +22,7 @@ from gateway.mirror.upstream import Upstream, is_modern, server_of
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
+from gateway.protocol.json_text.json_bounds import check_bounds
 from gateway.routes.live_route import LiveRoute
 from gateway.stdio_front.child_backend import ChildBackend
 from gateway.stdio_front.handler_bridge import Bridge
@@ -70,7 +71,7 @@ class StdioFront:
                 self._legacy.receive(member)
             return
         try:
-            jsonrpc.check_bounds(line, depth)
+            check_bounds(line, depth)
             opened = jsonrpc.message(line)
         except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc

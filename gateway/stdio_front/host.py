@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
-from gateway.protocol.stdio_framing import TolerantLines, one_line
+from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.budget import Budget, Share
 
 _CHUNK_BYTES: Final = 65_536
@@ -25,7 +25,7 @@ class Host:
         """`max_bytes` limits a line of the host; `unread` counts what the host has not read."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the host does not read any more."""
-        self._framing = TolerantLines(max_bytes)
+        self._framing = Lines(max_bytes)
         self._unread = unread
         self._behind: Share | None = None
         self._reader = asyncio.StreamReader(limit=_CHUNK_BYTES)

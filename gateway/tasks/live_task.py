@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from gateway.bridge.exchange_context import Context
+from gateway.bridge.call_context import Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
 from gateway.protocol.errors import Busy, ShuttingDown, UnknownTask

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from gateway.config.model.route import RouteTasks
 from gateway.protocol.errors import TasksUndeclared
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 
 class Choice(Enum):

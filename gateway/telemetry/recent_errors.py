@@ -15,6 +15,8 @@ from gateway.telemetry.process_status import MOST_ERRORS, ErrorStatus
 from gateway.telemetry.redaction import mask
 
 _TEXT_CHARACTERS: Final = 400
+_SAME_CHARACTERS: Final = 15
+"""Two pieces of advice that begin with as many equal characters say the same."""
 _NUMBERS: Final = re.compile(r"\d+")
 _QUOTES: Final = (
     re.compile(r"(?<=refused a message): .*", re.DOTALL),
@@ -37,12 +39,12 @@ class RecentErrors:
     """The errors of one process."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str, str], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], RecentError] = OrderedDict()
         """The most recent one is last; the number is bounded by what the page shows."""
         self._noted: WeakSet[GatewayError] = WeakSet()
 
-    def note(self, error: GatewayError, route: str = "", fix: str = "") -> str | None:
-        """Record an error and return its kind; None if it concerns only its client, or was recorded before.
+    def note(self, error: GatewayError, route: str = "", fix: str = "") -> "RecentError | None":
+        """Record an error and return its entry; None if it concerns only its client, or was recorded before.
 
         `fix` replaces the error's own.
         """
@@ -50,20 +52,21 @@ class RecentErrors:
         if kind is None or error in self._noted:
             return None
         self._noted.add(error)
-        self.say(kind, error.message, fix or fix_for(kind, error), route)
-        return kind
+        fix = fix or _FIXES.get(kind, error.fix)
+        return self.say(kind, _without_advice(error.message, fix), fix, route)
 
-    def say(self, kind: str, text: str, fix: str, route: str = "") -> None:
+    def say(self, kind: str, text: str, fix: str, route: str = "") -> "RecentError":
         """Record a problem that is not an exception."""
         text = presentable(text)
         now = time.monotonic()
         key = kind, route, _NUMBERS.sub("0", text)
-        known = self._known.pop(key, None) or _Known(now)
+        known = self._known.pop(key, None) or RecentError(kind, now)
         known.count += 1
-        known.last, known.text, known.fix = now, text, sentence(fix)
+        known.last, known.text, known.fix = now, text, fix[:1].upper() + fix[1:]
         self._known[key] = known
         if len(self._known) > MOST_ERRORS:
             _ = self._known.popitem(last=False)
+        return known
 
     def told(self) -> tuple[ErrorStatus, ...]:
         """Return the errors, newest first."""
@@ -82,12 +85,13 @@ class RecentErrors:
         )
 
 
-class _Known:
+class RecentError:
     """One line of the list."""
 
-    __slots__ = ("count", "first", "fix", "last", "text")
+    __slots__ = ("count", "first", "fix", "kind", "last", "text")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, kind: str, now: float) -> None:
+        self.kind = kind
         self.first = self.last = now
         self.count = 0
         self.text = self.fix = ""
@@ -102,14 +106,10 @@ def presentable(text: str) -> str:
     return shown if len(shown) <= _TEXT_CHARACTERS else f"{shown[: _TEXT_CHARACTERS - 1]}…"
 
 
-def fix_for(kind: str, error: GatewayError) -> str:
-    """What an operator does next."""
-    return _FIXES.get(kind, error.fix)
-
-
-def sentence(text: str) -> str:
-    """Begin with a capital letter."""
-    return text[:1].upper() + text[1:]
+def _without_advice(message: str, fix: str) -> str:
+    """Leave out the advice at the end of a message, which clients see without the fix, if the fix begins with it."""
+    said, _, advice = message.rpartition("; ")
+    return said if said and advice[:_SAME_CHARACTERS] == fix[:_SAME_CHARACTERS] else message
 
 
 def _kind(error: GatewayError) -> str | None:
@@ -117,12 +117,10 @@ def _kind(error: GatewayError) -> str | None:
     match error:
         case UpstreamError():
             return str((error.data or {}).get("reason", error.reason))
-        case Busy():
-            return "busy"
-        case NoKeys():
-            return "no_keys"
+        case Busy() | NoKeys():
+            return error.reason
         case OwnerStalled():
-            return "owner_stalled"
+            return OwnerStalled.reason
         case InvalidState(reason=reason) if reason in _NOT_BY_CLIENTS:
             return reason
         case _:

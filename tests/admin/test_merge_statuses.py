@@ -71,7 +71,9 @@ def test_of_a_peer_the_latest_answer_counts() -> None:
     assert merged_peers(unasked, asked) == merged_peers(asked, unasked) == (asked,)
     later = peer("dead", 1.0)
     assert merged_peers(asked, later) == merged_peers(later, asked) == (later,)
-    assert merged_peers(peer("silent", None), asked)[0].state == "silent"
+    never = peer("silent", None)
+    assert merged_peers(never, asked) == merged_peers(asked, never) == (asked,)
+    assert merged_peers(never, unasked) == merged_peers(unasked, never) == (never,)
 
 
 def test_the_same_error_of_several_workers_is_one() -> None:

@@ -247,7 +247,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
 
 
 async def test_tokens_that_are_kept_are_bounded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks_module, "_TOKENS_KEPT", 3)
+    monkeypatch.setattr(keys_of(stand)._verified, "_most", 3)
     for number in range(5):
         assert (await stand.client(bearer(jti=str(number))).call()).text == "done"
     assert len(keys_of(stand)._verified) == 3

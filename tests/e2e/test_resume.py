@@ -9,7 +9,7 @@ from yarl import URL
 
 from gateway.exchange import events as on
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import Client
+from gateway.http.upstream_client import Client
 from gateway.http_client.connection import Connection
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallGone

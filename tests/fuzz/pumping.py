@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 
 from gateway.config import parse
-from gateway.exchange import questions, results
+from gateway.exchange import input_requests, results
 from gateway.exchange.url_elicitation import questions_of
 from gateway.identity import oauth_metadata, principal
 from gateway.identity.jwt_verification import verify
@@ -36,6 +36,8 @@ from gateway.protocol import (
     tool_filter,
     unpaired_surrogates,
 )
+from gateway.protocol.canonical_json import check_numbers
+from gateway.protocol.json_text.json_bounds import check_bounds
 from tests.fuzz.content_targets import ALL, SERVER
 from tests.fuzz.mutator import TOKENS
 from tests.fuzz.protocol_targets import DEPTH
@@ -91,8 +93,8 @@ PASSES: Final = {
     "jsonrpc.fields": Pass(jsonrpc.fields, "jsonrpc"),
     "jsonrpc.distinct": Pass(jsonrpc.distinct, "jsonrpc"),
     "jsonrpc.value": Pass(jsonrpc.value, "jsonrpc"),
-    "jsonrpc.check_numbers": Pass(jsonrpc.check_numbers, "jsonrpc"),
-    "jsonrpc.check_bounds": Pass(lambda data: jsonrpc.check_bounds(data, DEPTH), "jsonrpc"),
+    "check_numbers": Pass(check_numbers, "jsonrpc"),
+    "check_bounds": Pass(lambda data: check_bounds(data, DEPTH), "jsonrpc"),
     "jsonrpc.text": Pass(lambda data: jsonrpc.text(Raw(b'"' + data + b'"')), "jsonrpc"),
     "jsonrpc.error": Pass(lambda data: jsonrpc.error(Raw(data)), "result"),
     "jsonrpc.is_id": Pass(lambda data: jsonrpc.is_id(Raw(data)), "jsonrpc"),
@@ -110,8 +112,8 @@ PASSES: Final = {
     ),
     "results.modern_error": Pass(_error, "result"),
     "results.error_data": Pass(lambda data: results.error_data(Raw(data), {"uri": "a"}), "result"),
-    "questions.read": Pass(lambda data: questions.read(mcp.ELICIT, Raw(data), ALL), "question"),
-    "questions.read, sampling": Pass(lambda data: questions.read(mcp.SAMPLE, Raw(data), ALL), "question"),
+    "input_requests.read": Pass(lambda data: input_requests.read(mcp.ELICIT, Raw(data), ALL), "question"),
+    "input_requests.read, sampling": Pass(lambda data: input_requests.read(mcp.SAMPLE, Raw(data), ALL), "question"),
     "url_elicitation": Pass(lambda data: questions_of(Raw(data), ()), "question"),
     "tool_filter.usable": Pass(lambda data: tool_filter.usable(Raw(data)), "result"),
     "param_headers.of_tools": Pass(param_headers.of_tools, "result"),

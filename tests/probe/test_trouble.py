@@ -16,7 +16,7 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.config import InForce, parse
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.probe import runner
 from gateway.probe.steps import requests
@@ -82,8 +82,8 @@ async def test_a_host_that_does_not_even_refuse() -> None:
     [
         (b"", {"stays": True}, "session", "`initialize` was not answered within 0.3 s"),
         (b"", {}, "http", "closed without an answer"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", {}, "http", "not HTTP"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", {}, "http", "not HTTP"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", {}, "http", "not valid HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", {}, "http", "not valid HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + b"data: x\n\n" * 9, {"times": None}, "", ""),
         (b"x" * 65_536, {"times": None}, "http", ""),
         (b"HTTP/1.1 502 Bad\r\nServer: \x1b[31mnginx\r\n\r\n", {}, "http", "Server: ?[31mnginx"),
@@ -104,7 +104,7 @@ async def test_a_reply_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) 
     client = Client(InForce(Bounds(it.config.limits, it.config.timeouts)), HttpClient(Tasks(Mock())))
     async with fake_wire(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 65_536, times=200) as url:
         reply = await requests.ask(client, requests.Request("GET", URL(url), {}), 30.0)
-    await client.close()
+    client.close()
     assert 1000 < len(reply.body) < 1_000_000
 
 

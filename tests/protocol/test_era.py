@@ -18,6 +18,7 @@ ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.
     [
         ("POST", mcp.MODERN, b"", True),
         ("POST", "2027-01-01", b"{", True),
+        ("POST", f" {mcp.MODERN} ", b"{}", True),
         ("GET", mcp.MODERN, b"", True),
         ("POST", None, json.dumps(CALL).encode(), True),
         ("POST", "2025-11-25", json.dumps(CALL).encode(), True),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.stdio_framing import Lines, LineTooLong, TolerantLines, one_line
+from gateway.protocol.stdio_framing import Lines, one_line
 
 TEXT = b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest"
 WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]
@@ -17,23 +17,13 @@ def test_lines_do_not_depend_on_how_the_bytes_are_cut(size: int) -> None:
 def test_a_line_may_be_as_long_as_its_bound_and_no_longer() -> None:
     lines = Lines(4)
     assert list(lines.feed(b"ab")) == []
-    assert list(lines.feed(b"cd\n1234\n")) == [b"abcd", b"1234"]
-    with pytest.raises(LineTooLong, match="more than 4 bytes"):
-        _ = list(lines.feed(b"12345\n"))
+    assert list(lines.feed(b"cd\n1234\n12345\n")) == [b"abcd", b"1234", None]
 
 
 def test_a_line_that_never_ends_is_refused_when_it_passes_its_bound() -> None:
     lines = Lines(4)
     assert list(lines.feed(b"1234")) == []
-    with pytest.raises(LineTooLong):
-        _ = list(lines.feed(b"5"))
-
-
-def test_what_comes_before_a_line_that_is_too_long_is_not_lost() -> None:
-    lines = Lines(4).feed(b"1234\n12345\n")
-    assert next(lines) == b"1234"
-    with pytest.raises(LineTooLong):
-        _ = next(lines)
+    assert list(lines.feed(b"5")) == [None]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +37,7 @@ def test_a_message_is_written_as_one_line(message: bytes, line: bytes) -> None:
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_a_line_that_is_too_long_is_skipped_and_told_once(size: int) -> None:
     data = b"one\n\r\n" + b"x" * 40 + b"\ntwo\r\n" + b"y" * 9 + b"\nthree"
-    lines = TolerantLines(8)
+    lines = Lines(8)
     assert [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])] == [
         b"one",
         None,
@@ -58,7 +48,7 @@ def test_a_line_that_is_too_long_is_skipped_and_told_once(size: int) -> None:
 
 
 def test_a_skipped_line_takes_no_memory() -> None:
-    lines = TolerantLines(8)
+    lines = Lines(8)
     for _ in range(3):
         _ = list(lines.feed(b"x" * 1_000_000))
     assert len(lines._begun) == 0

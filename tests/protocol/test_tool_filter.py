@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc, tool_filter
+from gateway.protocol import tool_filter
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, TooMany
 from tests.support.playbook import raw
 
 OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
@@ -174,13 +175,13 @@ def test_an_unpaired_surrogate_in_a_list_is_forwarded_unchanged_and_hides_no_fla
 
 
 def test_a_list_with_too_many_tools_is_refused() -> None:
-    many = raw({"tools": [{"name": "t", "inputSchema": OBJECT}] * (jsonrpc.MAX_MEMBERS + 1)})
-    with pytest.raises(jsonrpc.TooMany):
+    many = raw({"tools": [{"name": "t", "inputSchema": OBJECT}] * (MAX_MEMBERS + 1)})
+    with pytest.raises(TooMany):
         tool_filter.usable(many)
 
 
 def test_a_list_with_too_many_values_in_annotated_tools_is_refused() -> None:
-    values = {"enum": [""] * (jsonrpc.MAX_MEMBERS // 2)}
+    values = {"enum": [""] * (MAX_MEMBERS // 2)}
     assert not tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(b=values)]}))[1]
-    with pytest.raises(jsonrpc.TooMany):
+    with pytest.raises(TooMany):
         tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(a={**A, **values})]}))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from gateway.protocol import unpaired_surrogates
+from gateway.protocol.json_text import unpaired_surrogates
 
 _TOKENS = (
     r"\ud83d",

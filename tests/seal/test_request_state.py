@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from gateway.config import InForce
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
-from gateway.protocol.request import Capabilities, Request
+from gateway.protocol.request import Request
+from gateway.protocol.request_meta import Capabilities
 from gateway.seal import request_state as envelopes
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import (

@@ -52,6 +52,16 @@ def test_the_level_of_the_command_line_beats_that_of_the_file_also_after_a_reloa
     assert (read().log.level, read().hold.ttl_seconds) == (level, 7)
 
 
+@pytest.mark.parametrize("name", ["serve", "check", "wrap"])
+def test_every_command_names_the_line_of_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"routes:\n- upstream: {{url: {UPSTREAM}}}\n  path: mcp\n")
+    assert command.main([name, "--config", str(path)]) == 1
+    assert capsys.readouterr().err.startswith("line 3: routes[0].path: ")
+
+
 def test_the_level_goes_with_an_upstream_too(served: list[tuple[Config, Read | None]]) -> None:
     assert command.main(["serve", "--upstream", UPSTREAM, "--log-level", "error"]) == 0
     assert levels == ["error"]

@@ -133,7 +133,7 @@ async def crash(stand: Stand) -> None:
     for listener in gateway._listeners:
         await listener.close()
     await gateway.tasks.close()
-    await gateway._client.close()
+    gateway._client.close()
     await gateway._peer_connections.close()
 
 

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.config import InForce, RouteSettings, parse
 from gateway.exchange import events as on
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc, mcp
@@ -152,5 +152,5 @@ class UpstreamSide:
         self.pool.retire()
         await eventually(lambda: not self.busy_tasks())
         await self.tasks.close()
-        await self.client.close()
+        self.client.close()
         assert self.metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
-from gateway.protocol.request import Capabilities, Request
+from gateway.protocol.request import Request
+from gateway.protocol.request_meta import Capabilities
 from gateway.tasks import sep_2322_form
 from tests.tasks.test_modern_tasks import QUESTION, VIEW
 

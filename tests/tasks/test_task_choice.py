@@ -2,7 +2,7 @@ import pytest
 
 from gateway.config.model.route import RouteTasks
 from gateway.protocol.errors import TasksUndeclared
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from gateway.tasks.task_choice import Choice, choose
 
 NONE, EXTENSION, OLD = Capabilities(), Capabilities(tasks=True), Capabilities(legacy_tasks=True)

@@ -2,11 +2,14 @@
 
 import pytest
 
+from gateway.http_client.errors import NotConnected, TlsRefused
 from gateway.protocol.errors import (
     Busy,
+    CallLost,
     GatewayError,
     InvalidParams,
     InvalidState,
+    NoHandshake,
     NoKeys,
     OwnerStalled,
     Stopping,
@@ -19,6 +22,11 @@ from gateway.telemetry.process_status import (
 from gateway.telemetry.recent_errors import RecentErrors, presentable
 
 
+def kinds(errors: RecentErrors, *noted: GatewayError, fix: str = "") -> list[str | None]:
+    """The kinds under which errors are recorded."""
+    return [found and found.kind for found in (errors.note(error, fix=fix) for error in noted)]
+
+
 def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_is_bounded() -> None:
     errors = RecentErrors()
     for number in range(5):
@@ -26,7 +34,7 @@ def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_i
     (error,) = errors.told()
     assert (error.count, error.text) == (5, "is started again in 4 s")
     same = Unreachable("the same one")
-    assert (errors.note(same), errors.note(same)) == ("upstream_unreachable", None)
+    assert kinds(errors, same, same) == ["upstream_unreachable", None]
     assert errors.told()[0].count == 1
     for letter in range(3 * MOST_ERRORS):
         _ = errors.note(Unreachable("x" * (letter + 1)))
@@ -35,10 +43,26 @@ def test_errors_that_differ_in_numbers_are_one_entry_and_the_number_of_entries_i
     assert all(error.text != "the same one" for error in errors.told()), "the oldest has gone"
 
 
+def test_advice_stands_in_the_fix_alone_if_it_says_the_same() -> None:
+    errors = RecentErrors()
+    for error in (
+        NotConnected("Connection refused").mapped("The upstream"),
+        NoHandshake("It answered `initialize` with HTTP 404; check the path of upstream.url"),
+        TlsRefused("its certificate has expired; renew it there").mapped("It"),
+        CallLost("It was silent; the call may have had effects"),
+    ):
+        _ = errors.note(error)
+    assert [error.text for error in reversed(errors.told())] == [
+        "The upstream cannot be reached (Connection refused)",
+        "It answered `initialize` with HTTP 404",
+        "It cannot be reached over TLS: its certificate has expired; renew it there",
+        "It was silent; the call may have had effects",
+    ]
+
+
 def test_an_error_that_only_its_client_can_mend_is_not_recorded() -> None:
     errors, mended = RecentErrors(), (InvalidParams("x"), InvalidState("expired"), Unauthorized("x", has_token=True))
-    assert [errors.note(error) for error in mended] == [None] * 3
-    assert errors.note(InvalidState("unknown_key")) == "unknown_key"
+    assert kinds(errors, *mended, InvalidState("unknown_key")) == [None, None, None, "unknown_key"]
     assert "state.keys" in errors.told()[0].fix
 
 
@@ -68,6 +92,6 @@ def test_a_shown_text_is_one_line_without_secrets(text: str, shown: str) -> None
 )
 def test_a_condition_of_the_gateway_is_recorded_by_its_kind(error: GatewayError, kind: str | None) -> None:
     errors = RecentErrors()
-    assert errors.note(error, fix="" if kind != "busy" else "raise the cap") == kind
+    assert kinds(errors, error, fix="" if kind != "busy" else "raise the cap") == [kind]
     assert [told.kind for told in errors.told()] == ([kind] if kind else [])
     assert kind != "busy" or errors.told()[0].fix == "Raise the cap"

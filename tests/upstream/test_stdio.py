@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
@@ -78,7 +78,7 @@ class Bench:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.client.close()
+        self.client.close()
 
     def receive(self, line: bytes) -> bool:
         found = jsonrpc.message(line).id

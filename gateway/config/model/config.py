@@ -1,6 +1,6 @@
 """The structs of the configuration: every key with its type, range, default, meaning.
 
-These structs, and those of routes in `route_model.py`, are the only place where a key is declared. The loader, the
+These structs, and those of routes in `route.py`, are the only place where a key is declared. The loader, the
 environment overrides, the JSON Schema and the documentation all read them, so a new key is one new field here, and one
 line in `config/full.yaml` (a test compares). The text below a field is its description (`schema.py` reads it).
 """

@@ -7,7 +7,7 @@ import time
 
 from aiohttp import web
 
-from gateway.bridge.rerun_rules import allows_rerun
+from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.retry_routing import TakeOver
 from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question

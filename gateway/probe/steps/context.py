@@ -5,7 +5,7 @@ import ssl
 from msgspec import Struct
 
 from gateway.config import Config, Route, Timeouts
-from gateway.http.client import Client
+from gateway.http.upstream_client import Client
 from gateway.http.upstream_url import Endpoint
 from gateway.probe.report.findings import Check, Server, State
 from gateway.runtime.tasks import Tasks

@@ -8,14 +8,14 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-import aiohttp
 import msgspec
 from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.client import FOREIGN, REDIRECTS
+from gateway.http.upstream_client import FOREIGN, REDIRECTS
 from gateway.http.upstream_url import Endpoint
+from gateway.http_client.errors import MalformedReply
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp
@@ -98,10 +98,10 @@ async def _first_reply(exam: ProbeContext) -> Reply | None:
             "Check that the path is the server's MCP endpoint.",
         )
         return None
-    except aiohttp.ClientResponseError as exc:
+    except MalformedReply as exc:
         raise exam.failed(
             "http",
-            f"the answer is not HTTP ({clean(exc.message, 80)})",
+            f"the server {clean(str(exc), 160)}",
             "The probe expects MCP over HTTP here.",
             "Check the port. If the server uses TLS there, change the URL to https.",
         ) from None

@@ -6,14 +6,14 @@ import os
 import socket
 from typing import Final
 
-import aiohttp
 from yarl import URL
 
 from gateway import __version__
 from gateway.cluster.discovery import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
-from gateway.http.client import FOREIGN, Bounds, Client, mapped
+from gateway.http.upstream_client import FOREIGN, Bounds, Client, mapped
 from gateway.http_client.client import HttpClient
+from gateway.http_client.errors import RequestFailed
 from gateway.probe.steps.context import Notes
 from gateway.probe.steps.requests import Request, ask
 from gateway.protocol.errors import clean
@@ -41,7 +41,7 @@ async def look_around(config: Config) -> Notes:
         await _look_at_peers(exam, config)
         await _look_at_issuer(exam, config, client)
     finally:
-        await client.close()
+        client.close()
     return exam
 
 
@@ -168,7 +168,7 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
     try:
         reply = await ask(client, Request("GET", URL(principal.jwks_url), {}), config.timeouts.handshake_seconds)
     except FOREIGN as exc:
-        cause = clean(mapped(exc, "The issuer").message, 200) if isinstance(exc, aiohttp.ClientError) else "no answer"
+        cause = clean(mapped(exc, "The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
         _ = exam.failed("issuer", cause, why, fix)
         return
     if reply.status == 200 and b'"keys"' in reply.body:

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-import aiohttp
 from yarl import URL
 
-from gateway.http.client import FOREIGN, Client
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_client import Client
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, reply_messages
 from gateway.upstream.channel import Headers
 
@@ -18,10 +19,10 @@ EVENTS: Final = reply_messages.EVENT_STREAM
 class Reply:
     """One reply, or its beginning."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.status = response.status
-        self.headers = response.headers
-        self.content_type = response.content_type
+    def __init__(self, reply: AwaitedReply) -> None:
+        self.status = reply.status
+        self.headers = reply.headers
+        self.content_type = reply.content_type
         self.body = b""
 
     def messages(self) -> Iterator[jsonrpc.Message]:
@@ -45,7 +46,7 @@ class Request(NamedTuple):
     method: str
     url: URL
     headers: Headers
-    body: bytes | None = None
+    body: bytes = b""
 
 
 async def ask(
@@ -53,20 +54,20 @@ async def ask(
 ) -> Reply:
     """Send a request; return its reply, up to the point where it ends, breaks, is `enough`, or takes too long.
 
-    Raises TimeoutError if no reply begins in time, or one of FOREIGN.
+    Raises TimeoutError if no reply begins in time, or RequestFailed.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with asyncio.timeout_at(deadline):
-        response = await client.open(*request)
-    reply = Reply(response)
+        coming = await client.send(*request, is_lenient=True)
+    reply = Reply(coming)
     try:
         async with asyncio.timeout_at(deadline):
-            async for chunk in response.content.iter_any():
+            async for chunk in coming:
                 reply.body += chunk
                 if len(reply.body) > _BODY_BYTES or enough(reply):
                     break
-    except FOREIGN:
+    except (RequestFailed, TimeoutError):
         pass  # what came before the failure counts
     finally:
-        response.close()
+        coming.close()
     return reply

@@ -7,10 +7,9 @@ import asyncio
 import time
 from typing import Final
 
-import aiohttp
-
 from gateway.exchange.handshake import Handshake
-from gateway.http.client import FOREIGN
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_client import FOREIGN
 from gateway.probe.steps.context import ProbeContext
 from gateway.probe.steps.requests import EVENTS, Reply, Request, ask
 from gateway.protocol import jsonrpc, mcp
@@ -126,14 +125,14 @@ async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) 
     own = {**headers, "Accept": EVENTS}
     try:
         async with asyncio.timeout(exam.subject.wait_seconds):
-            response = await exam.client.open("GET", exam.endpoint.url, own, None)
+            reply = await exam.client.send("GET", exam.endpoint.url, own, b"")
             try:
                 ready.set()
-                if response.status != 200:
+                if reply.status != 200:
                     return
-                how = await _hear(response, began, heard)
+                how = await _hear(reply, began, heard)
             finally:
-                response.close()
+                reply.close()
     except TimeoutError:
         pass
     except FOREIGN as exc:
@@ -147,9 +146,9 @@ async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) 
     _tell_idle(exam, after, how, signs)
 
 
-async def _hear(response: aiohttp.ClientResponse, began: float, heard: list[tuple[float, bytes]]) -> str:
+async def _hear(reply: AwaitedReply, began: float, heard: list[tuple[float, bytes]]) -> str:
     size = 0
-    async for chunk in response.content.iter_any():
+    async for chunk in reply:
         heard.append((time.monotonic() - began, chunk.lstrip()[:200]))
         size += len(chunk)
         if size > _SHOWN_BYTES:

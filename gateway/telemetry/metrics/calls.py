@@ -15,7 +15,7 @@ class CallMetrics(Series):
 
     def __init__(self) -> None:
         super().__init__()
-        self._held = self._level("held_calls", "Calls parked between two rounds.")
+        self._held = self._gauge("held_calls", "Calls parked between two rounds.", "route", zero=())
         self._limit = self._gauge("held_calls_limit", "Maximum number of parked calls.")[()]
         self._cold = self._gauge("cold_calls", "Parked calls that were let go of, to be resumed.", "route", zero=())
         self._cooled = self._counter("calls_cooled_total", "Parked calls that were let go of.", "route", zero=())
@@ -46,7 +46,7 @@ class CallMetrics(Series):
     def call_released(self, route: str, seconds: float) -> None:
         """Remove a parked call, which was resumed or expired after `seconds`."""
         self._held[route,].inc(-1)
-        self._pending.observe(self._hold_times, route, seconds)
+        self._hold_times[route,].observe(seconds)
 
     def set_held_limit(self, calls: int) -> None:
         """Show `hold.max_calls`."""
@@ -66,7 +66,7 @@ class CallMetrics(Series):
 
     def exchange_finished(self, route: str, rounds: int) -> None:
         """Count an exchange's rounds at its end."""
-        self._pending.observe(self._rounds, route, rounds)
+        self._rounds[route,].observe(rounds)
 
     def continued(self, route: str, step: Step) -> None:
         """Count a retry by how it was served."""

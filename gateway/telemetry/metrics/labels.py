@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 class Outcome(StrEnum):
     """How a round ended, from the client's point of view."""
 
-    __hash__ = str.__hash__  # Enum's own is a slow Python function, and these are keys on the hot path
-
     COMPLETE = "complete"
     INPUT_REQUIRED = "input_required"
     STATE_ONLY = "state_only"
@@ -106,8 +104,6 @@ class TaskOutcome(StrEnum):
 
 class SessionState(StrEnum):
     """The state of an upstream session in its pool."""
-
-    __hash__ = str.__hash__  # as above
 
     IDLE = "idle"
     BUSY = "busy"

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from gateway.telemetry.metrics.label_values import bounded
 from gateway.telemetry.metrics.labels import PEER_REASONS, PeerOutcome
-from gateway.telemetry.metrics.saturation import Load, Saturation
+from gateway.telemetry.metrics.saturation import Saturation
 from gateway.telemetry.metrics.series import Series
 
 _RELOADS: Final = ("applied", "rejected")
@@ -30,7 +30,6 @@ class ProcessMetrics(Series):
         self.saturation: Saturation | None = None
         self._reloads = self._counter("config_reloads_total", "Configuration reloads.", "outcome", zero=(_RELOADS,))
         self._budgets: dict[str, Callable[[], BudgetStatus]] = {}
-        self._shown_given_way: dict[str, int] = {}
         self._budget_bytes = self._gauge("budget_bytes", "Bytes that are counted against a limit.", "budget")
         self._budget_limits = self._gauge("budget_limit_bytes", "The limits of `mcp_gateway_budget_bytes`.", "budget")
         self._given_way = self._counter(
@@ -53,9 +52,9 @@ class ProcessMetrics(Series):
         )[()]
         self._task_failures = self._counter("task_failures_total", "Unexpected exceptions: each is a bug.")[()]
 
-    def watch_load(self, read: Callable[[], Load]) -> Saturation:
-        """Show how much of its limits a process that serves clients uses."""
-        self.saturation = Saturation(self._registry, read)
+    def watch_load(self, fill: Callable[[Saturation], None]) -> Saturation:
+        """Show how much of its limits a process that serves clients uses; `fill` sets the gauges."""
+        self.saturation = Saturation(self._gauge, fill)
         return self.saturation
 
     def config_reloaded(self, *, applied: bool) -> None:
@@ -78,8 +77,7 @@ class ProcessMetrics(Series):
         for budget, status in self.budgets().items():
             self._budget_bytes[budget,].set(status.used)
             self._budget_limits[budget,].set(status.limit)
-            self._given_way[budget,].inc(status.given_way - self._shown_given_way.get(budget, 0))
-            self._shown_given_way[budget] = status.given_way
+            self._given_way[budget,].set(status.given_way)
 
     def peer_asked(self, outcome: PeerOutcome) -> None:
         """Count a request to another replica."""

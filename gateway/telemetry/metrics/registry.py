@@ -20,8 +20,7 @@ class Metrics(ProcessMetrics, UpstreamMetrics, SessionMetrics, CallMetrics, Requ
 
     def __init__(self, version: str, routes: Iterable[str] = ()) -> None:
         super().__init__()
-        self._build = self._gauge("build_info", "The running version.", "version")
-        self._build[version,].set(1)
+        self._gauge("build_info", "The running version.", "version")[version,].set(1)
         for route in routes:
             self.show_zeroes(route)
 
@@ -29,6 +28,5 @@ class Metrics(ProcessMetrics, UpstreamMetrics, SessionMetrics, CallMetrics, Requ
         """Return (body, content type) of /metrics."""
         if self.saturation is not None:
             self.saturation.refresh()
-        self.show_sessions()
         self.show_budgets()
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

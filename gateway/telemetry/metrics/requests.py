@@ -20,7 +20,7 @@ from gateway.telemetry.metrics.labels import (
     Passed,
     TrafficEra,
 )
-from gateway.telemetry.metrics.series import DURATIONS, Series, Times
+from gateway.telemetry.metrics.series import DURATIONS, Series
 
 _REFUSALS: Final = (NestedOutcome.REFUSED, NestedOutcome.UNDECLARED, NestedOutcome.UNSOLICITED)
 
@@ -30,7 +30,6 @@ class RequestMetrics(Series):
 
     def __init__(self) -> None:
         super().__init__()
-        self._operation_times = self._pending.of
         self._operations = self._histogram(
             "mcp_server_operation_duration_seconds",
             "Time from a request to its final message, per round; for subscriptions/listen, to its acknowledgement.",
@@ -75,13 +74,9 @@ class RequestMetrics(Series):
         """Count one round and its duration; `method` and `version` as the client sent them."""
         outcome, error = ending
         error = error if error in ERROR_TYPES else OTHER_ERROR
-        labels = route, method, version, outcome, error
-        times = self._operation_times.get(labels)
+        times = self._operations.get((route, method, version, outcome, error))
         if times is None:
-            bounded_labels = route, bounded_method(method), bounded_version(version), outcome, error
-            times = self._operation_times.get(bounded_labels)
-            if times is None:
-                times = self._operation_times[bounded_labels] = Times(self._operations[bounded_labels])
+            times = self._operations[route, bounded_method(method), bounded_version(version), outcome, error]
         times.observe(seconds)
 
     def downstream_rejected(self, reason: str) -> None:

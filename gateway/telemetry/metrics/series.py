@@ -1,132 +1,118 @@
-"""The series of one registry, counted without the library's locks.
+"""The series of one registry: plain numbers, of which `prometheus_client` sees a copy when the metrics are read.
 
-`prometheus_client` locks on every call and offers no public way to add many observations at once. So a counter and a
-histogram keep plain numbers, and hand them to the library when the metrics are read.
+The library's own counters and histograms lock on every call.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from itertools import product
-from typing import Final, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from itertools import accumulate, product
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 DURATIONS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """The buckets of OpenTelemetry's conventions for MCP."""
-
-M = TypeVar("M", bound=MetricWrapperBase)
-
-
-class Children(dict[tuple[str, ...], M], Generic[M]):
-    """Caches a metric's children by label values: `.labels()` locks and converts on every call."""
-
-    def __init__(self, metric: M) -> None:
-        super().__init__()
-        self._metric = metric
-        self.name: str = metric._name  # noqa: SLF001
-
-    def __missing__(self, values: tuple[str, ...]) -> M:
-        child = self[values] = self._metric.labels(*values) if values else self._metric
-        return child
-
-
-class Times:
-    """What one series of a histogram observed since the metrics were read last."""
-
-    __slots__ = ("_bounds", "_counts", "_histogram", "_sum")
-
-    def __init__(self, histogram: Histogram) -> None:
-        self._histogram = histogram
-        self._bounds: Sequence[float] = histogram._upper_bounds  # noqa: SLF001
-        self._counts = [0] * len(histogram._buckets)  # noqa: SLF001
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one observation."""
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def show(self) -> None:
-        """Move the counts to the histogram."""
-        self._histogram._sum.inc(self._sum)  # noqa: SLF001
-        self._sum = 0.0
-        for number, count in enumerate(self._counts):
-            if count:
-                self._histogram._buckets[number].inc(count)  # noqa: SLF001
-                self._counts[number] = 0
+Zero = tuple[Iterable[str], ...]
+"""The values of each label but `route` that are shown before the first step."""
 
 
 class Count:
-    """One series of a counter, or of a gauge that only counts up and down."""
+    """One series of a counter or a gauge."""
 
-    __slots__ = ("_metric", "_more")
-
-    def __init__(self, metric: Counter | Gauge) -> None:
-        self._metric = metric
-        self._more = 0
-
-    def inc(self, number: int = 1) -> None:
-        """Count more."""
-        self._more += number
-
-    def show(self) -> None:
-        """Move the increments to the counter."""
-        if self._more:
-            self._metric.inc(self._more)
-            self._more = 0
-
-
-class Counters(dict[tuple[str, ...], Count]):
-    """The series of a counter by their label values, or those of a gauge that only counts up and down."""
-
-    def __init__(self, metric: Counter | Gauge) -> None:
-        super().__init__()
-        self._metric = metric
-
-    def __missing__(self, values: tuple[str, ...]) -> Count:
-        count = self[values] = Count(self._metric.labels(*values) if values else self._metric)
-        return count
-
-
-class Pending(Collector):
-    """What all series counted and observed, which it moves to the library's whenever the metrics are read."""
+    __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.of: dict[tuple[str, ...], Times] = {}
-        self.counters: list[Counters] = []
+        self.value: float = 0
 
-    def observe(self, histograms: Children[Histogram], route: str, number: float) -> None:
-        """Observe a number in the series of a route."""
-        key = (histograms.name, route)
-        times = self.of.get(key)
-        if times is None:
-            times = self.of[key] = Times(histograms[route,])
-        times.observe(number)
+    def inc(self, number: int = 1) -> None:
+        """Count more, or less."""
+        self.value += number
 
-    def collect(self) -> Iterable[Metric]:
-        """Move the numbers; the metrics themselves follow in the registry."""
-        for times in self.of.values():
-            times.show()
-        for counters in self.counters:
-            for count in counters.values():
-                count.show()
-        return ()
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self.value = value
 
 
-class Series:
+class Counts(dict[tuple[str, ...], Count]):
+    """The series of a counter or a gauge, by the values of its labels."""
+
+    def __init__(self, family: CounterMetricFamily | GaugeMetricFamily) -> None:
+        super().__init__()
+        self.family = family
+
+    def __missing__(self, values: tuple[str, ...]) -> Count:
+        count = self[values] = Count()
+        return count
+
+    def value(self, *values: str) -> int:
+        """Return the whole number of one series, which does not begin with that."""
+        count = self.get(values)
+        return 0 if count is None else int(count.value)
+
+    def collected(self) -> Metric:
+        """Return the family with a sample of each series."""
+        family = copy(self.family)
+        family.samples = []
+        for values, count in self.items():
+            family.add_metric(values, count.value)
+        return family
+
+
+class Times:
+    """One series of a histogram."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, number: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self._bounds, number)] += 1
+        self.sum += number
+
+
+class Histogram(dict[tuple[str, ...], Times]):
+    """The series of a histogram, by the values of its labels."""
+
+    def __init__(self, family: HistogramMetricFamily, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self.family = family
+        self._bounds = bounds
+        self._names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+
+    def __missing__(self, values: tuple[str, ...]) -> Times:
+        times = self[values] = Times(self._bounds)
+        return times
+
+    def collected(self) -> Metric:
+        """Return the family with the samples of each series."""
+        family = copy(self.family)
+        family.samples = []
+        for values, times in self.items():
+            family.add_metric(values, [*zip(self._names, accumulate(times.counts), strict=True)], times.sum)
+        return family
+
+
+class Series(Collector):
     """The registry; each kind of metrics is a subclass that declares its own series."""
 
     def __init__(self) -> None:
-        # `_created` would double the number of series.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._pending = Pending()
-        self._registry.register(self._pending)  # before the metrics: they are collected in this order
-        self._of_routes: list[tuple[Children[Gauge] | Counters, tuple[Iterable[str], ...]]] = []
+        self._registry.register(self)
+        self.declared: list[Counts | Histogram] = []
+        self._of_routes: list[tuple[Counts, Zero]] = []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, in the order in which they were declared."""
+        for each in self.declared:
+            yield each.collected()
 
     def show_zeroes(self, route: str) -> None:
         """Create the series of a route at zero: otherwise an alert misses a counter's first step."""
@@ -134,33 +120,24 @@ class Series:
             for labels in product((route,), *values):
                 _ = series[labels]
 
-    def _counter(self, name: str, text: str, *labels: str, zero: tuple[Iterable[str], ...] | None = None) -> Counters:
-        """`zero` has the values of each label but `route` that are shown before the first step."""
-        counters = Counters(Counter(f"mcp_gateway_{name}", text, labels, registry=self._registry))
-        self._pending.counters.append(counters)
+    def _counter(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+        return self._declare(CounterMetricFamily(f"mcp_gateway_{name}", text, labels=labels), labels, zero)
+
+    def _gauge(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+        return self._declare(GaugeMetricFamily(f"mcp_gateway_{name}", text, labels=labels), labels, zero)
+
+    def _declare(
+        self, family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, ...], zero: Zero | None
+    ) -> Counts:
+        series = Counts(family)
+        self.declared.append(series)
         if zero is not None and labels[0] == "route":
-            self._of_routes.append((counters, zero))
+            self._of_routes.append((series, zero))
         elif zero is not None:
-            _ = [counters[values] for values in product(*zero)]
-        return counters
+            _ = [series[values] for values in product(*zero)]
+        return series
 
-    def _gauge(
-        self, name: str, text: str, *labels: str, zero: tuple[Iterable[str], ...] | None = None
-    ) -> Children[Gauge]:
-        """`zero` as for a counter; only a gauge of routes has it."""
-        gauges = Children(Gauge(f"mcp_gateway_{name}", text, labels, registry=self._registry))
-        if zero is not None:
-            self._of_routes.append((gauges, zero))
-        return gauges
-
-    def _level(self, name: str, text: str) -> Counters:
-        """A gauge of routes that only counts up and down, from zero."""
-        levels = Counters(Gauge(f"mcp_gateway_{name}", text, ("route",), registry=self._registry))
-        self._pending.counters.append(levels)
-        self._of_routes.append((levels, ()))
-        return levels
-
-    def _histogram(
-        self, name: str, text: str, labels: tuple[str, ...], buckets: Iterable[float]
-    ) -> Children[Histogram]:
-        return Children(Histogram(name, text, labels, registry=self._registry, buckets=tuple(buckets)))
+    def _histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> Histogram:
+        histogram = Histogram(HistogramMetricFamily(name, text, labels=labels), bounds)
+        self.declared.append(histogram)
+        return histogram

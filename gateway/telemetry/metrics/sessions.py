@@ -1,6 +1,5 @@
 """Counts sessions, tasks, subscriptions."""
 
-from collections import Counter as Counts
 from typing import Final
 
 from gateway.telemetry.metrics.label_values import bounded
@@ -15,7 +14,6 @@ class SessionMetrics(Series):
 
     def __init__(self) -> None:
         super().__init__()
-        self._session_counts: Counts[tuple[str, ...]] = Counts()
         self._sessions = self._gauge("sessions", "Upstream sessions.", "route", "state", zero=(SessionState,))
         self._refused = self._counter(
             "sessions_refused_total",
@@ -33,14 +31,12 @@ class SessionMetrics(Series):
         self._lost = self._counter(
             "sessions_lost_total", "Upstream sessions that the upstream forgot.", "route", zero=()
         )
-        self._client_sessions: Counts[str] = Counts()
         self._relayed = self._gauge(
             "client_sessions",
             "Sessions of legacy clients that end at the gateway, because it changes the transport.",
             "route",
             zero=(),
         )
-        self._mirrored_counts: Counts[str] = Counts()
         self._mirrored = self._gauge("mirrored_calls", "Calls of legacy clients at a modern server.", "route")
         self._tasks = self._gauge("tasks", "Tasks of clients, until their time is over.", "route", zero=())
         self._tasks_ended = self._counter(
@@ -65,20 +61,14 @@ class SessionMetrics(Series):
 
     def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
         """Move a session between states; None stands for before its opening and after its end."""
-        # Every call moves its session twice, so these are plain numbers; `show_sessions` sets the gauges.
         if old is not None:
-            self._session_counts[route, old] -= 1
+            self._sessions[route, old].value -= 1
         if new is not None:
-            self._session_counts[route, new] += 1
+            self._sessions[route, new].value += 1
 
     def sessions(self, route: str) -> dict[str, int]:
         """Return a route's sessions by state."""
-        return {state.value: self._session_counts[route, state] for state in SessionState}
-
-    def show_sessions(self) -> None:
-        """Set the gauges of the sessions by state."""
-        for labels, count in self._session_counts.items():
-            self._sessions[labels].set(count)
+        return {state.value: self._sessions.value(route, state) for state in SessionState}
 
     def show_newcomers(self, route: str, sessions: int, limit: int) -> None:
         """Show the sessions of principals whose calls the upstream has never answered."""
@@ -87,21 +77,19 @@ class SessionMetrics(Series):
 
     def relayed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a session of a legacy client that ends at the gateway."""
-        self._client_sessions[route] += change
-        self._relayed[route,].set(self._client_sessions[route])
+        self._relayed[route,].inc(change)
 
     def client_sessions(self, route: str) -> int:
         """Return how many such sessions a route has."""
-        return self._client_sessions[route]
+        return self._relayed.value(route)
 
     def mirroring(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a call of a legacy client at a modern server."""
-        self._mirrored_counts[route] += change
-        self._mirrored[route,].set(self._mirrored_counts[route])
+        self._mirrored[route,].inc(change)
 
     def mirrored(self, route: str) -> int:
         """Return a route's calls of legacy clients at its modern server."""
-        return self._mirrored_counts[route]
+        return self._mirrored.value(route)
 
     def tasks_changed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a task of a client."""

@@ -4,7 +4,7 @@ from typing import Final
 
 from gateway.telemetry.metrics.label_values import ERROR_TYPES, bounded, bounded_method
 from gateway.telemetry.metrics.labels import OTHER_ERROR, UPSTREAM_FAILURES, Ending, UpstreamEra
-from gateway.telemetry.metrics.series import DURATIONS, Series, Times
+from gateway.telemetry.metrics.series import DURATIONS, Series
 
 _WHY: Final = ("asked", "unasked")
 
@@ -14,7 +14,6 @@ class UpstreamMetrics(Series):
 
     def __init__(self) -> None:
         super().__init__()
-        self._call_times = self._pending.of
         self._calls = self._histogram(
             "mcp_client_operation_duration_seconds",
             "Time that an upstream took for a call, without the time that people thought.",
@@ -47,12 +46,9 @@ class UpstreamMetrics(Series):
     def call_answered(self, route: str, method: str, ending: Ending, seconds: float) -> None:
         """Count an upstream call that has its answer, with the time that the upstream took for it."""
         error = ending.error_type if ending.error_type in ERROR_TYPES else OTHER_ERROR
-        times = self._call_times.get((route, method, error))
+        times = self._calls.get((route, method, error))
         if times is None:
-            labels = route, bounded_method(method), error
-            times = self._call_times.get(labels)
-            if times is None:
-                times = self._call_times[labels] = Times(self._calls[labels])
+            times = self._calls[route, bounded_method(method), error]
         times.observe(seconds)
 
     def upstream_failed(self, route: str, kind: str) -> None:
@@ -77,5 +73,5 @@ class UpstreamMetrics(Series):
 
     def child_ended(self, route: str, *, asked: bool) -> None:
         """Remove a child whose processes have all ended; a child that was not asked to end has failed."""
-        self._children[route,].dec()
+        self._children[route,].inc(-1)
         self._children_ended[route, "asked" if asked else "unasked"].inc()

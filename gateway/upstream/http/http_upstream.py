@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gateway.http.client import Client
+from gateway.http.upstream_client import Client
 from gateway.http.upstream_url import Endpoint
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes

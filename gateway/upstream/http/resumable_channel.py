@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import FOREIGN, mapped
+from gateway.http.upstream_client import FOREIGN, mapped
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.http.client import REDIRECTS
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead

@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.http.awaited_reply import AwaitedReply
-from gateway.http.client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
+from gateway.http.upstream_client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError

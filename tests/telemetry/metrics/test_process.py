@@ -2,7 +2,6 @@
 
 from gateway.telemetry import PeerOutcome
 from gateway.telemetry.metrics.process import BudgetStatus, ProcessMetrics
-from gateway.telemetry.metrics.saturation import Load, Use
 from tests.support.metric_values import value_in
 
 
@@ -28,8 +27,7 @@ def test_a_reload_counts_and_is_noted_where_clients_are_served() -> None:
     metrics = ProcessMetrics()
     metrics.config_reloaded(applied=True)
     assert value(metrics, "config_last_reload_successful") is None
-    none = Use(0, None)
-    saturation = metrics.watch_load(lambda: Load(True, none, 0, none, {}))
+    saturation = metrics.watch_load(lambda _: None)
     assert saturation is metrics.saturation
     metrics.config_reloaded(applied=False)
     assert value(metrics, "config_reloads_total", outcome="applied") == 1

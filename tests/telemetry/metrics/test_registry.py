@@ -20,7 +20,6 @@ from gateway.telemetry import (
     UpstreamEra,
 )
 from gateway.telemetry.metrics.process import BudgetStatus
-from gateway.telemetry.metrics.saturation import Load, Use
 
 CANARY = "c4nary-7f3a9"
 
@@ -88,8 +87,7 @@ def test_reading_shows_what_is_set_only_then() -> None:
     assert value(metrics, "mcp_gateway_build_info", version="1.2.3") == 1
     assert value(metrics, "mcp_gateway_sessions", route="/mcp", state="idle") == 1
     assert value(metrics, "mcp_gateway_budget_bytes", budget="limits.results_bytes") == 7
-    none = Use(0, None)
-    _ = metrics.watch_load(lambda: Load(True, none, 5, none, {}))
+    _ = metrics.watch_load(lambda gauges: gauges.in_flight.set(5))
     assert value(metrics, "mcp_gateway_requests_in_flight") == 5
 
 

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from gateway.admin.merge_metrics import merge, parse
 from gateway.protocol import mcp
-from gateway.telemetry.metrics.saturation import Load, RouteLoad, Saturation, Use
+from gateway.telemetry.metrics.process import ProcessMetrics
+from gateway.telemetry.metrics.saturation import Saturation
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.metric_values import value_in
 from tests.support.replicas import ask
@@ -42,6 +41,8 @@ async def test_the_use_of_each_limit_stands_beside_the_limit(upstream: FakeUpstr
     assert value(stand, "mcp_gateway_sessions_limit", **route) == 7
     assert value(stand, "mcp_gateway_sessions_of_one_address", **route) == 1
     assert value(stand, "mcp_gateway_sessions_of_one_address_limit", **route) == 3
+    metrics = stand.gateway.metrics._registry
+    assert value_in(metrics, "children_limit", **route) is None, "the upstream is no command"
     assert json.loads((await client.answer(asked)).text) == ACCEPT
     assert value(stand, "mcp_gateway_held_calls_of_one_address") == 0
 
@@ -104,17 +105,20 @@ def test_the_worst_worker_counts_where_a_sum_means_nothing(name: str, values: tu
 
 
 def test_a_reload_takes_the_certificates_and_routes_of_before_away() -> None:
-    route = RouteLoad(sessions_limit=9, children_limit=4, of_one_address=Use(1, 2))
-    routes = {"/child": route, "/mcp": replace(route, children_limit=None)}
-    registry, none = CollectorRegistry(), Use(0, None)
-    saturation = Saturation(registry, lambda: Load(True, none, 0, none, routes))
+    metrics, routes = ProcessMetrics(), ["/child"]
+    registry = metrics._registry
+
+    def fill(gauges: Saturation) -> None:
+        for route in routes:
+            gauges.children_limit[route,].set(4)
+
+    saturation = metrics.watch_load(fill)
     saturation.show_certificates({"tls.cert_file": 5.0})
     saturation.refresh()
     assert value_in(registry, "certificate_expiry_timestamp_seconds", key="tls.cert_file") == 5
     assert value_in(registry, "children_limit", route="/child") == 4
-    assert value_in(registry, "children_limit", route="/mcp") is None
     saturation.show_certificates({})
-    del routes["/child"]
+    routes.clear()
     saturation.refresh()
     assert value_in(registry, "certificate_expiry_timestamp_seconds", key="tls.cert_file") is None
     assert value_in(registry, "children_limit", route="/child") is None

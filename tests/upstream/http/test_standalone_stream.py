@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
@@ -76,7 +76,7 @@ async def listen() -> AsyncIterator[Listen]:
 
     yield start
     for it in made:
-        await it.client.close()
+        it.client.close()
         await eventually(lambda it=it: not it.calls.open_connections, "all connections are closed")
 
 
@@ -182,7 +182,7 @@ async def test_closing_in_a_pause_sends_no_further_request(listen: Listen) -> No
 
 async def test_the_end_of_the_process_ends_the_stream_without_a_word(listen: Listen) -> None:
     async with listen(stays(STREAM)) as (it, server):
-        await it.client.close()
+        it.client.close()
         await server.left.wait()
         assert it.words == []
         assert it.stream._timer is None
@@ -215,7 +215,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_one_more_request_but
         assert len(server.requests) == idle + 2
         it.stream.stop_reporting()
         it.stream.close()
-        await it.client.close()
+        it.client.close()
 
 
 async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
@@ -235,4 +235,4 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         with pytest.raises(asyncio.CancelledError):
             await closing
         await eventually(lambda: not it.calls.open_connections, "the stream is closed")
-        await it.client.close()
+        it.client.close()

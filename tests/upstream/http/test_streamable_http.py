@@ -13,7 +13,7 @@ import pytest
 from aiohappyeyeballs import start_connection
 from msgspec import structs
 
-from gateway.http.client import Client
+from gateway.http.upstream_client import Client
 from gateway.http_client.addresses import AddressInfo
 from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, mcp

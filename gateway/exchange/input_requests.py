@@ -11,8 +11,9 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.canonical_json import canonical
 from gateway.protocol.errors import InvalidParams
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 _REMOVED: Final = frozenset({"elicitationId", "task", "_meta"})
 """Params of 2025-11-25 that 2026-07-28 does not have; `_meta` is handled separately."""
@@ -47,7 +48,7 @@ def question_digest(question: Question) -> bytes:
         return question.digest
     assert question.params is not None, "a question has params or a digest"
     try:
-        named = jsonrpc.canonical({"method": question.method, "params": jsonrpc.value(question.params)})
+        named = canonical({"method": question.method, "params": jsonrpc.value(question.params)})
     except (ValueError, RecursionError):
         named = b"%b %b" % (question.method.encode(), bytes(question.params))
     return hashlib.sha256(named).digest()[:16]

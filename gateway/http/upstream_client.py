@@ -1,37 +1,28 @@
 """The HTTP client towards upstreams: one for each route, with the route's limits.
 
-All clients of a process share its connections, which are separated by TLS context. MCP traffic goes over `HttpClient`
-(`begin`, `send`, `exchange`); aiohttp carries the rest: OAuth, signing keys, the questions of `probe` (`open`).
-`mapped` translates the exceptions of both.
+All clients of a process share its connections, which are separated by TLS context.
 """
 
-import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
-from http import HTTPStatus
 from types import TracebackType
 from typing import Final, NamedTuple
 
-import aiohttp
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, RequestFailed
-from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
-from gateway.http_client.tls_errors import certificate_cause, handshake_cause
-from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, UpstreamError
 from gateway.runtime.throttle import Throttle
 
-_READ_BYTES: Final = 65_536
-FOREIGN: Final = (aiohttp.ClientError, ConnectionError, TimeoutError, RequestFailed)
-"""The exceptions of HTTP clients. Only files that speak to upstreams catch them; `mapped` translates them."""
-_FIRST_FINAL_STATUS: Final = 200
+FOREIGN: Final = (RequestFailed, ConnectionError, TimeoutError)
+"""The exceptions of a request. Only files that speak to upstreams catch them; `mapped` translates them."""
 _ONE_BYTE: Final = b"Content-Length: 1\r\n\r\n"
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
@@ -67,22 +58,18 @@ class Prepared(NamedTuple):
 class Client:
     """An HTTP client towards upstreams, with the limits and timeouts of its requests."""
 
-    def __init__(self, bounds: InForce[Bounds], calls: HttpClient, http: aiohttp.ClientSession | None = None) -> None:
-        """Use the connections of `calls` for MCP, and those of `http`, if given, for the rest.
-
-        The client that was made without `http` closes both.
-        """
+    def __init__(self, bounds: InForce[Bounds], calls: HttpClient) -> None:
+        """Use the connections of `calls`."""
         self._bounds = bounds
         self._calls = calls
         self._take_over(bounds.value)
         bounds.after_replace(self._take_over)
-        self._http = http or _session()
         self.arriving = Throttle(bounds.part(lambda value: value.limits.arriving_bytes))
         """Limits the unfinished messages of the upstream."""
 
     def sibling(self, bounds: InForce[Bounds]) -> "Client":
-        """Make a client of other bounds that shares the connections of this one. This one closes them."""
-        return Client(bounds, self._calls, self._http)
+        """Make a client of other bounds that shares the connections of this one."""
+        return Client(bounds, self._calls)
 
     def _take_over(self, bounds: Bounds) -> None:
         self.limits: Limits = bounds.limits
@@ -91,7 +78,7 @@ class Client:
         """The timeouts of new requests."""
 
     def exchange(self, method: str, url: URL, headers: Mapping[str, str], body: bytes, where: str) -> "Exchange":
-        """Make one MCP request, a context manager that yields its reply."""
+        """Make one request, a context manager that yields its reply."""
         return Exchange(partial(self.send, method, url, headers, body), where)
 
     async def send(
@@ -103,7 +90,7 @@ class Client:
         *,
         is_lenient: bool = False,
     ) -> AwaitedReply:
-        """Send one MCP request; return its reply as soon as its head is here. The caller closes it.
+        """Send one request; return its reply as soon as its head is here. The caller closes it.
 
         `is_lenient`: the headers of the reply may have control characters in their values. Raises RequestFailed.
         """
@@ -129,7 +116,7 @@ class Client:
         *,
         is_lenient: bool = False,
     ) -> PendingRequest:
-        """Send one MCP request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
+        """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
         bounds = self._bounds.value
         origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
         seconds = bounds.timeouts.connect_seconds
@@ -150,41 +137,9 @@ class Client:
         seconds = self.timeouts.connect_seconds
         return self._calls.begin_encoded(prepared.origin, encoded, body, listener, connect_seconds=seconds)
 
-    async def open(
-        self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
-    ) -> aiohttp.ClientResponse:
-        """Send one request that is not MCP. The caller releases the response. Raises one of FOREIGN."""
-        bounds = self._bounds.value
-        # A stream stays open while a person thinks, so there is no total timeout: every wait has its own deadline.
-        wait = aiohttp.ClientTimeout(total=None, sock_connect=bounds.timeouts.connect_seconds, sock_read=None)
-        response = await self._http.request(
-            method,
-            url,
-            data=body,
-            headers=headers,
-            allow_redirects=False,
-            timeout=wait,
-            ssl=True if bounds.tls is None else bounds.tls,
-            server_hostname=bounds.server_name,
-        )
-        return _final(response)
-
-    async def close(self) -> None:
-        """Close all connections."""
+    def close(self) -> None:
+        """Close all connections, those of siblings too."""
         self._calls.close()
-        await self._http.close()
-
-
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-        read_bufsize=_READ_BYTES,
-        headers={"Accept-Encoding": "identity", "User-Agent": "mrtr-gateway"},
-        skip_auto_headers=("Content-Type",),
-    )
 
 
 @lru_cache(maxsize=_ADDRESSES)
@@ -198,7 +153,7 @@ def _request_head(method: str, url: URL) -> RequestHead:
 
 
 class Exchange:
-    """One MCP request, which raises Unreachable if nothing was sent, or else CallLost, in place of RequestFailed.
+    """One request, which raises Unreachable if nothing was sent, or else CallLost, in place of RequestFailed.
 
     A class, because two generators for each request cost a measurable part of a plain call.
     """
@@ -226,56 +181,8 @@ class Exchange:
             raise exc.mapped(self._where) from exc
 
 
-def _final(response: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
-    """Refuse 101, the only interim response that aiohttp returns: the gateway never asks for another protocol.
-
-    A proxy in front that saw it could take the connection for a tunnel.
-    """
-    if response.status < _FIRST_FINAL_STATUS:
-        response.close()
-        raise aiohttp.ClientResponseError(response.request_info, (), status=response.status)
-    return response
-
-
 def mapped(exc: BaseException, where: str) -> UpstreamError:
-    """Translate an exception of an HTTP client into an UpstreamError."""
+    """Translate one of FOREIGN into an UpstreamError."""
     if isinstance(exc, RequestFailed):
         return exc.mapped(where)
-    cause = tls_cause(exc)
-    if cause is not None:
-        return Unreachable(f"{where} cannot be reached over TLS: {cause}")
-    if isinstance(exc, aiohttp.ClientConnectorError):
-        number = exc.os_error.errno
-        # The message of the event loop repeats the address, which `where` names already.
-        why = os.strerror(number) if number is not None and number > 0 else exc.strerror or exc.os_error
-        return Unreachable(
-            f"{where} cannot be reached ({why}); check that the server runs and that upstream.url is right"
-        )
-    if isinstance(exc, aiohttp.ConnectionTimeoutError):
-        return Unreachable(
-            f"{where} did not accept a connection within timeouts.connect_seconds; check address and firewall"
-        )
-    if isinstance(exc, aiohttp.ClientResponseError) and exc.status == HTTPStatus.SWITCHING_PROTOCOLS:
-        return CallLost(f"{where} switched protocols (HTTP 101) unasked; the request may have had effects")
     return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")
-
-
-def tls_cause(exc: BaseException) -> str | None:
-    """Explain a connection that failed in TLS, with the fix. Returns None for any other exception."""
-    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-        return certificate_cause(exc.certificate_error)
-    if isinstance(exc, aiohttp.ClientConnectorSSLError):
-        return handshake_cause(getattr(exc.os_error, "reason", None) or str(exc.os_error))
-    return None
-
-
-async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
-    """Return the whole body, or None if it is larger than `limit` bytes. Raises one of FOREIGN."""
-    if response.content_length is not None and response.content_length <= limit:
-        return await response.read()
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            return None
-    return bytes(body)

@@ -11,7 +11,7 @@ from functools import partial
 
 from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
 from gateway.exchange.machine import Policy
-from gateway.http.client import Bounds, Client
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.http.upstream_url import Endpoint
 from gateway.process.child import Child

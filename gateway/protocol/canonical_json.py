@@ -1,0 +1,71 @@
+"""JSON in the one form that is compared, or digested: equal values have the same bytes."""
+
+import json
+from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc
+from gateway.protocol.json_text.json_bounds import TooMany
+
+_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS: Final = b"0" * 300
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_PLAIN: Final = bytes(
+    48 if each in b"0123456789" else 101 if each in b".eE" else each if 32 <= each < 127 and each != 92 else 0
+    for each in range(256)
+)
+"""For `translate`: one digit, one sign behind the digits of a float, and 0 for escapes and all but printable ASCII."""
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys and without white space: values that `jsonrpc.value` reads as equal give equal bytes."""
+    try:
+        written = _encode_sorted(value)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        pass
+    else:
+        plain = written.translate(_PLAIN)
+        if plain.find(b"\0") < 0 and plain.find(b"0e") < 0:
+            return written  # no float and no escape, which the encoder below writes in another way
+    return _CANONICAL.encode(value).encode()
+
+
+def canonical_members(members: Mapping[str, Raw]) -> bytes:
+    """As `canonical`, for an object that is open; raises RecursionError or ValueError.
+
+    A value with more than MAX_MEMBERS values in it only loses its white space: a client that sends it again writes it
+    the same way.
+    """
+    written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
+    return b"{%b}" % b",".join(written)
+
+
+def _canonical(raw: Raw) -> bytes:
+    data = bytes(raw)
+    if data[:1] == b'"' and data.isascii() and data.find(b"\\") < 0 and data.decode().isprintable():
+        return data  # `canonical` escapes all other characters
+    try:
+        return canonical(jsonrpc.value(raw))
+    except TooMany:
+        return msgspec.json.format(bytes(raw), indent=-1)
+
+
+def check_numbers(raw: Raw | bytes) -> None:
+    """Raise ValueError for a number that Python cannot hold and so cannot compare.
+
+    Such a number has an exponent of two digits or more, or 300 digits. Most JSON has neither, and is not decoded.
+    """
+    plain = bytes(raw).translate(_DIGITS, b"+")
+    if plain.find(b"0e00") < 0 and plain.find(_MANY_DIGITS) < 0:  # `in` costs CPython an exception
+        return
+    try:
+        _ = jsonrpc.value(raw)
+    except TooMany:
+        return  # `canonical_members` does not compare them either
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc

@@ -1,0 +1,1 @@
+"""JSON texts before they are decoded."""

@@ -1,0 +1,232 @@
+"""Reads the `_meta` of a modern request: what its client says of itself, in every request.
+
+Sources: specification 2026-07-28 basic/index (`_meta`), server/utilities/logging.
+"""
+
+from functools import _lru_cache_wrapper, lru_cache
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidRequest
+from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+
+T = TypeVar("T")
+_PROTOCOL_META: Final = frozenset(
+    {
+        mcp.META_VERSION,
+        mcp.META_CLIENT_INFO,
+        mcp.META_CAPABILITIES,
+        mcp.META_LOG_LEVEL,
+        mcp.META_PROGRESS_TOKEN,
+    }
+)
+_PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
+_USUAL_DEPTH: Final = 6
+"""With the two levels around it, this is within the smallest `limits.json_depth`."""
+_REMEMBERED: Final = 1_024
+_REMEMBERED_BYTES: Final = 1_024
+_MAX_DECLARATION_BYTES: Final = 16_384
+UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
+"""`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """The kinds of questions that the client of one request declared it can answer."""
+
+    form: bool = False
+    url: bool = False
+    sampling: bool = False
+    sampling_tools: bool = False
+    roots: bool = False
+    tasks: bool = False
+    """The extension io.modelcontextprotocol/tasks."""
+    legacy_tasks: bool = False
+    """The tasks of 2025-11-25, which SEP-2322 extended first."""
+
+
+class Declarations(NamedTuple):
+    """What the `_meta` of a request says."""
+
+    version: str
+    capabilities: Raw
+    declared: Capabilities
+    log_level: str | None
+    progress_token: Raw | None
+    client_info: Raw
+    user_meta: jsonrpc.Fields
+
+
+class Meta(NamedTuple):
+    """An open `_meta`; not to be changed, since the requests of one client share it."""
+
+    members: jsonrpc.Fields
+    declarations: Declarations | None
+    """What it says, if it is valid."""
+    is_shallow: bool
+    """Whether it is no deeper than what is usual."""
+
+
+def meta_of(raw: Raw) -> Meta:
+    """Open `_meta`; raises InvalidParams or InvalidRequest unless it is an object."""
+    return _remembered(_opened, bytes(raw))
+
+
+def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
+    """Read what a client repeats in each request; nothing is remembered that is large, or differs each time."""
+    if len(raw) > _REMEMBERED_BYTES or raw.find(_PROGRESS_TOKEN) >= 0:
+        return read.__wrapped__(raw)
+    return read(raw)
+
+
+@lru_cache(_REMEMBERED)
+def _opened(raw: bytes) -> Meta:
+    members = object_of(Raw(raw), '"params._meta"', InvalidParams)
+    try:
+        check_bounds(raw, _USUAL_DEPTH)
+    except ValueError:
+        is_shallow = False
+    else:
+        is_shallow = True
+    try:
+        return Meta(members, declarations(members) if mcp.META_VERSION in members else None, is_shallow)
+    except DownstreamError:
+        return Meta(members, None, is_shallow)
+
+
+def object_of(
+    raw: Raw, name: str, error: type[DownstreamError], repeated: type[DownstreamError] = InvalidRequest
+) -> jsonrpc.Fields:
+    """Open an object one level; raises `repeated` if it has a key twice, or else `error` if it cannot be read."""
+    try:
+        return jsonrpc.distinct(raw)
+    except jsonrpc.RepeatedKey as exc:
+        raise repeated(f"{name} repeats a key; send each key once") from exc
+    except TooMany as exc:
+        raise error(f"{name} has {exc}; send fewer in one request") from exc
+    except ValueError as exc:
+        raise error(f"{name} must be an object") from exc
+
+
+def declarations(meta: jsonrpc.Fields) -> Declarations:
+    """Read what the members of a `_meta` say; raises InvalidParams."""
+    version = _required_version(meta)
+    capabilities, declared = _capabilities(meta)
+    log_level, progress_token, client_info = _log_level(meta), _progress_token(meta), _client_info(meta)
+    user_meta = {key: value for key, value in meta.items() if key not in _PROTOCOL_META}
+    return Declarations(version, capabilities, declared, log_level, progress_token, client_info, user_meta)
+
+
+class _Declared(msgspec.Struct):
+    elicitation: dict[str, Raw] | None = None
+    sampling: dict[str, Raw] | None = None
+    roots: dict[str, Raw] | None = None
+    tasks: dict[str, Raw] | None = None
+    extensions: dict[str, Raw] | None = None
+
+
+_decode_declared = msgspec.json.Decoder(_Declared).decode
+
+
+def _required_version(meta: jsonrpc.Fields) -> str:
+    version = jsonrpc.text(meta.get(mcp.META_VERSION))
+    if version is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
+    return version
+
+
+def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
+    """A value of `_meta` within its bound; the session pool groups by it, so it stays in memory."""
+    raw = meta.get(key)
+    if raw is not None and len(bytes(raw)) > _MAX_DECLARATION_BYTES:
+        raise InvalidParams(f"{key!r} is larger than {_MAX_DECLARATION_BYTES} bytes; send less")
+    return raw
+
+
+def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
+    raw = _bounded(meta, mcp.META_CAPABILITIES)
+    if raw is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
+    try:
+        return raw, _remembered(_declared, bytes(raw))
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} repeats a key; send each key once") from exc
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f"{mcp.META_CAPABILITIES!r} is not ClientCapabilities: {exc}") from exc
+
+
+def capabilities_of(raw: bytes) -> Capabilities:
+    """The kinds of questions that a client's declaration allows; raises ValueError or RecursionError."""
+    return _remembered(_declared, raw)
+
+
+@lru_cache(_REMEMBERED)
+def _declared(raw: bytes) -> Capabilities:
+    _check_keys(raw)
+    opened = jsonrpc.inspect(_decode_declared, raw)
+    elicitation = opened.elicitation
+    return Capabilities(
+        # An empty object means form mode (client/elicitation, Capabilities).
+        form=elicitation is not None and (_declares(elicitation, "form") or not _declares(elicitation, "url")),
+        url=_declares(elicitation, "url"),
+        sampling=opened.sampling is not None,
+        sampling_tools=_declares(opened.sampling, "tools"),
+        roots=opened.roots is not None,
+        tasks=_declares(opened.extensions, mcp.TASKS),
+        legacy_tasks=opened.tasks is not None,
+    )
+
+
+def _declares(capability: jsonrpc.Fields | None, mode: str) -> bool:
+    return capability is not None and mode in capability and not jsonrpc.is_null(capability[mode])
+
+
+def _log_level(meta: jsonrpc.Fields) -> str | None:
+    if mcp.META_LOG_LEVEL not in meta:
+        return None
+    level = jsonrpc.text(meta[mcp.META_LOG_LEVEL])
+    if level not in mcp.LOG_LEVELS:
+        raise InvalidParams(f"{mcp.META_LOG_LEVEL!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
+    return level
+
+
+def _progress_token(meta: jsonrpc.Fields) -> Raw | None:
+    token = meta.get(mcp.META_PROGRESS_TOKEN)
+    if token is not None and not jsonrpc.is_id(token):
+        raise InvalidParams('"params._meta.progressToken" must be a string or an integer')
+    return token
+
+
+def _client_info(meta: jsonrpc.Fields) -> Raw:
+    raw = _bounded(meta, mcp.META_CLIENT_INFO)
+    if raw is None:
+        return UNKNOWN_CLIENT
+    try:
+        is_implementation = _remembered(_is_implementation, bytes(raw))
+    except jsonrpc.RepeatedKey as exc:
+        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} repeats a key; send each key once") from exc
+    if not is_implementation:
+        raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} must be an object with "name" and "version", strings')
+    return raw
+
+
+@lru_cache(_REMEMBERED)
+def _is_implementation(raw: bytes) -> bool:
+    try:
+        info = _check_keys(raw)
+    except jsonrpc.RepeatedKey:
+        raise
+    except ValueError:
+        return False
+    return jsonrpc.text(info.get("name")) is not None and jsonrpc.text(info.get("version")) is not None
+
+
+def _check_keys(raw: bytes | Raw) -> jsonrpc.Fields:
+    """Open an object; raises RepeatedKey if it, or an object in it, has a key twice: parsers choose differently."""
+    opened = jsonrpc.distinct(raw)
+    for value in opened.values():
+        if bytes(value)[:1] == b"{":
+            _ = _check_keys(value)
+    return opened

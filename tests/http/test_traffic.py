@@ -1,0 +1,42 @@
+"""What all listeners of a process share."""
+
+import math
+
+from gateway.config import InForce, Limits, Timeouts
+from gateway.http.traffic import Traffic
+from gateway.telemetry import Malformation, Metrics
+from tests.support.logs import Lines
+from tests.support.metric_values import value_in
+
+
+def traffic(**limits: int) -> Traffic:
+    return Traffic(InForce(Limits(**limits)), InForce(Timeouts()), Metrics("1"))
+
+
+def test_malformed_requests_all_count_and_a_line_counts_those_without_one(log_lines: Lines) -> None:
+    shared = traffic()
+    shared.malformed(Malformation.METHOD, "192.0.2.1")
+    shared._logged = math.inf  # as if no time passed
+    shared.malformed(Malformation.BODY, "192.0.2.2")
+    shared.malformed(Malformation.BODY, "192.0.2.3")
+    shared._logged = -math.inf  # as if a second had passed
+    shared.malformed(Malformation.HEADER, "192.0.2.4")
+    shared._logged = math.inf
+    said = [(line["reason"], line["remote"], line["suppressed"]) for line in log_lines("request.malformed")]
+    assert said == [("method", "192.0.2.1", 0), ("header", "192.0.2.4", 2)]
+    counted = shared.metrics._registry
+    assert [value_in(counted, "malformed_requests_total", reason=kind) for kind in ("method", "body")] == [1, 2]
+
+
+def test_the_budget_for_replies_has_room_for_the_largest_one() -> None:
+    assert traffic(sending_bytes=10, event_bytes=20).sending.limit == 20
+    assert traffic(sending_bytes=30, event_bytes=20).sending.limit == 30
+
+
+def test_the_budgets_are_shown_in_the_metrics() -> None:
+    shared = traffic(sending_bytes=30, event_bytes=20)
+    shared.show_budgets()
+    shared.sending.share(lambda: None).grow(7)
+    found = shared.metrics.budgets()
+    assert set(found) == {"limits.receiving_bytes", "limits.sending_bytes"}
+    assert (found["limits.sending_bytes"].used, found["limits.sending_bytes"].limit) == (7, 30)

@@ -1,0 +1,46 @@
+"""The stderr of a stdio server in the log."""
+
+from gateway.process.stderr_log import StderrLog
+from tests.support.logs import Lines
+
+
+def texts(log_lines: Lines) -> list[str]:
+    return [line["text"] for line in log_lines("child.stderr") if "text" in line]
+
+
+async def test_each_line_is_logged_once_however_it_is_cut(log_lines: Lines) -> None:
+    log = StderrLog("/mcp", ())
+    log.pid = 7
+    for part in (b"one\ntw", b"o\n\n  \n", b"last"):
+        log.data_received(part)
+    assert texts(log_lines) == ["one", "two"]
+    log.connection_lost(None)
+    assert texts(log_lines) == list(log.last) == ["one", "two", "last"]
+    assert {(line["route"], line["pid"]) for line in log_lines("child.stderr")} == {("/mcp", 7)}
+    assert log.ended.done()
+    log.connection_lost(None)
+
+
+async def test_the_secrets_of_a_child_are_hidden_the_longest_first(log_lines: Lines) -> None:
+    log = StderrLog("/mcp", ["hunter2", "hunter2-long", "short"])
+    log.data_received(b"hunter2-long hunter2 short\n")
+    assert texts(log_lines) == ["[hidden] [hidden] short"]
+
+
+async def test_a_long_line_is_cut_and_takes_no_memory(log_lines: Lines) -> None:
+    log = StderrLog("/mcp", ())
+    for _ in range(100):
+        log.data_received(b"x" * 10_000)
+    assert len(log._incomplete) <= 1001
+    log.data_received(b"\nnext\n")
+    assert texts(log_lines) == ["x" * 1000 + "…", "next"]
+
+
+async def test_a_flood_is_counted_beyond_its_rate(log_lines: Lines) -> None:
+    log = StderrLog("/mcp", ())
+    log.data_received(b"".join(b"%d\n" % number for number in range(10_000)))
+    log.connection_lost(None)
+    left_out = sum(line.get("lines_left_out", 0) for line in log_lines("child.stderr"))
+    assert left_out > 0
+    assert len(texts(log_lines)) + left_out == 10_000
+    assert list(log.last) == [str(number) for number in range(9_995, 10_000)]

@@ -1,0 +1,152 @@
+"""What a modern client says of itself in `_meta`, and what it may not say."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from gateway.protocol import mcp, request_meta
+from gateway.protocol.errors import InvalidParams, InvalidRequest
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
+from gateway.protocol.request_meta import Capabilities, Declarations, capabilities_of, meta_of, object_of
+
+META: dict[str, Any] = {
+    mcp.META_VERSION: mcp.MODERN,
+    mcp.META_CLIENT_INFO: {"name": "c", "version": "1"},
+    mcp.META_CAPABILITIES: {},
+}
+
+
+def raw(**changes: Any) -> Raw:
+    """A `_meta` with members of the protocol replaced; None removes one."""
+    merged = {**META, **{mcp.RESERVED + key: value for key, value in changes.items()}}
+    return Raw(json.dumps({key: value for key, value in merged.items() if value is not None}).encode())
+
+
+def said(meta: Raw) -> Declarations:
+    return request_meta.declarations(meta_of(meta).members)
+
+
+def test_it_is_taken_apart() -> None:
+    declared = {"elicitation": {"url": {}}, "sampling": {"tools": {}}, "roots": {}, "tasks": {}}
+    members = {**META, "progressToken": "p", "traceparent": "00-1", mcp.META_CAPABILITIES: declared}
+    found = said(Raw(json.dumps({**members, mcp.META_LOG_LEVEL: "info"}).encode()))
+    assert (found.version, found.log_level, found.progress_token) == (mcp.MODERN, "info", Raw(b'"p"'))
+    assert list(found.user_meta) == ["traceparent"]
+    assert found.declared == Capabilities(url=True, sampling=True, sampling_tools=True, roots=True, legacy_tasks=True)
+    assert json.loads(bytes(found.capabilities)) == declared
+    assert json.loads(bytes(found.client_info)) == {"name": "c", "version": "1"}
+
+
+def test_what_is_optional_may_be_missing() -> None:
+    found = said(raw(clientInfo=None))
+    assert json.loads(bytes(found.client_info)) == {"name": "unknown", "version": "0"}
+    assert (found.log_level, found.progress_token, found.declared) == (None, None, Capabilities())
+
+
+@pytest.mark.parametrize(
+    ("elicitation", "form", "url"),
+    [
+        ({}, True, False),
+        ({"form": {}}, True, False),
+        ({"url": {}}, False, True),
+        ({"form": {}, "url": {}}, True, True),
+        (None, False, False),
+    ],
+)
+def test_an_empty_elicitation_capability_means_forms(
+    elicitation: dict[str, Any] | None, *, form: bool, url: bool
+) -> None:
+    declared = said(raw(clientCapabilities={"elicitation": elicitation})).declared
+    assert (declared.form, declared.url) == (form, url)
+
+
+def test_an_extension_of_null_is_not_declared() -> None:
+    assert capabilities_of(b'{"extensions":{"%b":{}}}' % mcp.TASKS.encode()).tasks
+    assert not capabilities_of(b'{"extensions":{"%b":null}}' % mcp.TASKS.encode()).tasks
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"protocolVersion": None}, "protocolVersion"),
+        ({"protocolVersion": 2026}, "protocolVersion"),
+        ({"clientCapabilities": None}, "clientCapabilities"),
+        ({"clientCapabilities": []}, "is not ClientCapabilities"),
+        ({"clientCapabilities": {"roots": True}}, "is not ClientCapabilities"),
+        ({"clientCapabilities": {"experimental": {"x": {"a": "x" * 20_000}}}}, "larger than"),
+        ({"clientInfo": {"name": "x" * 20_000, "version": "1"}}, "larger than"),
+        ({"clientInfo": "me"}, "clientInfo"),
+        ({"clientInfo": {"version": "1"}}, "clientInfo"),
+        ({"clientInfo": {"name": "c"}}, "clientInfo"),
+        ({"logLevel": "loud"}, "emergency"),
+    ],
+)
+def test_a_fault_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidParams, match=says):
+        said(raw(**changes))
+    if "protocolVersion" not in changes:
+        assert meta_of(raw(**changes)).declarations is None
+
+
+def test_a_progress_token_is_an_id() -> None:
+    with pytest.raises(InvalidParams, match="progressToken"):
+        said(Raw(json.dumps({**META, "progressToken": 1.5}).encode()))
+
+
+@pytest.mark.parametrize("key", ["clientInfo", "clientCapabilities"])
+def test_a_key_comes_once_in_what_a_client_declares(key: str) -> None:
+    repeated = bytes(raw()).replace(b'%b": {' % key.encode(), b'%b": {"x": {"a": 1, "a": 2}, ' % key.encode())
+    with pytest.raises(InvalidParams, match=f"{key}.* repeats a key"):
+        said(Raw(repeated.replace(b", }", b"}")))
+
+
+def test_an_object_is_one_without_repeated_keys() -> None:
+    for data, error, says in (
+        (b"[]", InvalidParams, "it must be an object"),
+        (b'{"a":1,"a":2}', InvalidRequest, "it repeats a key"),
+        (b"{%b}" % b",".join(b'"%d":1' % number for number in range(MAX_MEMBERS + 1)), InvalidParams, "send fewer"),
+    ):
+        with pytest.raises(error, match=says):
+            object_of(Raw(data), "it", InvalidParams)
+
+
+def test_it_is_shallow_if_it_is_no_deeper_than_what_is_usual() -> None:
+    for depth, is_shallow in ((5, True), (6, False)):
+        nested = json.loads("[" * depth + "]" * depth)
+        assert meta_of(Raw(json.dumps({"x": nested}).encode())).is_shallow is is_shallow
+
+
+def test_a_legacy_one_says_nothing() -> None:
+    assert meta_of(Raw(b'{"progressToken":1}')).declarations is None
+
+
+def test_a_large_declaration_is_checked_but_not_remembered() -> None:
+    info, declared = {"name": "x" * 2_000, "version": "1"}, {"experimental": {"x": {"y": "z" * 2_000}}, "roots": {}}
+    caches = (request_meta._is_implementation, request_meta._declared)
+    before = [cache.cache_info().currsize for cache in caches]
+    checked = said(raw(clientInfo=info, clientCapabilities=declared))
+    assert checked.declared.roots
+    assert json.loads(bytes(checked.client_info)) == info
+    with pytest.raises(InvalidParams):
+        said(raw(clientInfo={"name": "x" * 2_000}, clientCapabilities=declared))
+    assert [cache.cache_info().currsize for cache in caches] == before
+
+
+def test_half_an_emoji_in_client_info_and_capabilities_goes_on_too() -> None:
+    found = said(raw(clientInfo={"name": "\ud83d", "version": "1"}, clientCapabilities={"roots": {"\ud83d": 1}}))
+    assert json.loads(bytes(found.client_info)) == {"name": "\ud83d", "version": "1"}
+    assert found.declared.roots
+
+
+def test_metadata_that_differs_each_time_is_not_remembered() -> None:
+    remembered = request_meta._opened.cache_info
+    before = remembered().currsize
+    for number in range(20):
+        _ = meta_of(Raw(json.dumps({**META, "progressToken": number}).encode()))
+        _ = meta_of(raw(x=str(number) * 2000))
+    assert remembered().currsize == before
+    for number in range(1030):
+        _ = meta_of(raw(x=number))
+    assert remembered().currsize == 1024
