@@ -66,11 +66,10 @@ class LiveTask:
         self.report = TaskReport(origin.live, handle.exchange, handle.issued)
         self.principal = origin.key.principal
         self._handle, self._sealed = handle, sealed
-        self._declared = origin.declared
         self._server_info = origin.server_info
         self._forget = forget
         self._created = self._updated = _now()
-        self._questions = OpenQuestions(self.id, sealer)
+        self._questions = OpenQuestions(self.id, sealer, origin.declared)
         self._result = KeptResult(origin.server_info, budget)
         self._ended: Ended | None = None
         self._is_cancelled = False
@@ -100,9 +99,7 @@ class LiveTask:
         GET stream, and they may overtake the answer that makes the task.
         """
         follower = self._follower = self._new_follower(session, created.id)
-        for question in asked:
-            if question.upstream_id is not None and question.params is not None:
-                self._questions.add(question.method, question.params, bytes(question.upstream_id))
+        self._questions.take_over(asked)
         relay.to(self)
         self._is_known.set()
         self._start(lambda: self._run(follower))
@@ -257,7 +254,7 @@ class LiveTask:
                 pass  # tasks have no progress and no log messages
 
     def _ask(self, event: on.Nested) -> None:
-        outcome, error = self._questions.hear(event, self._declared, is_over=self.is_over)
+        outcome, error = self._questions.hear(event, is_over=self.is_over)
         self._count(event.method, outcome)
         if outcome is NestedOutcome.ASKED:
             self._touch()
