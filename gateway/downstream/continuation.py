@@ -6,7 +6,7 @@ route is gone, except that a call is not taken over there: that would be to serv
 """
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 
@@ -22,8 +22,6 @@ from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.http.upstream_headers import joined
-from gateway.identity import principal as principals
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
@@ -161,13 +159,7 @@ class Continuation:
     def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
         request = incoming.request()
-
-        def value_of(name: str) -> str | None:
-            return joined(incoming.headers, name) if name != caller.distrusted_header else None
-
-        def digest(names: Sequence[str]) -> bytes:
-            return principals.of_headers(names, value_of)
-
+        digest = partial(incoming.digest, caller)
         binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
         return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
 
