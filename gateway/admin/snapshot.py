@@ -22,7 +22,7 @@ from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics.saturation import Saturation

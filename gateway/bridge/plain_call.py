@@ -10,39 +10,33 @@ beginning (decision 38).
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
+from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
+from gateway.bridge.modern_to_legacy import legacy_call, modern_result
+from gateway.bridge.request_call import RequestCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.bridge.translation import legacy_call, modern_result
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
-from gateway.protocol.request import Request
 from gateway.routes.held_calls import Lot
-from gateway.routes.live_route import LiveRoute
-from gateway.sessions.call import Call, PoolKey
-from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import COMPLETE, TOOL_FAILED, bodies
-from gateway.upstream.channel import Headers
 
 
 class PlainCall:
     """One call in flight; the listener of its session."""
 
     __slots__ = (
-        "_address",
+        "_asked",
         "_call",
-        "_headers",
-        "_key",
-        "_live",
         "_lot",
         "_new_queue",
-        "_request",
         "_session",
         "_started",
-        "_ticket",
         "driver",
         "final",
         "queue",
@@ -50,17 +44,7 @@ class PlainCall:
         "waiter",
     )
 
-    def __init__(  # noqa: PLR0913  (everything that a first round knows)
-        self,
-        live: LiveRoute,
-        lot: Lot[Driver],
-        request: Request,
-        key: PoolKey,
-        headers: Headers,
-        address: str,
-        new_queue: Callable[[], ResponseQueue],
-        ticket: CacheKey | None,
-    ) -> None:
+    def __init__(self, asked: ClientCall, lot: Lot[Driver], new_queue: Callable[[], ResponseQueue]) -> None:
         self.request_id = ""
         self.final: FinalMessage | None = None
         """The result, once it is here."""
@@ -68,8 +52,7 @@ class PlainCall:
         """The exchange that has taken the call over."""
         self.queue: ResponseQueue
         """The queue of that exchange for the client."""
-        self._live, self._lot, self._request, self._key = live, lot, request, key
-        self._headers, self._address, self._new_queue, self._ticket = headers, address, new_queue, ticket
+        self._asked, self._lot, self._new_queue = asked, lot, new_queue
         self._call: Call
         self._session: Session
         self._started = 0.0
@@ -82,17 +65,17 @@ class PlainCall:
         It does if no session is idle, something has to be set on the session, the transport is not Streamable HTTP,
         or the call is traced.
         """
-        live, request = self._live, self._request
+        asked, live, request = self._asked, self._asked.live, self._asked.request
         if request.log_level is not None or live.process.traces is not None or bodies.on:
             return False
         pool = live.upstream.pool
-        session = pool.take(self._key)
+        session = pool.take(asked.key)
         if session is None:
             return False
         is_begun = False
         try:
             call = self._call = legacy_call(request, session.next_id(), self)
-            is_begun = session.begin(call, self._headers, self._unusual)
+            is_begun = session.begin(call, asked.headers, self._unusual)
         finally:
             if not is_begun:
                 pool.release(session, clean=True)
@@ -116,21 +99,13 @@ class PlainCall:
 
     def hear(self, event: on.Event) -> None:
         """Take the result; anything else is for an exchange."""
-        live = self._live
+        asked, live = self._asked, self._asked.live
         if isinstance(event, on.Resulted):
             try:
-                modern = modern_result(
-                    live,
-                    self._request,
-                    self._key,
-                    self._headers,
-                    event.result,
-                    self._session.shaken.server_info,
-                    self._ticket,
-                    is_tool_error=event.is_tool_error,
-                )
+                info = self._session.shaken.server_info
+                modern = modern_result(asked, event.result, info, is_tool_error=event.is_tool_error)
                 ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
-                final = FinalMessage(jsonrpc.result(self._request.id, *modern.parts), ending=ending)
+                final = FinalMessage(jsonrpc.result(asked.request.id, *modern.parts), ending=ending)
             except ValueError:
                 pass
             except Exception:
@@ -140,7 +115,7 @@ class PlainCall:
                 self.final = final
                 live.deadlines.plain.disarm(self)
                 seconds = time.monotonic() - self._started
-                live.process.metrics.call_answered(live.route.path, self._request.method, ending, seconds)
+                live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
                 if not self.waiter.done():
                     self.waiter.set_result(None)
                 session = self._session
@@ -152,13 +127,15 @@ class PlainCall:
     def promote(self) -> Driver:
         """Have an exchange take the call over, unless one has."""
         if self.driver is None:
-            self._live.deadlines.plain.disarm(self)
+            live = self._asked.live
+            live.deadlines.plain.disarm(self)
             seconds = time.monotonic() - self._started
             queue = self.queue = self._new_queue()
-            queue.awaited(self.waiter, seconds, self._live.config.timeouts.keepalive_seconds)
-            driver = Driver(self._live, self._lot, self._request, self._key, self._headers, self._address)
+            queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
+            begun = self._session, self._call
+            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun))
             self.driver = self._call.listener = driver
-            driver.carry_on(queue, self._ticket, self._session, self._call, seconds)
+            driver.begin(queue, seconds)
         return self.driver
 
     def _unusual(self) -> None:

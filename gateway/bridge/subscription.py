@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain, repeat
 from typing import Final
 
 import msgspec
@@ -128,7 +129,7 @@ class Subscription:
         if self._is_ending or self._live.upstream.pool.closed:
             self.end()
         elif self._topics:
-            self._replacing = self._live.process.tasks.start(self._replace_sessions_until_the_end(), "subscription")
+            self._replacing = self._live.process.tasks.start(self._replace_sessions(), "subscription")
         elif (session := self._take_session()) is not None:
             self._live.upstream.pool.release(session, clean=True)  # nothing was set on it, and nothing will come
 
@@ -226,39 +227,30 @@ class Subscription:
     async def _ask(self, session: Session, method: str, uri: str) -> Raw | jsonrpc.Error:
         return await session.ask(method, {"uri": uri}, self._headers, self._live.upstream.pool.handshake_seconds)
 
-    async def _replace_sessions_until_the_end(self) -> None:
+    async def _replace_sessions(self) -> None:
         """Replace the session whenever it is lost; the subscription ends when it cannot be replaced."""
+        pauses = _pauses()
         try:
-            await self._replace_sessions()
+            while True:
+                opened = time.monotonic()
+                _ = await self._stream_ended.wait()
+                session = self._take_session()
+                assert session is not None, "this task is cancelled before the session is taken away"
+                self._live.upstream.pool.release(session, clean=False)
+                if not session.lost:
+                    return  # the stream never opened: it was believed to be open, because its response head was slow
+                if time.monotonic() - opened > _LASTING_SECONDS:
+                    pauses = _pauses()
+                self._session = await self._open_again(pauses)
+                route, is_open = self._live.route, self._session is not None
+                log.info(Event.SUBSCRIPTION_LOST, route=route.path, upstream=route.upstream.name, opened_again=is_open)
+                self._live.process.metrics.subscription_lost(route.path, opened_again=is_open)
+                if not is_open:
+                    return
+                self.missed()
         finally:
             # Also after a bug, so that no client waits for changes that never come. After a cancellation none waits.
             self.end()
-
-    async def _replace_sessions(self) -> None:
-        """Open a new session whenever one is lost."""
-        route = self._live.route.path
-        pauses = _pauses()
-        while True:
-            opened = time.monotonic()
-            _ = await self._stream_ended.wait()
-            session = self._take_session()
-            assert session is not None, "this task is cancelled before the session is taken away"
-            self._live.upstream.pool.release(session, clean=False)
-            if not session.lost:
-                return  # the stream never opened: it was only believed to be open, because its response head was slow
-            if time.monotonic() - opened > _LASTING_SECONDS:
-                pauses = _pauses()
-            self._session = await self._open_again(pauses)
-            log.info(
-                Event.SUBSCRIPTION_LOST,
-                route=route,
-                upstream=self._live.route.upstream.name,
-                opened_again=self._session is not None,
-            )
-            self._live.process.metrics.subscription_lost(route, opened_again=self._session is not None)
-            if self._session is None:
-                return
-            self.missed()
 
     async def _open_again(self, pauses: Iterator[float]) -> Session | None:
         """A new session with the same subscriptions as the one before; None if there will be none."""
@@ -304,10 +296,8 @@ class Subscription:
 
 def _pauses() -> Iterator[float]:
     """Seconds to wait before each attempt, with jitter."""
-    for pause in _PAUSES:
+    for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
         yield pause * (1 + _JITTER * random.random())  # noqa: S311  (no secret)
-    while True:
-        yield _PAUSES[-1] * (1 + _JITTER * random.random())  # noqa: S311
 
 
 def _params(data: bytes) -> jsonrpc.Fields:

@@ -4,9 +4,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import Context, may_run_again
+from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import mcp
@@ -34,15 +33,15 @@ class Takeover:
         envelope: Envelope,
         *,
         owner_is_dead: bool,
-        was_cold: bool = False,
+        cold: ColdCall | None = None,
     ) -> None:
-        """`owner_is_dead` if no other process holds the call, so also if it `was_cold`."""
+        """`owner_is_dead` if no other process holds the call, so also if this one kept it as a `cold` call."""
         self._context = context
         self._report = report
         self._call = call
         self._envelope = envelope
         self._owner_is_dead = owner_is_dead
-        self._was_cold = was_cold
+        self.cold = cold
 
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
@@ -52,10 +51,6 @@ class Takeover:
         if self._context.exchange.calling and not self._call.is_started:
             opened = asyncio.get_running_loop().create_future()
             self._call.start_resuming(self._run(opened, listener, give_back), opened)
-
-    @property
-    def _orphaned(self) -> str:
-        return "it cannot be picked up again" if self._was_cold else "its gateway replica is gone"
 
     async def _run(
         self, opened: asyncio.Future[bool], listener: Listener, give_back: Callable[[GatewayError], None]
@@ -70,7 +65,7 @@ class Takeover:
                     opened.set_result(False)
         except GatewayError as exc:
             self._context.live.upstream.health.note(exc)
-            replayable = await rerun_rules.may_run_again(self._context, exc)
+            replayable = await may_run_again(self._context, exc)
             if runs == self._call.runs:  # else an undelivered answer had the call run again meanwhile
                 self._failed(exc, listener, give_back, replayable=replayable)
         except Exception:  # the outermost edge of the call's task
@@ -81,12 +76,12 @@ class Takeover:
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
         envelope = self._envelope
         self._context.is_repeatable = envelope.repeatable
-        if not self._was_cold:
+        if self.cold is None:
             self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
             raise _owner_lost(envelope.owner)
-        await self._call.resume(upstream, upstream.cursor or "", opened, is_shared=not self._owner_is_dead)
+        await self._call.resume(upstream, opened, is_shared=not self._owner_is_dead)
 
     def _failed(
         self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool
@@ -95,7 +90,7 @@ class Takeover:
             why = "cannot be reached, and its call cannot be picked up here while it may live"
             give_back(error if isinstance(error, Refused) else OwnerStalled(self._envelope.owner, why))
             return
-        if self._was_cold and isinstance(error, Busy):
+        if self.cold is not None and isinstance(error, Busy):
             give_back(error)  # no session was free, so nothing has changed upstream
             return
         upstream = self._envelope.upstream
@@ -118,9 +113,10 @@ class Takeover:
     async def _cancel_orphan(self, upstream: Upstream, headers: Headers) -> None:
         """Cancel a call whose result no client will read, so that the upstream does not wait for an answer."""
         live = self._context.live
+        why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
         try:
             async with asyncio.timeout(live.config.timeouts.cancel_seconds):
-                await live.upstream.pool.cancel_orphan(upstream, self._orphaned, headers)
+                await live.upstream.pool.cancel_orphan(upstream, why, headers)
         except (UpstreamError, TimeoutError) as exc:
             self._report.unsent(str(exc))
 

@@ -1,45 +1,41 @@
-"""Holds the upstream call of one exchange across its rounds."""
+"""The upstream call of one exchange, held across its rounds."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
 from msgspec import Raw
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
-from gateway.bridge.exchange_timers import Timers
+from gateway.bridge.call_context import Context, may_run_again
+from gateway.bridge.call_report import Report
+from gateway.bridge.outgoing_messages import Outgoing
 from gateway.bridge.response_queue import ending_of
-from gateway.bridge.translation import legacy_call
-from gateway.bridge.upstream_messages import Outgoing
 from gateway.exchange import events as on
-from gateway.exchange.commands import Timer
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import CallLost, GatewayError, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
-from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, Outcome, Step, bodies
 from gateway.upstream.channel import Headers, Sending
 
 BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
-_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 
 
-class UpstreamCall:
-    """The call, the session that it runs in, what reads it, and what is sent to the upstream beside it."""
+class UpstreamCall(ABC):
+    """The call, the session that it runs in, and what is sent to the upstream beside it.
+
+    A subclass knows how it runs: as one request, or as a task.
+    """
 
     __slots__ = (
         "_beside",
         "_call",
         "_context",
-        "_is_begun",
         "_is_let_go",
         "_is_sent",
         "_listener",
@@ -48,24 +44,20 @@ class UpstreamCall:
         "_report",
         "_session",
         "_task",
-        "_timers",
         "runs",
     )
 
-    def __init__(self, context: Context, timers: Timers, report: Report, listener: Listener) -> None:
+    def __init__(self, context: Context, report: Report, listener: Listener) -> None:
         """`listener` hears the events of the call, and `Stopped` if the upstream is silent for too long."""
         self.runs = 0
         """How often the call was run again."""
         self._context = context
-        self._timers = timers
         self._report = report
         self._listener = listener
         self._session: Session | None = None
         self._released: Session | None = None
         """The session of a call that was given up: late questions are answered there."""
         self._call: Call | None = None
-        self._is_begun = False
-        """Whether the call was sent before its exchange began."""
         self._is_sent = False
         self._task: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[bool] | None = None
@@ -120,28 +112,37 @@ class UpstreamCall:
         context = self._context
         return self.runs > 0 or context.exchange.round > 0 or context.request.request_state is not None
 
+    def _is_wanted(self) -> bool:
+        """Whether the exchange still waits for the call."""
+        return self._context.exchange.calling
+
     def rest(self, *, resting: bool) -> None:
         """Tell the pool whether the call waits for its client."""
         if self._session is not None:
             self._context.live.upstream.pool.rest(self._session, resting=resting)
 
-    def note(self, name: str) -> None:
-        """Note in the call's span that something happened."""
-        if self._call is not None and self._call.span is not None:
-            self._call.span.happened(name)
-
-    def end_span(self, ending: Ending) -> None:
-        """End the call's span."""
-        if self._call is not None and self._call.span is not None:
-            self._call.span.end(ending)
-
     # -- running the call ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
-        if not self._is_begun:
-            self._task = self._context.live.process.tasks.start(self._run(), "call")
-        self._is_begun = False
+        self._task = self._context.live.process.tasks.start(self._run(), "call")
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """The call's own task: it outlives the leg that started it."""
+
+    async def _failed(self, exc: GatewayError, call: Call | None) -> None:
+        """Say how the call broke, unless another call of the exchange runs already: a referral had it sent again."""
+        live = self._context.live
+        live.upstream.health.note(exc)
+        if call is not None and call.span is not None:
+            call.span.end(ending_of(exc))
+        if isinstance(exc, UpstreamError):
+            live.process.metrics.upstream_failed(live.route.path, exc.reason)
+            exc.is_counted = True
+        replayable = await may_run_again(self._context, exc)
+        if call is None or call is self._call:
+            self._listener.hear(on.Broke(exc, replayable))
 
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
@@ -150,7 +151,7 @@ class UpstreamCall:
             self.session.leave(self._call)
         self._call, self._is_sent, self._opened = None, False, None
         self.runs += 1
-        self._report.step(Step.REPLAYED)
+        self._report.run_again()
         self.start()
 
     def start_resuming(self, resuming: Coroutine[Any, Any, None], opened: asyncio.Future[bool]) -> None:
@@ -158,163 +159,24 @@ class UpstreamCall:
         self._opened = opened
         self._task = self._context.live.process.tasks.start(resuming, "call")
 
-    def carry_on(self, session: Session, call: Call) -> None:
-        """Take over a call that was begun in a session: `start` does not send it, `read_on` reads the rest."""
-        self._session, self._call, self._is_sent, self._is_begun = session, call, True, True
-        self._context.runs_in(session)
+    @abstractmethod
+    async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+        """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
 
-    def read_on(self, session: Session, call: Call) -> None:
-        """Read the rest of a call that was carried on, if its answer has not come."""
-        if session.works_on(call):
-            if self._is_watched:
-                self._check_silence()
-            self._follow(session, call)
-
-    def _follow(self, session: Session, call: Call) -> None:
-        """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
-        broke = _Broke(self, session, call)
-        if not session.follow(call, broke):
-            broke()
-
-    def read_by_task(self, session: Session, call: Call) -> None:
-        """Read a begun call, or what is left of it, by a task."""
-        task = self._context.live.process.tasks.start(self._run((session, call)), "call")
-        if call is self._call:
-            self._task = task
-
-    async def _run(self, begun: tuple[Session, Call] | None = None) -> None:
-        """The call's own task: it outlives the leg that started it. A call that was `begun` is only read."""
-        call, live = None, self._context.live
-        try:
-            if begun is None:
-                session = self._idle_session() or await self._ready_session()
-                if not self._is_wanted():
-                    self.release(clean=True)  # given up at the moment the session came
-                    return
-                span = self._report.call_span(session.shaken.version)
-                call = legacy_call(self._context.request, session.next_id(), self._listener, span)
-                if span is None and not bodies.on and self._begin(session, call):
-                    self._task = None
-                    return
-            else:
-                session, call = begun
-            await self._run_in(session, call, is_begun=begun is not None)
-        except GatewayError as exc:
-            live.upstream.health.note(exc)
-            if call is not None and call.span is not None:
-                call.span.end(ending_of(exc))
-            if isinstance(exc, UpstreamError):
-                live.process.metrics.upstream_failed(live.route.path, exc.reason)
-                exc.is_counted = True
-            replayable = await rerun_rules.may_run_again(self._context, exc)
-            # The stream of an answered call may break while the call that a referral re-issued already runs.
-            if call is None or call is self._call:
-                self._listener.hear(on.Broke(exc, replayable))
-        except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
-            self._listener.hear(on.Broke(CallLost(BUG)))
-            raise
-        finally:
-            if call is not None and call.span is not None:
-                call.span.end(_GIVEN_UP)
-
-    def _begin(self, session: Session, call: Call) -> bool:
-        """Send a call whose reply is read by callback; returns False if it takes a task."""
-        if not session.begin(call, self._context.headers, partial(self._follow, session, call)):
-            return False
-        self._sent(call)
-        return True
-
-    async def _run_in(self, session: Session, call: Call, *, is_begun: bool) -> None:
-        """Send the call or read one that was begun; in another session if the upstream refused this one."""
-        try:
-            await (session.read(call) if is_begun else self._send(call, session))
-        except SessionLost:
-            if not self._is_wanted():
-                raise  # the client has left, so the call must not begin in another session
-            session = await self._another_session(session)
-            if self._is_wanted():
-                await self._send(call, session)
-            else:
-                self.release(clean=True)
-
-    def _is_wanted(self) -> bool:
-        return self._context.exchange.calling
-
-    async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
-        """Read the call of another replica from `cursor` on; `is_shared` if that replica may still hold it."""
-        context = self._context
-        pool = context.live.upstream.pool
-        session = self._session = await pool.adopt(context.key, upstream, context.headers, is_shared=is_shared)
-        if not context.exchange.calling:
+    async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session | None:
+        """The session of that call; None if it is not wanted any more."""
+        key, headers, pool = self._context.key, self._context.headers, self._context.live.upstream.pool
+        session = self._session = await pool.adopt(key, upstream, headers, is_shared=is_shared)
+        if not self._is_wanted():
             self.release(clean=False)
-            return
-        call = Call(upstream.call, b"", self._listener, upstream.call)
-        call.span = self._report.call_span(session.shaken.version)
-        self._sent(call)
-        self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
-
-        def attached() -> None:
-            self._is_sent = True
-            self._report.step(Step.RESUMED)
-            if not opened.done():
-                opened.set_result(True)
-
-        try:
-            await session.resume(call, cursor, self._call_headers(call), attached)
-        except GatewayError as exc:
-            if call.span is not None:
-                call.span.end(ending_of(exc))
-            raise
-        finally:
-            if call.span is not None:
-                call.span.end(_GIVEN_UP)
-
-    def _idle_session(self) -> Session | None:
-        """The usual case: a session is idle, and nothing has to be set on it."""
-        context, pool = self._context, self._context.live.upstream.pool
-        if self._session is not None or not pool.is_ready(context.key.principal, context.request.log_level):
             return None
-        session = self._session = pool.take(context.key)
-        if session is not None:
-            context.runs_in(session)
         return session
-
-    async def _ready_session(self, *, again: bool = False) -> Session:
-        context = self._context
-        session = self._session
-        if session is not None and session.lost:
-            self.release(clean=False)  # reserved for a referral, and lost while its urls were visited
-            session = None
-        if session is None:
-            opener = Opener(context.address, again or self._is_continued)
-            self._session = session = await context.live.upstream.pool.acquire(context.key, context.headers, opener)
-            context.runs_in(session)
-        try:
-            await context.live.upstream.pool.prepare(session, context.request.log_level, context.headers)
-        except SessionLost:
-            if again:
-                raise
-            session = await self._another_session(session)
-        return session
-
-    async def _another_session(self, lost: Session) -> Session:
-        """Open a new session, once: the upstream refused this one before it took the call."""
-        pool = self._context.live.upstream.pool
-        self._is_sent = False
-        self._session = None
-        pool.forget_idle(self._context.key)
-        pool.release(lost, clean=False)
-        return await self._ready_session(again=True)
 
     def _call_headers(self, call: Call) -> Headers:
         """The headers of the newest leg, with those of the call's own span if it has one."""
         if call.span is None:
             return self._context.headers
         return {**self._context.headers, **call.span.headers(), **own_headers(self._context.live.route)}
-
-    def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
-        self._sent(call)
-        return session.run(call, self._call_headers(call))
 
     def _sent(self, call: Call) -> None:
         """Note that the call may have effects from here on, and limit the silence of its upstream."""
@@ -323,13 +185,15 @@ class UpstreamCall:
         if self._is_watched:
             self.watch_silence()
 
+    # -- silence ------------------------------------------------------------------------------------------------
+
     @property
     def _is_watched(self) -> bool:
-        """Whether the silence of the upstream is limited from the beginning of a call."""
-        config = self._context.live.config
-        return Timer.LEG not in self._timers or config.timeouts.idle_seconds < config.legs.limit_seconds
-
-    # -- silence ------------------------------------------------------------------------------------------------
+        """Whether the silence of the upstream is limited from the beginning of a call: no leg limit comes before."""
+        live, legs = self._context.live, self._context.live.config.legs
+        if not legs.rounds or not self._context.exchange.legs or self._context.request.method not in live.policies:
+            return True
+        return live.config.timeouts.idle_seconds < legs.limit_seconds
 
     def watch_silence(self) -> None:
         """Limit how long the upstream may be silent.
@@ -367,22 +231,12 @@ class UpstreamCall:
             self._call.heard = time.monotonic()  # until now the client was silent, not the upstream
         runs, session = self.runs, self._session
         if len(answers) == 1 and session is not None and self._opened is None:
-            begin = partial(self._begin_answer, session, *answers[0])
+            ((question, answer),) = answers
+            assert question.upstream_id is not None
+            begin = partial(session.begin_answer, question.upstream_id, answer, self._context.headers)
             self._outgoing.put_begun(begin, partial(self._deliver, answers, runs))
         else:
             self._outgoing.put(partial(self._deliver, answers, runs))
-
-    def _begin_answer(
-        self,
-        session: Session,
-        question: Question,
-        answer: Raw,
-        accepted: Callable[[], None],
-        unusual: Callable[[Sending], None],
-    ) -> bool:
-        """Send one answer by callback, as `Session.begin_answer` does."""
-        assert question.upstream_id is not None
-        return session.begin_answer(question.upstream_id, answer, self._context.headers, accepted, unusual)
 
     async def _deliver(
         self, answers: tuple[tuple[Question, Raw], ...], runs: int, begun: Sending | None = None
@@ -402,7 +256,7 @@ class UpstreamCall:
                     await session.answer(question.upstream_id, answer, self._context.headers)
             except UpstreamError as exc:
                 left = tuple(question for question, _ in answers[number:])
-                replayable = await rerun_rules.may_run_again(self._context, exc)
+                replayable = await may_run_again(self._context, exc)
                 if runs == self.runs:
                     retryable = isinstance(exc, Refused | Unreachable)
                     self._listener.hear(on.Undelivered(left, self._undelivered(exc), retryable, replayable))
@@ -487,18 +341,6 @@ class UpstreamCall:
         self._context.live.deadlines.idle.disarm(self)
         self._call = self._task = None
         self._listener = _DEAF
-
-
-class _Broke:
-    """Has a task read a call whose stream broke: kept while the call is held, so it takes little memory."""
-
-    __slots__ = ("_call", "_session", "_upstream_call")
-
-    def __init__(self, upstream_call: UpstreamCall, session: Session, call: Call) -> None:
-        self._upstream_call, self._session, self._call = upstream_call, session, call
-
-    def __call__(self) -> None:
-        self._upstream_call.read_by_task(self._session, self._call)
 
 
 class _Deaf:

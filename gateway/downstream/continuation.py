@@ -13,8 +13,7 @@ from functools import partial
 from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
-from gateway.bridge.driver import Driver, NewCall
-from gateway.bridge.upstream_call import UpstreamCall
+from gateway.bridge.driver import Driver
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
@@ -212,7 +211,7 @@ class Continuation:
         if not self.lot.cold.take(cold):
             raise InvalidState("ended")
         queue = round_.queue()
-        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address)
+        driver = Driver(round_, self.lot)
         try:
             driver.take_over(envelope, queue, is_proven=True, cold=cold)
         except BaseException:
@@ -231,8 +230,8 @@ class Continuation:
         queue = round_.queue()
         is_task = envelope.upstream is not None and envelope.upstream.task is not None
         former = holder(envelope.owner, envelope.epoch)
-        new_call: NewCall = partial(TaskCall, former_holder=former) if is_task else UpstreamCall
-        driver = Driver(live, self.lot, round_.request, key, headers, round_.caller.address, new_call)
+        new_call = partial(TaskCall, former_holder=former) if is_task else None
+        driver = Driver(round_, self.lot, new_call)
         driver.take_over(envelope, queue, is_proven=is_proven)
         return await self.legs.write(round_, driver, queue)
 

@@ -8,7 +8,8 @@ from typing import Final
 from aiohttp import web
 
 from gateway.bridge import subscription
-from gateway.bridge.driver import Driver, NewCall
+from gateway.bridge.driver import Driver
+from gateway.bridge.exchange_runner import NewCall
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
@@ -122,7 +123,7 @@ class Dispatcher:
         self._lot.check(key.principal, round_.caller.address)
         if request.method == mcp.TOOLS_CALL and not tool_schemas.is_simple(pool, key, request, round_.headers):
             return None
-        return self._plain(round_, None)
+        return self._plain(round_)
 
     def _begin(self, round_: Round) -> Awaitable[Replied]:
         """Begin an exchange, unless the list that the client asks for is cached."""
@@ -133,43 +134,35 @@ class Dispatcher:
         repeats = request.method == mcp.TOOLS_CALL and round_.incoming.has_headers
         if repeats and not tool_schemas.mirrors_nothing(pool, key, request, headers):
             return self._begin_checked(round_)
-        ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
-        return self._call(round_, None) if ticket is None else self._list(round_, ticket)
+        ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
+        return self._call(round_) if ticket is None else self._list(round_, ticket)
 
     async def _begin_checked(self, round_: Round) -> Replied:
         """Begin a call whose arguments may have to be repeated in headers."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers, round_.opener)
-        return await self._call(round_, None)
+        return await self._call(round_)
 
     async def _list(self, round_: Round, ticket: CacheKey) -> Replied:
         """Answer with a list from the cache, if it is there."""
         live, headers = round_.live, round_.headers
         cached = await live.upstream.pool.kept(ticket, headers, round_.opener)
         live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
-        return await (round_.answer(cached) if cached is not None else self._call(round_, ticket))
+        return await (round_.answer(cached) if cached is not None else self._call(round_))
 
-    def _call(self, round_: Round, ticket: CacheKey | None) -> Awaitable[Replied]:
+    def _call(self, round_: Round) -> Awaitable[Replied]:
         """Send a call upstream."""
-        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        address = round_.caller.address
-        new_call = self._new_call(round_) if request.method == mcp.TOOLS_CALL else None
-        if new_call is not None:
-            driver = Driver(live, self._lot, request, key, headers, address, new_call)
-            queue = round_.queue()
-            driver.begin(queue, ticket)
-            return self._legs.write(round_, driver, queue)
-        plain = self._plain(round_, ticket) if round_.incoming.peer_request is None else None
-        if plain is not None:
-            return self._legs.write_plain(round_, plain)
-        driver = Driver(live, self._lot, request, key, headers, address)
-        queue = round_.queue()
-        driver.begin(queue, ticket)
+        new_call = self._new_call(round_) if round_.request.method == mcp.TOOLS_CALL else None
+        if new_call is None and round_.incoming.peer_request is None:
+            plain = self._plain(round_)
+            if plain is not None:
+                return self._legs.write_plain(round_, plain)
+        driver, queue = Driver(round_, self._lot, new_call), round_.queue()
+        driver.begin(queue)
         return self._legs.write(round_, driver, queue)
 
-    def _plain(self, round_: Round, ticket: CacheKey | None) -> PlainCall | None:
-        live, address = round_.live, round_.caller.address
-        plain = PlainCall(live, self._lot, round_.request, round_.key, round_.headers, address, round_.queue, ticket)
+    def _plain(self, round_: Round) -> PlainCall | None:
+        plain = PlainCall(round_, self._lot, round_.queue)
         return plain if plain.begin() else None
 
     def _new_call(self, round_: Round) -> NewCall | None:

@@ -34,7 +34,7 @@ from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
 from gateway.routes.live_route import LiveRoute
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536

@@ -16,7 +16,7 @@ from gateway.protocol.errors import (
     StateFromFuture,
     UpstreamError,
 )
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()

@@ -4,8 +4,7 @@ import time
 from collections.abc import Awaitable
 from typing import Final
 
-import msgspec
-
+from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
@@ -27,17 +26,12 @@ LEFT: Final = Ending(Outcome.CANCELLED)
 _TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 
 
-class Round(msgspec.Struct, eq=False):
+class Round(ClientCall, eq=False, kw_only=True):
     """One checked request, with everything that serving it needs."""
 
     incoming: Incoming
     reply: ReplyWriter
-    live: LiveRoute
     caller: Caller
-    request: Request
-    key: PoolKey
-    headers: Headers
-    """The headers that go upstream."""
     started: float
     """Monotonic."""
     envelope: Envelope | None = None
@@ -117,7 +111,9 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
     names = live.route.forward_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
-    return Round(incoming, reply, live, caller, request, key, headers, started)
+    return Round(
+        live, request, key, headers, caller.address, incoming=incoming, reply=reply, caller=caller, started=started
+    )
 
 
 def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> Headers:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange.events import Leg
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Error
 
@@ -29,25 +29,25 @@ QUIET, LEG, GRACE, TTL, LINGER, COLD = Timer
 """The same by their names alone: to look a member up in its class takes ten times as long."""
 
 
-class _Base(msgspec.Struct, frozen=True, eq=False):
+class Command(msgspec.Struct, frozen=True, eq=False):
     """The base of all commands: immutable, compared by identity."""
 
 
-class SendCall(_Base, frozen=True):
+class SendCall(Command, frozen=True):
     """Send the call upstream, in the exchange's session if it has one."""
 
 
-class RunAgain(_Base, frozen=True):
+class RunAgain(Command, frozen=True):
     """Send the call upstream once more, in another session: the earlier run is lost, and the call may run twice."""
 
 
-class SendAnswers(_Base, frozen=True):
+class SendAnswers(Command, frozen=True):
     """Post these answers upstream, in this order; report `Undelivered` for those that fail."""
 
     answers: tuple[tuple[Question, Raw], ...]
 
 
-class Respond(_Base, frozen=True):
+class Respond(Command, frozen=True):
     """Answer one nested request without the client; the outcome does not matter."""
 
     upstream_id: Raw
@@ -55,26 +55,26 @@ class Respond(_Base, frozen=True):
     error: Error | None
 
 
-class CancelCall(_Base, frozen=True):
+class CancelCall(Command, frozen=True):
     """Tell the upstream that the call is no longer wanted."""
 
     reason: str
 
 
-class ReleaseSession(_Base, frozen=True):
+class ReleaseSession(Command, frozen=True):
     """Give the session back; `clean` if the call completed and no nested request in it is unanswered."""
 
     clean: bool
 
 
-class Forward(_Base, frozen=True):
+class Forward(Command, frozen=True):
     """Send one notification to a leg."""
 
     leg: Leg
     message: bytes
 
 
-class Ask(_Base, frozen=True):
+class Ask(Command, frozen=True):
     """Seal the state of `round` and end these legs with an InputRequiredResult.
 
     `state` is the one in which another replica would continue. `held`: the call waits for the client. `stays`: it
@@ -89,65 +89,38 @@ class Ask(_Base, frozen=True):
     stays: bool = True
 
 
-class Reply(_Base, frozen=True):
+class Reply(Command, frozen=True):
     """End these legs with a result (JSON)."""
 
     legs: tuple[Leg, ...]
     result: bytes
 
 
-class Fail(_Base, frozen=True):
-    """End these legs with an error."""
+class Fail(Command, frozen=True):
+    """End these legs with an error of the gateway, or with the upstream's own."""
 
     legs: tuple[Leg, ...]
-    error: GatewayError
+    error: GatewayError | Error
 
 
-class FailWith(_Base, frozen=True):
-    """End these legs with the upstream's own JSON-RPC error."""
-
-    legs: tuple[Leg, ...]
-    error: Error
-
-
-class Arm(_Base, frozen=True):
+class Arm(Command, frozen=True):
     """Start or restart a timer."""
 
     timer: Timer
 
 
-class Disarm(_Base, frozen=True):
+class Disarm(Command, frozen=True):
     """Stop a timer, if it runs."""
 
     timer: Timer
 
 
-class DisarmLeg(_Base, frozen=True):
+class DisarmLeg(Command, frozen=True):
     """Stop the timers of a waiting leg: QUIET, LEG and GRACE."""
 
 
-class Count(_Base, frozen=True):
+class Count(Command, frozen=True):
     """Count a nested request in the metrics, by method and outcome."""
 
     method: str
     outcome: str
-
-
-Command = (
-    SendCall
-    | RunAgain
-    | SendAnswers
-    | Respond
-    | CancelCall
-    | ReleaseSession
-    | Forward
-    | Ask
-    | Reply
-    | Fail
-    | FailWith
-    | Arm
-    | Disarm
-    | DisarmLeg
-    | Count
-)
-"""Every command; the driver matches over all of them."""

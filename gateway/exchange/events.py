@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Raw, UnsetType
 
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Error
 

@@ -17,15 +17,7 @@ MAX_INFO_BYTES: Final = 16_384
 _NAMED: Final = ("name", "version")
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
-_SERVER_KEYS: Final = (
-    "completions",
-    "experimental",
-    "logging",
-    "prompts",
-    "resources",
-    "tools",
-    "extensions",
-)
+_SERVER_KEYS: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools", "extensions")
 
 
 class Handshake(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -36,16 +36,15 @@ from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import questions as inputs
-from gateway.exchange import results, url_elicitation
+from gateway.exchange import input_requests, results, url_elicitation
 from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, TTL, Command
-from gateway.exchange.questions import MAX_QUESTIONS, Question
-from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
+from gateway.exchange.input_requests import Question
+from gateway.exchange.nested_requests import NestedRequests, Refusal
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,
     GatewayError,
-    InvalidParams,
     InvalidState,
     LocalProtocolError,
     MissingCapability,
@@ -53,18 +52,10 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.request_meta import Capabilities
 
-T = TypeVar("T")
-Few = tuple[T, ...] | set[T]
-_FEW: Final = 8
-_NONE: Final[dict[Any, Any]] = {}
-"""Nothing, as in most exchanges: it is replaced, never changed."""
+_NONE: Final[dict[int, bytes]] = {}
+"""No answers, as in most exchanges: it is replaced, never changed."""
 Commands = list[Command]
-Ending = do.Reply | do.Fail | do.FailWith
-
-MAX_NESTED: Final = 4_096
-"""Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
-MAX_NESTED_ID_BYTES: Final = 1024
-"""Requests with longer ids are refused and not remembered, to bound memory."""
+Ending = do.Reply | do.Fail
 
 
 class State(StrEnum):
@@ -135,13 +126,10 @@ class Exchange:
         "_declared",
         "_digests",
         "_final",
-        "_given",
-        "_keys",
         "_ledger",
+        "_nested_requests",
         "_owes_answers",
         "_policy",
-        "_seen",
-        "_shown",
         "legs",
         "questions",
         "round",
@@ -154,18 +142,14 @@ class Exchange:
         self.state = IDLE
         self.round = 0
         """The number of the last round that ended with an InputRequiredResult; 0 before the first."""
-        self.questions: dict[str, Question] = {}
-        """Open questions by key: those that the client has, and those that came since."""
-        self._shown: tuple[str, ...] = ()
-        """The keys of the last round; an answer under another key is ignored."""
+        self._nested_requests = NestedRequests(declared, given)
+        self.questions = self._nested_requests.open
         self._declared = declared
         self._policy = policy
-        self._given: dict[str, Raw] = dict(given) if given else _NONE
         self.legs: tuple[on.Leg, ...] = ()
         """The legs that wait for their final message, oldest first."""
-        self._keys: Few[str] = ()
-        self._seen: Few[bytes] = ()
-        self._digests: dict[int, bytes] = _NONE
+        self._digests = _NONE
+        """What the client answered in each round that it claimed."""
         self._final: Ending | None = None
         """The final message, for legs that come later."""
         self._owes_answers = False
@@ -179,12 +163,8 @@ class Exchange:
         if self.state is not IDLE:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be restored")
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
-        self.questions = dict(past.questions)
         self._ledger = ReplayLedger(past.record)
-        self._shown = tuple(past.questions)
-        self._keys = {*past.questions, *(recorded.key for recorded in past.record or ())}
-        self._seen = {bytes(q.upstream_id) for q in past.questions.values() if q.upstream_id is not None}
-        self._given = _NONE  # a retry's answers are for its round only
+        self._nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
 
     @property
     def calling(self) -> bool:
@@ -205,7 +185,8 @@ class Exchange:
 
     def crash(self) -> None:
         """End after a bug: whoever feeds the exchange ends its legs, its call and its timers."""
-        self.state, self.legs, self.questions = ENDED, (), {}
+        self.state, self.legs = ENDED, ()
+        self.questions.clear()
         self._ledger.forget_withdrawn()
 
     # -- downstream ---------------------------------------------------------------------------------------------
@@ -224,10 +205,10 @@ class Exchange:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched, late = self._match(event), self._ledger.match(event.answers)
+        matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
-        self._check_askable(event)
+        self._nested_requests.check_askable(event.answers)
         self._claim(event)
         self._ledger.note(matched, self.round)
         self._ledger.note(late, self.round, sent=False)
@@ -243,7 +224,7 @@ class Exchange:
         """BROKEN: the call runs again with all answers."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched = (*self._match(event), *self._ledger.match(event.answers))
+        matched = (*self._nested_requests.answered(event.answers), *self._ledger.match(event.answers))
         if self.questions and not matched:
             return self._ask_again(event.leg)
         self._claim(event)
@@ -263,10 +244,10 @@ class Exchange:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched = self._match(event)
-        declined = [question.key for question, answer in matched if not inputs.accepted(answer)]
+        matched = self._nested_requests.answered(event.answers)
+        declined = [question.key for question, answer in matched if not input_requests.accepted(answer)]
         if not declined:
-            self._check_askable(event)
+            self._nested_requests.check_askable(event.answers)
         out: Commands = []
         for question, _ in matched:
             del self.questions[question.key]
@@ -281,34 +262,11 @@ class Exchange:
 
     def _ask_again(self, leg: on.Leg) -> Commands:
         """Ask the open questions again in the same round; the client is active, so its time to live restarts."""
-        self._check_askable(None)
-        self._shown = tuple(self.questions)
+        self._nested_requests.check_askable({})
+        self._nested_requests.show()
         held = self._policy.holds or self.state is PARKED
         ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
         return [ask, _ARM_TTL] if held else [ask, *self._part(None)]
-
-    def _match(self, event: on.Answered) -> Answers:
-        """The open questions that the client answered, with checked answers; unknown keys are ignored.
-
-        Questions without params cannot be shown again; the client knows them from an earlier round.
-        """
-        return tuple(
-            [
-                (question, inputs.check_answer(question, event.answers[key]))
-                for key, question in self.questions.items()
-                if key in event.answers and (key in self._shown or question.params is None)
-            ]
-        )
-
-    def _check_askable(self, event: on.Answered | None) -> None:
-        """Unanswered questions must be asked again; raises InvalidParams if this process lacks the params of one."""
-        answers = event.answers if event is not None else {}
-        missing = [key for key, question in self.questions.items() if key not in answers and question.params is None]
-        if missing:
-            raise InvalidParams(
-                f"inputResponses must answer every question of the round, {', '.join(missing)} too: another replica "
-                "asked it, and this one cannot repeat it; the call still waits: call again with the same requestState"
-            )
 
     def _claim(self, event: on.Answered) -> None:
         self._note_digest(event)
@@ -348,12 +306,7 @@ class Exchange:
             self._ledger.note(late, self.round)
             if self.record is not None:
                 self._claim(event)
-                return [
-                    _DISARM_TTL,
-                    _DISARM_LINGER,
-                    _ARM_LEG,
-                    *self._run_again(completed=True),
-                ]
+                return [_DISARM_TTL, _DISARM_LINGER, _ARM_LEG, *self._run_again(completed=True)]
         out: Commands = [_DISARM_TTL, _DISARM_GRACE, *self._give(event), _ARM_LINGER]
         self.state = ENDED
         return out
@@ -384,79 +337,39 @@ class Exchange:
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
-    def _nested(self, event: on.Nested) -> Commands:  # noqa: PLR0911  (one return per outcome)
-        if bytes(event.id) in self._seen:
+    def _nested(self, event: on.Nested) -> Commands:
+        if self._nested_requests.has_heard(event.id):
             return [do.Count(event.method, "duplicate")]
-        refusal = self._refusal(event)
-        if len(self._seen) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
-            self._seen = _with(self._seen, bytes(event.id))
-        if refusal is not None:
-            return _refuse(event, refusal, "refused")
         try:
-            asked = inputs.read(event.method, event.params, self._declared)
-        except inputs.Malformed as exc:
-            return _refuse(event, jsonrpc.Error(mcp.INVALID_PARAMS, str(exc)), "malformed")
-        if not asked.allowed:
-            return self._undeclared(event, asked.required)
-        key = inputs.assign_key(event.method, asked.hint, self._keys)
-        question = Question(key, event.method, asked.params, event.id)
-        self._keys = _with(self._keys, key)
+            question = self._nested_requests.read(event, may_ask=self._policy.may_ask)
+        except Refusal as exc:
+            out = _refuse(event, exc.error, exc.outcome)
+            if exc.lacks is None or self._policy.refuse_undeclared:
+                return out
+            return out + self._abort(MissingCapability(exc.lacks, event.method))
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
-        early = self._given_answer(question)
+        early = self._nested_requests.given_answer(question)
         if early is not None:
             # The answer belongs to the round that it saves the client; while parked, to the current one.
             self._ledger.note(((question, early),), self.round + (self.state is not PARKED))
             return [do.SendAnswers(((question, early),)), do.Count(event.method, "given")]
-        self.questions[key] = question
-        out: Commands = [do.Count(event.method, "asked")]
+        self.questions[question.key] = question
+        out = [do.Count(event.method, "asked")]
         if self.state in (RUNNING, ASKING):
             self.state = ASKING
             out.append(_ARM_QUIET)
         return out
 
-    def _refusal(self, event: on.Nested) -> jsonrpc.Error | None:
-        if event.method not in inputs.KINDS:
-            return jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
-        if not self._policy.may_ask:
-            return jsonrpc.Error(mcp.INVALID_REQUEST, "The client cannot be asked during this request")
-        if len(self._seen) >= MAX_NESTED:
-            return jsonrpc.Error(mcp.INVALID_REQUEST, f"This call has already sent {MAX_NESTED} nested requests")
-        if len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
-            return jsonrpc.Error(mcp.INVALID_REQUEST, f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes")
-        if len(self.questions) >= MAX_QUESTIONS:
-            return jsonrpc.Error(mcp.INVALID_REQUEST, f"More than {MAX_QUESTIONS} questions are open")
-        return None
-
-    def _given_answer(self, question: Question) -> Raw | None:
-        answer = self._given.pop(question.key, None)
-        if answer is None:
-            return None
-        try:
-            return inputs.check_answer(question, answer)
-        except GatewayError:
-            return None  # given for another kind of question, so the client is asked
-
-    def _undeclared(self, event: on.Nested, required: dict[str, Any]) -> Commands:
-        names = " and ".join(sorted(required))
-        error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {event.method}")
-        out = _refuse(event, error, "undeclared")
-        if self._policy.refuse_undeclared:
-            return out
-        return out + self._abort(MissingCapability(required, event.method))
-
     def _withdraw(self, event: on.Withdrawn) -> Commands:
         """The upstream withdrew its question."""
-        for key, question in self.questions.items():
-            if question.upstream_id is not None and bytes(question.upstream_id) == bytes(event.id):
-                del self.questions[key]
-                break
-        else:
-            if bytes(event.id) in self._seen:
+        question = self._nested_requests.withdraw(event.id)
+        if question is None:
+            if self._nested_requests.has_heard(event.id):
                 self._ledger.withdraw_sent(event.id, replayable=event.replayable)
             return []
-        if event.replayable and self.state is PARKED and key in self._shown:
+        if event.replayable and self.state is PARKED and question.key in self._nested_requests.shown:
             self._ledger.withdraw(question)
         out: Commands = [do.Count(question.method, "withdrawn")]
         if self.state is ASKING and not self.questions:
@@ -484,7 +397,7 @@ class Exchange:
     def _failure(self, event: on.Failed) -> Commands:
         if event.error.code == mcp.LEGACY_URL_REQUIRED:
             return self._refer(event.error)
-        return self._complete(do.FailWith((), event.error))
+        return self._complete(do.Fail((), event.error))
 
     def _complete(self, final: Ending) -> Commands:
         if self._ledger.owes_run:
@@ -496,18 +409,16 @@ class Exchange:
         if not self._policy.may_ask:
             return self._cannot_refer("error -32042 to a request that cannot ask", error)
         try:
-            questions = url_elicitation.questions_of(error.data, self._keys)
-        except inputs.Malformed as exc:
+            questions = url_elicitation.questions_of(error.data, self._nested_requests.keys)
+        except input_requests.Malformed as exc:
             return self._cannot_refer(str(exc), error)
         if not self._declared.url:
             missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
             return self._end(do.Fail((), missing), completed=True)
         # The call is over; after the urls another call follows, perhaps in another session.
         self._ledger.start_call()
-        self._seen = ()
         self._owes_answers |= bool(self.questions)
-        self._keys = {*self._keys, *questions}
-        self.questions = questions
+        self._nested_requests.refer(questions)
         out: Commands = [do.Count(mcp.ELICIT, "asked") for _ in questions]
         if self.legs:
             return out + self._ask(REFERRED)
@@ -516,7 +427,7 @@ class Exchange:
 
     def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
         lost = results.internal_error(f"The server requires the user to visit a url first, but sent {sent}", error)
-        return self._end(do.FailWith((), lost), completed=True)
+        return self._end(do.Fail((), lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
         if not event.replayable or not self._ledger.can_run_again:
@@ -535,8 +446,7 @@ class Exchange:
         """Begin another run with the answers so far; `completed` if the upstream ended the earlier run itself."""
         out: Commands = [_DISARM_QUIET, self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
-        self._keys = self._seen = self._shown = ()
-        self.questions.clear()
+        self._nested_requests.start_run()
         self._final, self._owes_answers = None, False
         self.state = RUNNING if self.legs else DETACHED
         return out
@@ -547,7 +457,7 @@ class Exchange:
         return do.ReleaseSession(clean=completed and not asks and not self._owes_answers)
 
     def _undelivered(self, event: on.Undelivered) -> Commands:
-        if not any(bytes(question.upstream_id or b"") in self._seen for question in event.questions):
+        if not any(self._nested_requests.has_heard(question.upstream_id) for question in event.questions):
             return []  # these answers were for an earlier call of this exchange, which has ended
         if event.replayable and self._ledger.can_run_again:
             return self._break(on.Broke(event.error, replayable=True))
@@ -561,15 +471,11 @@ class Exchange:
         if not self._policy.holds:
             return [*out, *self._part("the client's answers were not delivered; the call will be run again")]
         self._ledger.strike(event.questions)
-        self._put_back(event.questions)
+        # Those that the upstream withdrew while their answers were in flight stay closed.
+        self._nested_requests.put_back(self._ledger.still_open(event.questions, self._nested_requests.shown))
         self._digests.pop(self.round, None)
         self.state = PARKED
         return [*out, _ARM_TTL]
-
-    def _put_back(self, questions: Iterable[Question]) -> None:
-        """Open these questions again, unless the upstream withdrew them while their answers were in flight."""
-        again = self._ledger.still_open(questions, self._shown)
-        self.questions = again | self.questions
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -595,7 +501,7 @@ class Exchange:
             return self._abort(_unrecorded())
         self.round += 1
         self.state = state
-        self._shown = tuple(self.questions)
+        self._nested_requests.show()
         self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self.legs = self.legs, ()
         resting = state if holds or state is REFERRED else BROKEN
@@ -634,14 +540,10 @@ class Exchange:
     def _expire(self, _: on.Expired) -> Commands:
         return self._give_up("the client did not answer in time")
 
-    def _expire_broken(self, _: on.Expired) -> Commands:
-        self.state = ENDED
+    def _forget(self, _: on.Expired) -> Commands:
+        """Nothing runs upstream: drop the questions, or the final message."""
+        self.state, self._final = ENDED, None
         self.questions.clear()
-        return [_DISARM_TTL]
-
-    def _expire_finished(self, _: on.Expired) -> Commands:
-        self.state = ENDED
-        self._final = None
         return [_DISARM_TTL]
 
     def _stop(self, event: on.Stopped) -> Commands:
@@ -680,7 +582,7 @@ class Exchange:
         out: Commands = []
         for question in self.questions.values():
             assert question.upstream_id is not None, "urls are asked for only after the call"
-            out.append(do.Respond(question.upstream_id, *inputs.withdrawn(question)))
+            out.append(do.Respond(question.upstream_id, *input_requests.withdrawn(question)))
             out.append(do.Count(question.method, "expired"))
         return [*out, do.CancelCall(reason)]
 
@@ -688,7 +590,7 @@ class Exchange:
         declined = ", ".join(keys)
         text = f"The server requires the user to visit a url before it continues, but the user declined ({declined})"
         if not self._policy.is_tool:
-            return do.FailWith((), jsonrpc.Error(mcp.INTERNAL_ERROR, text))
+            return do.Fail((), jsonrpc.Error(mcp.INTERNAL_ERROR, text))
         result = {"resultType": "complete", "content": [{"type": "text", "text": text}], "isError": True}
         return do.Reply((), jsonrpc.encode(result))
 
@@ -700,14 +602,6 @@ class Exchange:
     def _late_question(self, event: on.Nested) -> Commands:
         error = jsonrpc.Error(mcp.INVALID_PARAMS, "No call is in flight that could ask (SEP-2260)")
         return _refuse(event, error, "unsolicited")
-
-
-def _with(known: Few[T], one: T) -> Few[T]:
-    """Add to what is nearly always one or two: a set takes the memory of twenty."""
-    if isinstance(known, tuple):
-        return (*known, one) if len(known) < _FEW else {*known, one}
-    known.add(one)
-    return known
 
 
 def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:
@@ -757,8 +651,7 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.LegLimitPassed, (ASKING,), _X._quiet),
     (on.GracePassed, (DETACHED,), _X._grace),
     (on.Expired, (PARKED, REFERRED), _X._expire),
-    (on.Expired, (BROKEN,), _X._expire_broken),
-    (on.Expired, (FINISHED,), _X._expire_finished),
+    (on.Expired, (BROKEN, FINISHED), _X._forget),
     (on.Expired, (ENDED,), _X._late),
     (on.Stopped, (*_CALLING, *_BETWEEN), _X._stop),
     (on.Stopped, _OVER, _X._late),

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.exchange.questions import Question, check_answer, question_digest
+from gateway.exchange.input_requests import Question, check_answer, question_digest
 
 MAX_RECORD_BYTES: Final = 65_536
 """Answers an exchange remembers for another run of its call; with more, the call cannot be run again."""

@@ -87,11 +87,9 @@ def _general(method: str, result: Raw, server_info: Raw, cache: tuple[int, str],
         parts.setdefault("ttlMs", b"%d" % ttl_ms)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
-    return Modern((jsonrpc.merge(parts.items()),), method == mcp.TOOLS_CALL and _is_true(opened.get("isError", UNSET)))
-
-
-def _is_true(value: Raw | UnsetType) -> bool:
-    return value is not UNSET and bytes(value) == b"true"
+    return Modern(
+        (jsonrpc.merge(parts.items()),), method == mcp.TOOLS_CALL and bytes(opened.get("isError", b"")) == b"true"
+    )
 
 
 def stated_ttl_ms(raw: Raw | None) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Raw, UnsetType
 
-from gateway.exchange.questions import MAX_QUESTIONS, Malformed, Question, assign_key, read
+from gateway.exchange.input_requests import MAX_QUESTIONS, Malformed, Question, assign_key, read
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.request_meta import Capabilities
 

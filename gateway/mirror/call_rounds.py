@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.exchange import questions
-from gateway.exchange.questions import KINDS, MAX_QUESTIONS, Malformed
+from gateway.exchange import input_requests
+from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed
 from gateway.mirror import server_task as tasks
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.translation import legacy_answer, legacy_notification, legacy_result, modern_request, tool_error
@@ -274,7 +274,7 @@ class MirroredCall:
         if method not in KINDS:
             return self.failed(f"The server asked {method[:80]!r}, which the gateway cannot put to a legacy client")
         try:
-            read = questions.read(method, opened.get("params", msgspec.UNSET), self.profile.declared)
+            read = input_requests.read(method, opened.get("params", msgspec.UNSET), self.profile.declared)
         except Malformed as exc:
             return self.failed(f"The server asked a malformed question: {exc}")
         if not read.allowed:

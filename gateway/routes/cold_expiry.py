@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.exchange.questions import Question, withdrawn
+from gateway.exchange.input_requests import Question, withdrawn
 from gateway.protocol.errors import UpstreamError
 from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains
 from gateway.routes.live_route import LiveRoute

@@ -16,18 +16,6 @@ from gateway.runtime.budget import Budget, Share
 _RETRY_AFTER_SECONDS = 5
 
 
-class Counted(Protocol):
-    """What counts for a caller and for an address."""
-
-    @property
-    def principal(self) -> bytes:
-        """The caller."""
-
-    @property
-    def address(self) -> str:
-        """The client's address; empty if no limit depends on it."""
-
-
 class Parked(Protocol):
     """The part of an exchange that the lot needs."""
 
@@ -172,7 +160,7 @@ class Lot(Generic[P]):
         self._count(parked, -1)
         return True
 
-    def _count(self, call: Counted, change: int) -> None:
+    def _count(self, call: P | ColdCall, change: int) -> None:
         _change(self._per_principal, call.principal, change)
         if call.address:
             _change(self._per_address, call.address, change)

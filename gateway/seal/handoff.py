@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from msgspec import Raw
 from msgspec.structs import force_setattr, replace
 
+from gateway.exchange.input_requests import Question, question_digest
 from gateway.exchange.machine import Snapshot, State
-from gateway.exchange.questions import Question, question_digest
 from gateway.protocol.errors import InvalidState
 from gateway.seal.request_state import Envelope, Open, unpack_record
 

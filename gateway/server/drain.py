@@ -17,7 +17,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.listener import Listener
 from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, get_logger
 

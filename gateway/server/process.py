@@ -51,7 +51,7 @@ from gateway.protocol.errors import Stopping
 from gateway.routes.cold_expiry import ColdExpiry
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
-from gateway.routes.table import RouteTable
+from gateway.routes.route_table import RouteTable
 from gateway.runtime.budget import Budget
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer

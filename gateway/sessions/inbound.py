@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.exchange import events as on
-from gateway.exchange import questions, results
+from gateway.exchange import input_requests, results
 from gateway.protocol import jsonrpc, mcp
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
@@ -107,7 +107,7 @@ def meaning(
     if is_ambiguous or call is None or call.is_own:
         why = _AMBIGUOUS if is_ambiguous else _NO_CALL
         return Unsolicited(message.id, method, jsonrpc.Error(mcp.INVALID_PARAMS, why))
-    if method in questions.KINDS and not can_ask:
+    if method in input_requests.KINDS and not can_ask:
         return Unanswerable()
     return Question(on.Nested(message.id, method, message.params))
 

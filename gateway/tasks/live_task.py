@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
-from gateway.exchange import questions as inputs
-from gateway.exchange.questions import Question
+from gateway.exchange import input_requests as inputs
+from gateway.exchange.input_requests import Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
 from gateway.protocol.request_meta import Capabilities

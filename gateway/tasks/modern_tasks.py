@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.exchange import questions as inputs
-from gateway.exchange.questions import Question
+from gateway.exchange import input_requests as inputs
+from gateway.exchange.input_requests import Question
 from gateway.protocol import jsonrpc, mcp
 
 POLL_MS: Final = 500

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Raw
 
-from gateway.exchange import questions as inputs
-from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
-from gateway.exchange.questions import MAX_QUESTIONS, Question
+from gateway.exchange import input_requests as inputs
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question
+from gateway.exchange.nested_requests import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidParams, InvalidState
 from gateway.seal.task_handle import QuestionKey, TaskSealer

@@ -6,7 +6,7 @@ the answers. SEP-2663 withdrew this form, so clients of the extension never see 
 
 from msgspec import Raw
 
-from gateway.exchange import questions as inputs
+from gateway.exchange import input_requests as inputs
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
 from gateway.protocol.request import Request

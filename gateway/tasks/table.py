@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Raw
 
-from gateway.bridge.exchange_context import Context
+from gateway.bridge.call_context import Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
 from gateway.protocol.errors import Busy, ShuttingDown, UnknownTask

@@ -1,4 +1,4 @@
-"""An upstream call that is a task: the sibling of `bridge.upstream_call`.
+"""An upstream call that is a task: the sibling of `bridge.request_call`.
 
 The server is asked to run the tool as a task. What becomes of the task depends on the client: the gateway drives it to
 its end and the client sees an ordinary call, or the client gets the task (`adopt`).
@@ -10,12 +10,9 @@ from collections.abc import Callable
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
-from gateway.bridge.exchange_timers import Timers
-from gateway.bridge.response_queue import ending_of
-from gateway.bridge.translation import legacy_call
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
+from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
@@ -36,17 +33,16 @@ Adopt = Callable[[Context, Session, Created, Relay], bytes]
 class TaskCall(UpstreamCall):
     """The call, in a session of its own: some servers lose the tasks of a session when another one ends."""
 
-    def __init__(  # noqa: PLR0913  (what a call needs, with what a task adds)
+    def __init__(
         self,
         context: Context,
-        timers: Timers,
         report: Report,
         listener: Listener,
         adopt: Adopt | None = None,
         former_holder: str = "",
     ) -> None:
         """Without `adopt` the gateway drives the task. `former_holder` is the process that did so before."""
-        super().__init__(context, timers, report, listener)
+        super().__init__(context, report, listener)
         self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
@@ -64,17 +60,11 @@ class TaskCall(UpstreamCall):
         found = super().whereabouts()
         return found and replace(found, task=self._follower.task_id if self._follower is not None else None)
 
-    async def resume(self, upstream: Upstream, cursor: str, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+    async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Go on with the task of another replica; `is_shared` if that replica may still follow it."""
-        if upstream.task is None:
-            await super().resume(upstream, cursor, opened, is_shared=is_shared)
-            return
-        context = self._context
-        session = self._session = await context.live.upstream.pool.adopt(
-            context.key, upstream, context.headers, is_shared=is_shared
-        )
-        if not self._is_wanted():
-            self.release(clean=False)
+        assert upstream.task is not None, "what was no task is continued as a request"
+        session = await self._adopted_session(upstream, is_shared=is_shared)
+        if session is None:
             return
         self._call, self._is_sent = Call(upstream.call, b"", self._listener), True
         self._follower = self._new_follower(session, upstream.task, self._listener)
@@ -92,18 +82,11 @@ class TaskCall(UpstreamCall):
         own = holder(process.owner, process.epoch)
         return Follower(session, task_id, listener, lambda: self._context.headers, own)
 
-    async def _run(self, begun: object = None) -> None:  # noqa: ARG002  (a task is never begun as a plain call)
-        live = self._context.live
+    async def _run(self) -> None:
         try:
             await self._create_and_follow()
         except GatewayError as exc:
-            live.upstream.health.note(exc)
-            if self._call is not None and self._call.span is not None:
-                self._call.span.end(ending_of(exc))
-            if isinstance(exc, UpstreamError):
-                live.process.metrics.upstream_failed(live.route.path, exc.reason)
-                exc.is_counted = True
-            self._listener.hear(on.Broke(exc, await rerun_rules.may_run_again(self._context, exc)))
+            await self._failed(exc, self._call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
             self._listener.hear(on.Broke(CallLost(BUG)))
             raise
@@ -154,10 +137,6 @@ class TaskCall(UpstreamCall):
         context.runs_in(session)
         await context.live.upstream.pool.prepare(session, context.request.log_level, headers)
         return session
-
-    def _is_wanted(self) -> bool:
-        """Whether the exchange still waits for the call."""
-        return self._context.exchange.calling
 
     def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:
         """Give the task to its client; the session is the task's from now on."""

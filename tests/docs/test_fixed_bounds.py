@@ -4,10 +4,11 @@ import pytest
 
 from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
-from gateway.bridge import rerun_rules, response_queue, subscription, upstream_messages
+from gateway.bridge import call_context, outgoing_messages, response_queue, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.downstream import handler
-from gateway.exchange import handshake, machine, questions, replay_ledger
+from gateway.exchange import handshake, input_requests, replay_ledger
+from gateway.exchange import nested_requests as nested
 from gateway.http import listener, upstream_url
 from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
@@ -49,7 +50,7 @@ def count(value: int) -> str:
 FIXED = [
     ("values that the gateway takes out", [count(MAX_MEMBERS)]),
     ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
-    ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {questions.MAX_QUESTIONS}"]),
+    ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {input_requests.MAX_QUESTIONS}"]),
     ("the pause between two polls of a mirrored task", [seconds(task._LEAST_SECONDS), seconds(task._MOST_SECONDS)]),
     ("client info, client capabilities", [size(request_meta._MAX_DECLARATION_BYTES)]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
@@ -58,7 +59,7 @@ FIXED = [
         "answers of the gateway's own",
         [
             f"{own_answers._MAX_QUEUED} in",
-            f"{upstream_messages._MAX_REFUSALS} in",
+            f"{outgoing_messages._MAX_REFUSALS} in",
             f"an id of {size(own_answers._MAX_ID_BYTES)}",
         ],
     ),
@@ -91,9 +92,9 @@ FIXED = [
     ("a reply before it becomes a stream", [seconds(stream_writer._FIRST_SECONDS)]),
     ("the id of a client's session", [count(session_ids._MAX_CHARACTERS)]),
     ("unfinished SSE events and JSON answers", [f"below {size(throttle.SMALL_BYTES)}"]),
-    ("open questions of one call", [count(questions.MAX_QUESTIONS)]),
-    ("requests of the server in one call", [count(machine.MAX_NESTED), size(machine.MAX_NESTED_ID_BYTES)]),
-    ("a key of `inputRequests`", [f"{questions._MAX_KEY} characters"]),
+    ("open questions of one call", [count(input_requests.MAX_QUESTIONS)]),
+    ("requests of the server in one call", [count(nested.MAX_NESTED), size(nested.MAX_NESTED_ID_BYTES)]),
+    ("a key of `inputRequests`", [f"{input_requests._MAX_KEY} characters"]),
     ("recorded answers of one call", [size(replay_ledger.MAX_RECORD_BYTES)]),
     ("reruns of a call that may run twice", [f"{replay_ledger.MAX_RUNS} beside the first"]),
     ("stderr", [f"{stderr_log._LINE_BYTES:,} bytes a line", f"{stderr_log._LINES_PER_SECOND} lines a second"]),
@@ -148,7 +149,7 @@ FIXED = [
     ),
     ("lists kept by `cache.lists_seconds`", [size(list_cache._MAX_BYTES), size(list_cache._MAX_PAGE_BYTES)]),
     ("tools with a warning in the log", [count(pool._LEFT_OUT_KEPT)]),
-    ("looking up whether a lost call's tool may run twice", [seconds(rerun_rules._LEARN_SECONDS)]),
+    ("looking up whether a lost call's tool may run twice", [seconds(call_context._LEARN_SECONDS)]),
     ("a session id", [count(streamable_http.MAX_SESSION_ID_CHARACTERS)]),
     ("the challenges of a refusal", [count(http_errors._CHALLENGE_CHARACTERS)]),
     ("a text of the server in an error", [f"{upstream_url._QUOTED_CHARACTERS} characters"]),

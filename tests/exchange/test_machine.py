@@ -13,10 +13,11 @@ from msgspec import Raw
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import machine, questions
+from gateway.exchange import input_requests, machine
 from gateway.exchange.commands import Timer
-from gateway.exchange.machine import MAX_NESTED, TRANSITIONS, Exchange, Policy, State
-from gateway.exchange.questions import MAX_QUESTIONS
+from gateway.exchange.input_requests import MAX_QUESTIONS
+from gateway.exchange.machine import TRANSITIONS, Exchange, Policy, State
+from gateway.exchange.nested_requests import MAX_NESTED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     InvalidParams,
@@ -62,7 +63,7 @@ EVENTS = [event for event in vars(on).values() if isinstance(event, type) and is
 EVENTS.remove(on.Event)
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
-QUESTION = questions.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
+QUESTION = input_requests.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
 PLAIN = Policy(may_ask=False)
 
 # -- one call ---------------------------------------------------------------------------------------------------
@@ -78,13 +79,20 @@ def test_a_call_that_asks_nothing_is_sent_and_answered() -> None:
 
 def test_an_error_of_the_upstream_is_passed_on() -> None:
     failure = jsonrpc.Error(-32602, "Unknown tool")
-    play = waiting(FIRST) >> on.Failed(failure) << do.DisarmLeg() << do.FailWith((FIRST,), failure)
+    play = waiting(FIRST) >> on.Failed(failure) << do.DisarmLeg() << do.Fail((FIRST,), failure)
     assert play << do.ReleaseSession(clean=True)
 
 
 def test_a_broken_call_fails_and_its_session_is_not_used_again() -> None:
     play = waiting(FIRST) >> on.Broke(LOST) << do.DisarmLeg() << do.Fail((FIRST,), LOST)
     assert play << do.ReleaseSession(clean=False)
+
+
+def test_nothing_is_left_of_an_exchange_after_a_bug() -> None:
+    play = parked(FIRST)
+    play.exchange.crash()
+    assert (play.state, play.exchange.legs, play.questions) == (State.ENDED, (), {})
+    assert play.refuses(answered(SECOND, 1), InvalidState)
 
 
 def test_a_request_that_may_not_ask_has_no_timers() -> None:
@@ -119,7 +127,7 @@ def test_one_question_is_asked_answered_and_the_result_given() -> None:
 
 def test_the_client_is_asked_the_question_of_the_upstream_unchanged() -> None:
     play = parked(FIRST)
-    result = questions.input_requests(play.questions)
+    result = input_requests.input_requests(play.questions)
     assert_modern_result(mcp.TOOLS_CALL, b'{"resultType":"input_required","inputRequests":%b}' % result)
     assert b'"message":"Name?"' in result
 
@@ -182,17 +190,17 @@ def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     long = "x" * 1023
     play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), None, error(mcp.INVALID_REQUEST))
     assert play
-    assert not play.exchange._seen
+    assert not play.exchange._nested_requests.has_heard(raw(long))
 
 
 def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
     play = waiting(FIRST)
     for number in range(MAX_NESTED):
         play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number)) << do.Disarm(Timer.QUIET)
-    size = len(play.exchange._seen)
+    size = len(play.exchange._nested_requests._heard)
     for number in range(MAX_NESTED, MAX_NESTED + 3):
         play = play >> asked(number) << do.Respond(raw(number), None, error(mcp.INVALID_REQUEST))
-    assert len(play.exchange._seen) == size == MAX_NESTED
+    assert len(play.exchange._nested_requests._heard) == size == MAX_NESTED
     # What was heard before is still known, and the call goes on.
     play = play >> asked(7)
     assert play.counts[-1] == "duplicate"
@@ -498,7 +506,7 @@ def test_a_kept_result_is_not_given_to_a_stale_round() -> None:
 def test_an_error_and_a_break_while_parked_are_kept_too() -> None:
     failure = jsonrpc.Error(1, "no")
     play = parked(FIRST) >> on.Failed(failure) << ANY << do.ReleaseSession(clean=False)
-    assert play >> answered(SECOND, 1) << ANY << ANY << do.FailWith((SECOND,), failure) << do.Arm(Timer.LINGER)
+    assert play >> answered(SECOND, 1) << ANY << ANY << do.Fail((SECOND,), failure) << do.Arm(Timer.LINGER)
     play = parked(FIRST) >> on.Broke(LOST) << ANY << do.ReleaseSession(clean=False)
     assert play >> answered(SECOND, 1) << ANY << ANY << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
 
@@ -515,7 +523,7 @@ def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_a
     assert not play.exchange.calling
     assert_modern_result(
         mcp.TOOLS_CALL,
-        b'{"resultType":"input_required","inputRequests":%b}' % questions.input_requests(play.questions),
+        b'{"resultType":"input_required","inputRequests":%b}' % input_requests.input_requests(play.questions),
     )
     play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.Disarm(Timer.TTL)
     play = play << do.SendCall() << do.Arm(Timer.LEG)
@@ -558,13 +566,13 @@ def test_one_url_declined_ends_the_call_though_others_are_open() -> None:
 
 def test_a_declined_url_of_a_prompt_is_an_error_and_not_a_tool_result() -> None:
     play = referred(FIRST, policy=Policy(is_tool=False)) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
-    play = play << do.Disarm(Timer.TTL) << do.DisarmLeg() << do.FailWith((SECOND,), error(mcp.INTERNAL_ERROR))
+    play = play << do.Disarm(Timer.TTL) << do.DisarmLeg() << do.Fail((SECOND,), error(mcp.INTERNAL_ERROR))
     assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
 
 
 def test_more_urls_than_one_round_may_carry_are_refused() -> None:
     play = waiting(FIRST) >> url_required(*(url(str(n)) for n in range(65))) << do.DisarmLeg()
-    assert play << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
+    assert play << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
 def test_a_session_whose_question_was_open_at_the_url_error_is_not_used_again() -> None:
@@ -598,25 +606,25 @@ def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
     ],
 )
 def test_a_malformed_url_error_is_an_internal_error(event: on.Failed) -> None:
-    play = waiting(FIRST) >> event << do.DisarmLeg() << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR))
+    play = waiting(FIRST) >> event << do.DisarmLeg() << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR))
     assert play << do.ReleaseSession(clean=True)
 
 
 def test_a_url_error_that_cannot_be_a_round_keeps_its_code_and_data() -> None:
     failed = waiting(FIRST).exchange.handle(url_required(elicitations="all"))[1]
-    assert isinstance(failed, do.FailWith)
+    assert isinstance(failed, do.Fail)
     assert isinstance(failed.error.data, Raw)
     assert json.loads(bytes(failed.error.data)) == {"upstreamCode": -32042, "elicitations": "all"}
 
 
 def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> None:
     play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall() >> url_required(url())
-    assert play << do.FailWith((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
+    assert play << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
 def test_a_session_with_unanswered_questions_is_not_clean_after_a_malformed_url_error() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required() << do.DisarmLeg()
-    assert play << do.FailWith((FIRST,), ANY) << do.ReleaseSession(clean=False)
+    assert play << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
 def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:

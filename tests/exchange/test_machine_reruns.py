@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import questions as inputs
+from gateway.exchange import input_requests as inputs
 from gateway.exchange.commands import Timer
+from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Policy, Snapshot, State
-from gateway.exchange.questions import Question
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS, Recorded
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, InvalidState, LocalProtocolError, Refused, Stopping

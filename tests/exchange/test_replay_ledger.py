@@ -3,7 +3,7 @@
 import pytest
 from msgspec import Raw
 
-from gateway.exchange.questions import Question, question_digest
+from gateway.exchange.input_requests import Question, question_digest
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS, Answers, Recorded, ReplayLedger
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidParams

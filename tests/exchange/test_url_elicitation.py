@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from gateway.exchange import questions as inputs
-from gateway.exchange.questions import MAX_QUESTIONS, Malformed
+from gateway.exchange import input_requests as inputs
+from gateway.exchange.input_requests import MAX_QUESTIONS, Malformed
 from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import mcp
 from tests.support.playbook import FORM, raw, url

@@ -8,8 +8,8 @@ from msgspec import Raw
 
 from gateway.config import ConfigError, parse
 from gateway.config.load import digest
-from gateway.exchange import questions, results
-from gateway.exchange.questions import Malformed, Question
+from gateway.exchange import input_requests, results
+from gateway.exchange.input_requests import Malformed, Question
 from gateway.exchange.url_elicitation import questions_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
@@ -73,29 +73,29 @@ def question(data: bytes) -> None:
     if name in ASKED:
         _ask(name, raw)
         try:
-            answer = questions.check_answer(ASKED[name], raw)
+            answer = input_requests.check_answer(ASKED[name], raw)
         except InvalidParams:
             return
-        assert questions.check_answer(ASKED[name], answer) == answer, "an answer changes twice"
+        assert input_requests.check_answer(ASKED[name], answer) == answer, "an answer changes twice"
         return
     try:
         asked = questions_of(raw, ())
     except Malformed:
         return
-    assert set(read_again(questions.input_requests(asked))) == set(asked)
+    assert set(read_again(input_requests.input_requests(asked))) == set(asked)
 
 
 def _ask(method: str, params: Raw) -> None:
     try:
-        asked = questions.read(method, params, ALL)
+        asked = input_requests.read(method, params, ALL)
     except Malformed:
         return
-    key = questions.assign_key(method, asked.hint, ())
+    key = input_requests.assign_key(method, asked.hint, ())
     made = Question(key, method, asked.params, Raw(b"1"))
-    shown = read_again(questions.input_requests({key: made}))
+    shown = read_again(input_requests.input_requests({key: made}))
     assert set(shown) == {key}, "the key is not the client's"
     assert shown[key]["method"] == method
-    assert len(questions.question_digest(made)) == 16
+    assert len(input_requests.question_digest(made)) == 16
 
 
 def configuration(data: bytes) -> None:

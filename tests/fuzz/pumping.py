@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw
 
 from gateway.config import parse
-from gateway.exchange import questions, results
+from gateway.exchange import input_requests, results
 from gateway.exchange.url_elicitation import questions_of
 from gateway.identity import oauth_metadata, principal
 from gateway.identity.jwt_verification import verify
@@ -112,8 +112,8 @@ PASSES: Final = {
     ),
     "results.modern_error": Pass(_error, "result"),
     "results.error_data": Pass(lambda data: results.error_data(Raw(data), {"uri": "a"}), "result"),
-    "questions.read": Pass(lambda data: questions.read(mcp.ELICIT, Raw(data), ALL), "question"),
-    "questions.read, sampling": Pass(lambda data: questions.read(mcp.SAMPLE, Raw(data), ALL), "question"),
+    "input_requests.read": Pass(lambda data: input_requests.read(mcp.ELICIT, Raw(data), ALL), "question"),
+    "input_requests.read, sampling": Pass(lambda data: input_requests.read(mcp.SAMPLE, Raw(data), ALL), "question"),
     "url_elicitation": Pass(lambda data: questions_of(Raw(data), ()), "question"),
     "tool_filter.usable": Pass(lambda data: tool_filter.usable(Raw(data)), "result"),
     "param_headers.of_tools": Pass(param_headers.of_tools, "result"),

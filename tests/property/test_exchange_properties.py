@@ -30,10 +30,10 @@ from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import questions as inputs
+from gateway.exchange import input_requests as inputs
 from gateway.exchange.commands import Timer
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question
 from gateway.exchange.machine import Exchange, Policy, Snapshot, State
-from gateway.exchange.questions import MAX_QUESTIONS, Question
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, MAX_RUNS
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidParams, Refused, Stopping
@@ -192,7 +192,7 @@ class World:
     def retry(self, event: on.Answered) -> None:
         before, state = attributes(self.exchange), self.exchange.state
         accepted = all(
-            key in before["_shown"] and bytes(event.answers.get(key, DECLINE)) in ACCEPTED
+            key in before["_nested_requests"]["shown"] and bytes(event.answers.get(key, DECLINE)) in ACCEPTED
             for key in self.exchange.questions
         )
         self.said.append(event)
@@ -225,7 +225,9 @@ class World:
             assert state in (State.BROKEN, State.FINISHED)
             assert claimed is None, "run again for answers that were used already"
             used = self.late | (
-                set(before["_shown"]).intersection(before["questions"]) if state is State.BROKEN else set()
+                {*before["_nested_requests"]["shown"]} & {*before["_nested_requests"]["open"]}
+                if state is State.BROKEN
+                else set()
             )
             size = sum(len(bytes(event.answers.get(key, b""))) for key in used)
             assert size <= MAX_RECORD_BYTES, "run again without an answer"
@@ -468,7 +470,7 @@ class World:
                     )
                 case do.Fail(legs=legs, error=Refused()):
                     self.finish(legs)
-                case do.Reply(legs=legs) | do.Fail(legs=legs) | do.FailWith(legs=legs):
+                case do.Reply(legs=legs) | do.Fail(legs=legs):
                     assert not self.running, "a final message while the call runs"
                     self.finish(legs)
                 case do.Arm(timer=timer):

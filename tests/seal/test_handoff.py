@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange import questions
+from gateway.exchange import input_requests
+from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import State
-from gateway.exchange.questions import Question
 from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
@@ -40,7 +40,7 @@ def test_a_whole_state_brings_the_exchange_as_it_was() -> None:
     (question,) = past.questions.values()
     assert (question.key, question.method) == (FORMED.key, FORMED.method)
     assert (question.params, question.upstream_id) == (FORMED.params, FORMED.upstream_id)
-    assert question.digest == questions.question_digest(FORMED)
+    assert question.digest == input_requests.question_digest(FORMED)
 
 
 def test_the_words_give_way_first_then_the_record_then_what_only_others_need() -> None:

@@ -17,8 +17,9 @@ from msgspec import Raw
 
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
+from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import Exchange, Policy, State
-from gateway.exchange.questions import Question
+from gateway.exchange.nested_requests import NestedRequests
 from gateway.exchange.replay_ledger import ReplayLedger
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost, GatewayError
@@ -87,13 +88,13 @@ def same(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
-def attributes(owner: Exchange | ReplayLedger) -> dict[str, Any]:
-    """A copy of everything that an exchange remembers, including its ledger."""
+def attributes(owner: Exchange | NestedRequests | ReplayLedger) -> dict[str, Any]:
+    """A copy of everything that an exchange remembers, including its parts."""
     return {name: _copied(getattr(owner, name)) for name in owner.__slots__}
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, ReplayLedger):
+    if isinstance(value, NestedRequests | ReplayLedger):
         return attributes(value)
     return value.copy() if isinstance(value, dict | list | set) else value
 

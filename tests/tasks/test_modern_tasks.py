@@ -5,7 +5,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.exchange.questions import Question
+from gateway.exchange.input_requests import Question
 from gateway.protocol import jsonrpc
 from gateway.tasks import modern_tasks
 from gateway.tasks.modern_tasks import View

@@ -4,8 +4,8 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import InForce
-from gateway.exchange.machine import MAX_NESTED, MAX_NESTED_ID_BYTES
-from gateway.exchange.questions import MAX_QUESTIONS
+from gateway.exchange.input_requests import MAX_QUESTIONS
+from gateway.exchange.nested_requests import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.seal.keyring import Keyring

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.bridge import plain_call, upstream_call
+from gateway.bridge import plain_call, request_call
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
@@ -720,7 +720,7 @@ async def test_a_bug_in_the_calls_task_is_counted_and_its_client_gets_an_error(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(upstream_call, "legacy_call", broken)
+    monkeypatch.setattr(request_call, "legacy_call", broken)
     monkeypatch.setattr(plain_call, "legacy_call", broken)
     reply = await client.call()
     assert reply.error["code"] == -32603

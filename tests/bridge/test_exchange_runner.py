@@ -6,8 +6,8 @@ from unittest.mock import Mock
 
 from msgspec import Raw
 
-from gateway.bridge.exchange_report import Report
-from gateway.bridge.replies import Replies
+from gateway.bridge.call_report import Report
+from gateway.bridge.exchange_runner import Replies
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.events import Leg
@@ -15,7 +15,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry import Metrics, Outcome
+from gateway.telemetry import COMPLETE, Metrics, Outcome
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Gate, later
 from tests.support.workbench import Client
@@ -93,7 +93,7 @@ class Legs:
 
 async def test_each_leg_gets_the_result_under_its_own_id() -> None:
     legs = Legs()
-    legs.replies.end(do.Reply(legs.all, b'{"a":1}'))
+    legs.replies.end(legs.all, b'{"a":1}', COMPLETE)
     assert [(await legs.final(number))[1] for number in (0, 1)] == [
         {"jsonrpc": "2.0", "id": 0, "result": {"a": 1}},
         {"jsonrpc": "2.0", "id": 1, "result": {"a": 1}},
@@ -102,7 +102,7 @@ async def test_each_leg_gets_the_result_under_its_own_id() -> None:
 
 async def test_each_leg_gets_the_error_of_the_upstream_and_ends_with_its_code() -> None:
     legs = Legs()
-    legs.replies.end(do.FailWith(legs.all, jsonrpc.Error(-7, "no")))
+    legs.replies.fail(legs.all, jsonrpc.Error(-7, "no"))
     for number in (0, 1):
         last, body = await legs.final(number)
         assert (body["id"], body["error"]) == (number, {"code": -7, "message": "no"})
@@ -126,7 +126,7 @@ async def test_a_leg_that_left_gets_nothing_more() -> None:
     legs = Legs()
     for _ in range(2):
         legs.replies.discard(legs.all[0])
-    legs.replies.end(do.Reply(legs.all[1:], b"{}"))
+    legs.replies.end(legs.all[1:], b"{}", COMPLETE)
     assert legs.queues[0]._pending() is None
     assert (await legs.final(1))[1]["id"] == 1
 
@@ -134,8 +134,8 @@ async def test_a_leg_that_left_gets_nothing_more() -> None:
 async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_ends() -> None:
     legs = Legs(1, behind_bytes=10)
     for _ in range(3):
-        legs.replies.forward(legs.all[0], b"x" * 10)
-    legs.replies.end(do.Reply(legs.all, b"{}"))
+        legs.replies.queue(legs.all[0]).send(b"x" * 10)
+    legs.replies.end(legs.all, b"{}", COMPLETE)
     live = legs.fake_context.live
     live.process.metrics.notifications_dropped.assert_called_once_with(live.route.path, 2)
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import UpstreamError
 from gateway.sessions.call import Call
@@ -42,12 +42,15 @@ class Outgoing:
         """Whether a message has not been sent yet, or the upstream has not accepted it."""
         return self._is_sending
 
+    def _go_on(self) -> None:
+        self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+
     def put(self, send: Callable[[], Awaitable[None]]) -> None:
         """Send something when everything before it is sent."""
         self._queue.append(send)
         if not self._is_sending:
             self._is_sending = True
-            self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+            self._go_on()
 
     def put_begun(self, begin: Begin, send: Callable[[Sending | None], Awaitable[None]]) -> None:
         """Send as `put` does, but by callback if nothing else is being sent.
@@ -76,13 +79,13 @@ class Outgoing:
         self._context.live.process.tasks.end_short_work()
         self._is_sending = bool(self._queue)
         if self._queue:
-            self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+            self._go_on()
 
     def _unusual(self, send: Callable[[Sending | None], Awaitable[None]], rest: Sending) -> None:
         """It takes a coroutine to find out whether the upstream accepts it."""
         self._context.live.process.tasks.end_short_work()
         self._queue.appendleft(partial(send, rest))
-        self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+        self._go_on()
 
     async def _send_queued(self) -> None:
         goes_on = False
@@ -92,7 +95,7 @@ class Outgoing:
         except Exception:  # a bug, which the end of this task reports: what waits behind it is sent all the same
             goes_on = bool(self._queue)
             if goes_on:
-                self._context.live.process.tasks.spawn(self._send_queued(), "send upstream")
+                self._go_on()
             raise
         finally:
             self._is_sending = goes_on

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.sealing import input_required
+from gateway.bridge.call_context import Context
+from gateway.bridge.input_required import input_required
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
 from gateway.protocol import mcp
@@ -170,7 +170,7 @@ def _fake_context() -> Context:
     fake_live.process.sealer.seal.return_value = "sealed"
     fake_live.route.bound_headers = ()
     fake_request = Mock(params={}, target="tool")
-    return Context(fake_live, fake_request, Mock(), Exchange(Capabilities(), Policy()), {})
+    return Context(fake_live, fake_request, Mock(), {}, exchange=Exchange(Capabilities(), Policy()))
 
 
 def test_a_round_before_the_first_session_does_not_name_the_server() -> None:

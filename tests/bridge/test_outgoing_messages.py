@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.bridge.upstream_messages import Outgoing
+from gateway.bridge.outgoing_messages import Outgoing
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics

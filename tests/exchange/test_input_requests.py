@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
-from gateway.exchange import questions as inputs
-from gateway.exchange.questions import Malformed, Question
+from gateway.exchange import input_requests as inputs
+from gateway.exchange.input_requests import Malformed, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities

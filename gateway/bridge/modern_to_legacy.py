@@ -4,21 +4,17 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_context import ClientCall, Context, may_run_twice
+from gateway.bridge.call_report import Report
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp, tool_filter
 from gateway.protocol.errors import CallLost
 from gateway.protocol.json_text.json_bounds import TooMany
 from gateway.protocol.request import Request
-from gateway.routes.live_route import LiveRoute
-from gateway.sessions.call import Call, Listener, PoolKey
-from gateway.sessions.list_cache import CacheKey
+from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
-from gateway.telemetry import Span
-from gateway.upstream.channel import Headers
+from gateway.telemetry import TOOL_FAILED, Span
 
 _TRACESTATE: Final = "tracestate"
 
@@ -51,25 +47,16 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
-            return on.Withdrawn(id_, replayable=rerun_rules.may_run_twice(context))
+            return on.Withdrawn(id_, replayable=may_run_twice(context))
         case _:
             return event
 
 
 def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulted | on.Broke:
     assert context.server_info is not None, "a result comes from a session"
-    live, request, route = context.live, context.request, context.live.route
+    request, route = context.request, context.live.route
     try:
-        modern = modern_result(
-            live,
-            request,
-            context.key,
-            context.headers,
-            result,
-            context.server_info,
-            context.ticket,
-            is_later_round=context.exchange.round > 0,
-        )
+        modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)
     except ValueError as exc:
         flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
         return on.Broke(
@@ -79,18 +66,14 @@ def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulte
             )
         )
     if modern.is_tool_error:
-        report.tool_failed()
+        report.ending = TOOL_FAILED
     return on.Resulted(modern.body)
 
 
-def modern_result(  # noqa: PLR0913  (what a call and its session know)
-    live: LiveRoute,
-    request: Request,
-    key: PoolKey,
-    headers: Headers,
+def modern_result(
+    call: ClientCall,
     result: bytes | Raw,
     server_info: Raw,
-    ticket: CacheKey | None,
     *,
     is_later_round: bool = False,
     is_tool_error: bool | None = None,
@@ -99,6 +82,7 @@ def modern_result(  # noqa: PLR0913  (what a call and its session know)
 
     Raises ValueError if the result is not an object.
     """
+    live, request = call.live, call.request
     pool, method, legacy = live.upstream.pool, request.method, Raw(result)
     is_retried = is_later_round or request.input_responses is not None
     if method == mcp.TOOLS_LIST:
@@ -109,7 +93,7 @@ def modern_result(  # noqa: PLR0913  (what a call and its session know)
     cache = live.route.cache.of(method)
     modern = results.modern(method, shown, server_info, cache, retried=is_retried, is_tool_error=is_tool_error)
     if method == mcp.TOOLS_LIST:
-        tool_schemas.learn(pool.group(key), request.params, legacy, headers)
-    if ticket is not None:
-        pool.keep(ticket, legacy, modern.body)
+        tool_schemas.learn(pool.group(call.key), request.params, legacy, call.headers)
+    if call.ticket is not None:
+        pool.keep(call.ticket, legacy, modern.body)
     return modern

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from gateway.bridge.exchange_report import Report
+from gateway.bridge.call_report import Report
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
 from gateway.telemetry.otel import OtelTraces

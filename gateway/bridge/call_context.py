@@ -1,17 +1,63 @@
-"""Decides whether a lost call may be run again."""
+"""The facts of one call that its parts share, with the rules whether it may run again."""
 
 import asyncio
 from fnmatch import fnmatchcase
 from typing import Final
 
-from gateway.bridge.exchange_context import Context
+import msgspec
+from msgspec import Raw
+
+from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
+from gateway.protocol.request import Request
+from gateway.routes.live_route import LiveRoute
+from gateway.sessions.call import PoolKey
+from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
+from gateway.sessions.session import Session
+from gateway.telemetry import Span
+from gateway.upstream.channel import Headers
 
 _NO_RESULT_WILL_COME: Final = (CallLost, SessionLost, Unreachable)
 _LEARN_SECONDS: Final = 1.0
 """How long the client of a lost call waits at most while its tool is looked up."""
+
+
+class ClientCall(msgspec.Struct, eq=False):
+    """A call as a client's request makes it."""
+
+    live: LiveRoute
+    """The route as it was when the request came; a reload does not change it."""
+    request: Request
+    key: PoolKey
+    headers: Headers
+    """The headers that go upstream."""
+    address: str = ""
+    """The address of the client, if a limit depends on it."""
+    ticket: CacheKey | None = None
+    """Where the result may be kept, if it is a list."""
+
+
+class Context(ClientCall, eq=False, kw_only=True):
+    """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
+
+    exchange: Exchange
+    request_id: str | None = None
+    """The id of the newest leg's HTTP request, for the log."""
+    span: Span | None = None
+    """The span of the newest leg, if it is traced."""
+    is_repeatable: bool = False
+    """Whether the replica that sent the call knew from the server that its tool may run twice."""
+    server_info: Raw | None = None
+    """Known as soon as there was a session."""
+    is_state_whole: bool = False
+    """Whether the newest requestState has everything that continues the call."""
+
+    def runs_in(self, session: Session) -> None:
+        """The call runs in this session, whose pool key is an equal one."""
+        self.key = session.group.key
+        self.server_info = session.shaken.server_info
 
 
 def may_run_twice(context: Context) -> bool:

@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, Timer
 from gateway.routes.live_route import LiveRoute
+
+_NONE: Final[dict[Timer, asyncio.TimerHandle]] = {}
+"""No timer of the event loop, as nearly always: it is replaced, never changed."""
 
 
 class Timers:
@@ -19,13 +23,12 @@ class Timers:
 
     def __init__(self, live: LiveRoute) -> None:
         self._live = live
-        self._handles: dict[Timer, asyncio.TimerHandle] | None = None
+        self._handles = _NONE
         """The timers of the event loop, while there are any."""
 
     def __contains__(self, timer: Timer) -> bool:
         shared = self._live.deadlines.shared.get(timer)
-        runs = shared is not None and shared.deadline(self) is not None
-        return runs or (self._handles is not None and timer in self._handles)
+        return timer in self._handles or (shared is not None and shared.deadline(self) is not None)
 
     def arm(self, timer: Timer, fire: Callable[[Timer], None], seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual.
@@ -36,7 +39,7 @@ class Timers:
         live = self._live
         if timer is LEG and not live.config.legs.rounds:
             return
-        if self._handles is not None:
+        if self._handles:
             self._cancel(timer)
         shared = live.deadlines.shared.get(timer)
         if shared is not None:
@@ -52,10 +55,8 @@ class Timers:
             return  # COLD, if calls do not go cold
         guarded = live.process.tasks.guard(partial(self._ring, timer, fire), "timer " + timer)
         handle = asyncio.get_running_loop().call_later(seconds, guarded)
-        if self._handles is None:
-            self._handles = {timer: handle}
-        else:
-            self._handles[timer] = handle
+        self._handles = self._handles or {}
+        self._handles[timer] = handle
 
     def deadline(self, timer: Timer) -> float | None:
         """Return the monotonic time at which a shared timer rings; None if it does not run."""
@@ -64,7 +65,7 @@ class Timers:
 
     def disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""
-        if self._handles is not None:
+        if self._handles:
             self._cancel(timer)
         shared = self._live.deadlines.shared.get(timer)
         if shared is not None:
@@ -73,25 +74,24 @@ class Timers:
     def disarm_leg(self) -> None:
         """Stop the timers of a waiting leg."""
         self._live.deadlines.shared[LEG].disarm(self)
-        if self._handles is not None:
+        if self._handles:
             self._cancel_all()  # each of them belongs to a leg
 
     def disarm_all(self, *, but_linger: bool = False) -> None:
         """Stop every timer, or every one except LINGER."""
-        if self._handles is not None:
+        if self._handles:
             self._cancel_all()
         for timer, shared in self._live.deadlines.shared.items():
             if not (but_linger and timer is LINGER):
                 shared.disarm(self)
 
     def _cancel(self, timer: Timer) -> None:
-        handles = self._handles or {}
-        if (handle := handles.pop(timer, None)) is not None:
+        if (handle := self._handles.pop(timer, None)) is not None:
             handle.cancel()
-            self._handles = handles or None
+            self._handles = self._handles or _NONE
 
     def _cancel_all(self) -> None:
-        handles, self._handles = self._handles or {}, None
+        handles, self._handles = self._handles, _NONE
         for handle in handles.values():
             handle.cancel()
 

@@ -3,9 +3,8 @@
 import time
 from typing import Final
 
-from gateway.bridge import rerun_rules
-from gateway.bridge.exchange_context import Context
-from gateway.exchange import questions
+from gateway.bridge.call_context import Context, is_repeatable
+from gateway.exchange import input_requests
 from gateway.exchange.commands import Ask
 from gateway.identity.principal import of_headers
 from gateway.protocol import mcp
@@ -23,7 +22,7 @@ def input_required(context: Context, exchange_id: str, ask: Ask, upstream: Upstr
     `upstream` is where another replica would find the call. Raises CallLost if the state is too large and the gateway
     keeps nothing of the call.
     """
-    asked = b'"inputRequests":%b,' % questions.input_requests(ask.questions) if ask.questions else b""
+    asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
     envelope = _envelope(context, exchange_id, ask, upstream)
     info = context.server_info
     state = _sealed(context, envelope, held=ask.held).encode()
@@ -64,7 +63,7 @@ def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream |
         upstream=upstream if ask.held else None,
         record=pack_record(exchange.record) if exchange.record is not None else None,
         trace=span.token if span is not None else None,
-        repeatable=rerun_rules.is_repeatable(context),
+        repeatable=is_repeatable(context),
     )
 
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 from msgspec import Raw
 
-from gateway.bridge.translation import legacy_call, modern_event
+from gateway.bridge.modern_to_legacy import legacy_call, modern_event
 from gateway.exchange import events as on
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text

@@ -3,14 +3,14 @@
 import time
 from typing import Final
 
-from gateway.bridge.exchange_context import Context
+from gateway.bridge.call_context import Context
 from gateway.exchange import events as on
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal.request_state import Envelope
-from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, Event, Operation, Outcome, Span, Step, get_logger
+from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import HeldStatus
 from gateway.telemetry.recent_errors import presentable
 
@@ -28,6 +28,7 @@ class Report:
     """Collects how one exchange goes, and reports it."""
 
     __slots__ = (
+        "_call_span",
         "_cause",
         "_context",
         "_error",
@@ -50,6 +51,8 @@ class Report:
         self._cause = ""
         self._error: GatewayError | None = None
         self._is_cold = False
+        self._call_span: Span | None = None
+        """The span of the upstream call, until the call is answered or the exchange is over."""
 
     def began_before(self, seconds: float) -> None:
         """The call began earlier than the exchange."""
@@ -77,19 +80,38 @@ class Report:
         self._parked_at = time.monotonic()
         live = self._context.live
         live.process.metrics.call_parked(live.route.path)
+        if self._call_span is not None:
+            self._call_span.happened("parked")
 
     def unparked(self) -> None:
         """The call no longer waits for its client."""
         live, seconds = self._context.live, time.monotonic() - self._parked_at
         self._held_seconds += seconds
         live.process.metrics.call_released(live.route.path, seconds)
+        if self._call_span is not None:
+            self._call_span.happened("unparked")
 
-    def answered(self, ending: Ending) -> None:
-        """The upstream has answered the call: count the time that it took for that."""
+    def answered(self, said: on.Resulted | on.Failed, translated: on.Event) -> None:
+        """The upstream has answered the call: count how, with the time that it took for that.
+
+        The call ends by what the upstream said, unless that has no translation.
+        """
+        if isinstance(said, on.Failed):
+            ending = Ending(Outcome.ERROR, str(said.error.code))
+        else:
+            ending = self.ending if isinstance(translated, on.Resulted) else _NO_RESULT
         now, context = time.monotonic(), self._context
         until = self._parked_at if context.exchange.state in HELD else now
         seconds = until - self._started - self._held_seconds
         context.live.process.metrics.call_answered(context.live.route.path, context.request.method, ending, seconds)
+        if self._call_span is not None:
+            self._call_span.end(ending)
+            self._call_span = None
+
+    def run_again(self) -> None:
+        """The call is sent once more."""
+        self._call_span = None
+        self.step(Step.REPLAYED)
 
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""
@@ -98,21 +120,14 @@ class Report:
         if span is not None:
             span.note("step", step)
 
-    def tool_failed(self) -> None:
-        """The result says that the tool failed."""
-        self.ending = TOOL_FAILED
-
-    def failed(self, error: GatewayError) -> None:
-        """The legs end with an error of the gateway."""
+    def failed(self, error: GatewayError | jsonrpc.Error) -> None:
+        """The legs end with an error, of the gateway or of the upstream."""
         self._outcome = Outcome.ERROR
-        self._cause, self._error = error.message, error
-        self._context.live.upstream.health.note(error)
-
-    def failed_with(self, error: jsonrpc.Error) -> Ending:
-        """The legs end with an error of the upstream, and so they end like this."""
-        self._outcome = Outcome.ERROR
-        self._cause = f"the upstream answered with error {error.code}"
-        return Ending(Outcome.ERROR, str(error.code))
+        if isinstance(error, GatewayError):
+            self._cause, self._error = error.message, error
+            self._context.live.upstream.health.note(error)
+        else:
+            self._cause = f"the upstream answered with error {error.code}"
 
     def cancelled(self, cause: str = "") -> None:
         """The exchange was given up; `cause` if there is more to say about it."""
@@ -154,18 +169,13 @@ class Report:
         if self._context.span is None:
             return None
         request, route = self._context.request, self._context.live.route
-        return self._context.span.call(
-            Operation(request.method, request.target, version, route.path), route.upstream.url
-        )
-
-    def call_ending(self, said: on.Resulted | on.Failed, translated: on.Event) -> Ending:
-        """How the span of the upstream call ends: by what the upstream said, unless that has no translation."""
-        if isinstance(said, on.Failed):
-            return Ending(Outcome.ERROR, str(said.error.code))
-        return self.ending if isinstance(translated, on.Resulted) else _NO_RESULT
+        operation = Operation(request.method, request.target, version, route.path)
+        self._call_span = self._context.span.call(operation, route.upstream.url)
+        return self._call_span
 
     def finished(self) -> None:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
+        self._call_span = None
         request, live = self._context.request, self._context.live
         rounds = self._context.exchange.round + 1
         if self._is_cold or (rounds == 1 and self._outcome is COMPLETE.outcome):

@@ -1,0 +1,183 @@
+"""An upstream call that is one request, whose reply is read by callback or by a task."""
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
+
+from gateway.bridge.call_context import Context
+from gateway.bridge.call_report import Report
+from gateway.bridge.modern_to_legacy import legacy_call
+from gateway.bridge.response_queue import ending_of
+from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.exchange import events as on
+from gateway.protocol.errors import CallLost, GatewayError, SessionLost
+from gateway.seal.request_state import Upstream
+from gateway.sessions.assignment import Opener
+from gateway.sessions.call import Call, Listener
+from gateway.sessions.session import Session
+from gateway.telemetry import Ending, Outcome, Step, bodies
+
+_GIVEN_UP: Final = Ending(Outcome.CANCELLED)
+
+
+class RequestCall(UpstreamCall):
+    """The call, in any session of its pool key."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(
+        self, context: Context, report: Report, listener: Listener, begun: tuple[Session, Call] | None = None
+    ) -> None:
+        """`begun` is a call that was sent before its exchange began, so that only the rest of it is read."""
+        super().__init__(context, report, listener)
+        self._begun = begun
+        if begun is not None:
+            self._session, self._call = begun
+            self._is_sent = True
+            context.runs_in(self._session)
+
+    def start(self) -> None:
+        """Send the call, in the session of the exchange if it has one; or read the rest of a begun one."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            super().start()
+            return
+        session, call = begun
+        if session.works_on(call):  # its answer has not come
+            if self._is_watched:
+                self._check_silence()
+            self._follow(session, call)
+
+    def _follow(self, session: Session, call: Call) -> None:
+        """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
+        broke = _Broke(self, session, call)
+        if not session.follow(call, broke):
+            broke()
+
+    def read_by_task(self, session: Session, call: Call) -> None:
+        """Read a begun call, or what is left of it, by a task."""
+        task = self._context.live.process.tasks.start(self._run((session, call)), "call")
+        if call is self._call:
+            self._task = task
+
+    async def _run(self, begun: tuple[Session, Call] | None = None) -> None:
+        """The call's own task: it outlives the leg that started it. A call that was `begun` is only read."""
+        call = None
+        try:
+            if begun is None:
+                session = await self._ready_session()
+                if not self._is_wanted():
+                    self.release(clean=True)  # given up at the moment the session came
+                    return
+                span = self._report.call_span(session.shaken.version)
+                call = legacy_call(self._context.request, session.next_id(), self._listener, span)
+                if span is None and not bodies.on and self._begin(session, call):
+                    self._task = None
+                    return
+            else:
+                session, call = begun
+            await self._run_in(session, call, is_begun=begun is not None)
+        except GatewayError as exc:
+            await self._failed(exc, call)
+        except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
+            self._listener.hear(on.Broke(CallLost(BUG)))
+            raise
+        finally:
+            if call is not None and call.span is not None:
+                call.span.end(_GIVEN_UP)
+
+    def _begin(self, session: Session, call: Call) -> bool:
+        """Send a call whose reply is read by callback; returns False if it takes a task."""
+        if not session.begin(call, self._context.headers, partial(self._follow, session, call)):
+            return False
+        self._sent(call)
+        return True
+
+    async def _run_in(self, session: Session, call: Call, *, is_begun: bool) -> None:
+        """Send the call or read one that was begun; in another session if the upstream refused this one."""
+        try:
+            await (session.read(call) if is_begun else self._send(call, session))
+        except SessionLost:
+            if not self._is_wanted():
+                raise  # the client has left, so the call must not begin in another session
+            session = await self._another_session(session)
+            if self._is_wanted():
+                await self._send(call, session)
+            else:
+                self.release(clean=True)
+
+    def _send(self, call: Call, session: Session) -> Coroutine[Any, Any, None]:
+        self._sent(call)
+        return session.run(call, self._call_headers(call))
+
+    # -- the session ----------------------------------------------------------------------------------------------
+
+    async def _ready_session(self, *, again: bool = False) -> Session:
+        """The session of the exchange, or one of the pool, with all that the call needs set on it."""
+        context, session, pool = self._context, self._session, self._context.live.upstream.pool
+        if session is not None and session.lost:
+            self.release(clean=False)  # reserved for a referral, and lost while its urls were visited
+            session = None
+        if session is None:
+            opener = Opener(context.address, again or self._is_continued)
+            self._session = session = await pool.acquire(context.key, context.headers, opener)
+            context.runs_in(session)
+            if pool.is_ready(context.key.principal, context.request.log_level):
+                return session
+        try:
+            await pool.prepare(session, context.request.log_level, context.headers)
+        except SessionLost:
+            if again:
+                raise
+            session = await self._another_session(session)
+        return session
+
+    async def _another_session(self, lost: Session) -> Session:
+        """Open a new session, once: the upstream refused this one before it took the call."""
+        pool = self._context.live.upstream.pool
+        self._is_sent = False
+        self._session = None
+        pool.forget_idle(self._context.key)
+        pool.release(lost, clean=False)
+        return await self._ready_session(again=True)
+
+    # -- the call of another replica --------------------------------------------------------------------------------
+
+    async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+        """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
+        session = await self._adopted_session(upstream, is_shared=is_shared)
+        if session is None:
+            return
+        call = Call(upstream.call, b"", self._listener, upstream.call)
+        call.span = self._report.call_span(session.shaken.version)
+        self._sent(call)
+        self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
+
+        def attached() -> None:
+            self._is_sent = True
+            self._report.step(Step.RESUMED)
+            if not opened.done():
+                opened.set_result(True)
+
+        try:
+            await session.resume(call, upstream.cursor or "", self._call_headers(call), attached)
+        except GatewayError as exc:
+            if call.span is not None:
+                call.span.end(ending_of(exc))
+            raise
+        finally:
+            if call.span is not None:
+                call.span.end(_GIVEN_UP)
+
+
+class _Broke:
+    """Has a task read a call whose stream broke: kept while the call is held, so it takes little memory."""
+
+    __slots__ = ("_call", "_request_call", "_session")
+
+    def __init__(self, request_call: RequestCall, session: Session, call: Call) -> None:
+        self._request_call, self._session, self._call = request_call, session, call
+
+    def __call__(self) -> None:
+        self._request_call.read_by_task(self._session, self._call)

@@ -1,0 +1,175 @@
+"""The nested requests of one run of a call: those that came, those that are open, those that the client was shown.
+
+Most calls have none or one, so nothing here is a set or a dictionary of its own before it has to be.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from msgspec import Raw
+
+from gateway.exchange import input_requests as inputs
+from gateway.exchange.events import Nested
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import GatewayError, InvalidParams
+from gateway.protocol.request import Capabilities
+
+MAX_NESTED: Final = 4_096
+"""Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
+MAX_NESTED_ID_BYTES: Final = 1024
+"""Requests with longer ids are refused and not remembered, to bound memory."""
+
+T = TypeVar("T")
+Few = tuple[T, ...] | set[T]
+_FEW: Final = 8
+_NONE: Final[dict[str, Raw]] = {}
+"""No answers given in advance, as in nearly every call: it is replaced, never changed."""
+
+
+class Refusal(Exception):
+    """A nested request that is answered with an error; `outcome` is counted."""
+
+    def __init__(self, outcome: str, code: int, message: str, lacks: dict[str, Any] | None = None) -> None:
+        """`lacks` are the capabilities that the client would have had to declare."""
+        super().__init__(message)
+        self.outcome = outcome
+        self.error = jsonrpc.Error(code, message)
+        self.lacks = lacks
+
+
+class NestedRequests:
+    """The nested requests of one exchange; its questions are those that its client may answer."""
+
+    __slots__ = ("_declared", "_given", "_heard", "keys", "open", "shown")
+
+    def __init__(self, declared: Capabilities, given: Mapping[str, Raw] | None) -> None:
+        """`given` are answers that came without a requestState; each is used when its question is asked."""
+        self.open: Final[dict[str, Question]] = {}
+        """Open questions by key: those that the client has, and those that came since."""
+        self.shown: tuple[str, ...] = ()
+        """The keys of the last round; an answer under another key is ignored."""
+        self._declared = declared
+        self._given: dict[str, Raw] = dict(given) if given else _NONE
+        self.keys: Few[str] = ()
+        """Every key that was given in this run."""
+        self._heard: Few[bytes] = ()
+
+    def restore(self, questions: Mapping[str, Question], recorded: Iterable[str]) -> None:
+        """Continue with the questions of a requestState, whose client has answered others under the recorded keys."""
+        self.open.update(questions)
+        self.shown = tuple(questions)
+        self.keys = {*questions, *recorded}
+        self._heard = {bytes(each.upstream_id) for each in questions.values() if each.upstream_id is not None}
+        self._given = _NONE  # a retry's answers are for its round only
+
+    # -- what comes from the upstream -----------------------------------------------------------------------------
+
+    def has_heard(self, id_: Raw | None) -> bool:
+        """Whether a request with this id came in this run."""
+        return id_ is not None and bytes(id_) in self._heard
+
+    def read(self, event: Nested, *, may_ask: bool) -> Question:
+        """Read a request that was not heard before, and give it a key; raises Refusal if no client can answer it."""
+        refusal = self._refusal(event, may_ask=may_ask)
+        if len(self._heard) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
+            self._heard = _with(self._heard, bytes(event.id))
+        if refusal is not None:
+            raise refusal
+        try:
+            asked = inputs.read(event.method, event.params, self._declared)
+        except inputs.Malformed as exc:
+            raise Refusal("malformed", mcp.INVALID_PARAMS, str(exc)) from exc
+        if not asked.allowed:
+            names = " and ".join(sorted(asked.required))
+            text = f"The client did not declare {names} for {event.method}"
+            raise Refusal("undeclared", mcp.INVALID_PARAMS, text, asked.required)
+        key = inputs.assign_key(event.method, asked.hint, self.keys)
+        self.keys = _with(self.keys, key)
+        return Question(key, event.method, asked.params, event.id)
+
+    def _refusal(self, event: Nested, *, may_ask: bool) -> Refusal | None:
+        if event.method not in inputs.KINDS:
+            return Refusal("refused", mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
+        if not may_ask:
+            text = "The client cannot be asked during this request"
+        elif len(self._heard) >= MAX_NESTED:
+            text = f"This call has already sent {MAX_NESTED} nested requests"
+        elif len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
+            text = f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes"
+        elif len(self.open) >= MAX_QUESTIONS:
+            text = f"More than {MAX_QUESTIONS} questions are open"
+        else:
+            return None
+        return Refusal("refused", mcp.INVALID_REQUEST, text)
+
+    def given_answer(self, question: Question) -> Raw | None:
+        """The answer that the client gave to this question in advance."""
+        answer = self._given.pop(question.key, None)
+        if answer is None:
+            return None
+        try:
+            return inputs.check_answer(question, answer)
+        except GatewayError:
+            return None  # given for another kind of question, so the client is asked
+
+    def withdraw(self, id_: Raw) -> Question | None:
+        """Close the question that its server has given up; returns it if it was open."""
+        for key, question in self.open.items():
+            if question.upstream_id is not None and bytes(question.upstream_id) == bytes(id_):
+                return self.open.pop(key)
+        return None
+
+    def refer(self, urls: dict[str, Question]) -> None:
+        """The call has ended with these urls; after them another call follows, perhaps in another session."""
+        self._heard = ()
+        self.keys = {*self.keys, *urls}
+        self.open.clear()
+        self.open.update(urls)
+
+    def start_run(self) -> None:
+        """The call is sent again, and asks anew."""
+        self.keys = self._heard = self.shown = ()
+        self.open.clear()
+
+    # -- what the client has --------------------------------------------------------------------------------------
+
+    def show(self) -> None:
+        """The client gets all open questions."""
+        self.shown = tuple(self.open)
+
+    def answered(self, answers: Mapping[str, Raw]) -> tuple[tuple[Question, Raw], ...]:
+        """The open questions that the client answered, with checked answers; unknown keys are ignored.
+
+        Questions without params cannot be shown again; the client knows them from an earlier round.
+        """
+        return tuple(
+            [
+                (question, inputs.check_answer(question, answers[key]))
+                for key, question in self.open.items()
+                if key in answers and (key in self.shown or question.params is None)
+            ]
+        )
+
+    def put_back(self, questions: dict[str, Question]) -> None:
+        """Open questions again whose answers were not delivered, before those that came since."""
+        since = self.open.copy()
+        self.open.clear()
+        self.open.update(questions | since)
+
+    def check_askable(self, answers: Mapping[str, Raw]) -> None:
+        """Unanswered questions must be asked again; raises InvalidParams if this process lacks the params of one."""
+        missing = [key for key, question in self.open.items() if key not in answers and question.params is None]
+        if missing:
+            raise InvalidParams(
+                f"inputResponses must answer every question of the round, {', '.join(missing)} too: another replica "
+                "asked it, and this one cannot repeat it; the call still waits: call again with the same requestState"
+            )
+
+
+def _with(known: Few[T], one: T) -> Few[T]:
+    """Add to what is nearly always one or two: a set takes the memory of twenty."""
+    if isinstance(known, tuple):
+        return (*known, one) if len(known) < _FEW else {*known, one}
+    known.add(one)
+    return known
