@@ -13,7 +13,7 @@ from gateway.exchange.events import Nested
 from gateway.exchange.input_requests import MAX_QUESTIONS, Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidParams
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 
 MAX_NESTED: Final = 4_096
 """Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
