@@ -193,6 +193,7 @@ class ExchangeRunner(ABC):
             body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
             if ask.held and ask.stays:
                 self._lot.park(self)
+                self._context.request = self._context.request.held()
         except GatewayError as exc:
             self._replies.fail(ask.legs, exc)
             self._feed(on.Stopped(exc))

@@ -187,12 +187,12 @@ class Subscription:
         """A session with all subscriptions; when this returns, `_topics` holds them."""
         pool = self._live.upstream.pool
         session = await pool.open(self._key, self._headers, opener)
-        session.watchers.append(self)
+        session.watch(self)
         try:
             await self._subscribe(session)
             self._check(session)
         except BaseException:
-            session.watchers.remove(self)
+            session.unwatch(self)
             pool.release(session, clean=False)
             raise
         return session
@@ -267,7 +267,7 @@ class Subscription:
                 continue
             if self._acknowledged_filter == acknowledged:
                 return session
-            session.watchers.remove(self)
+            session.unwatch(self)
             self._live.upstream.pool.release(session, clean=False)
             return None
         return None
@@ -276,7 +276,7 @@ class Subscription:
         """The session, which is no longer watched and no longer this subscription's."""
         session, self._session = self._session, None
         if session is not None:
-            session.watchers.remove(self)
+            session.unwatch(self)
         return session
 
     async def _unsubscribe(self, session: Session) -> None:

@@ -124,7 +124,7 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
     )
     known = incoming.known
     if known is not None and known.is_bare and not (selects or request.user_meta or incoming.span):
-        return {}
+        return NO_HEADERS
     sent = for_call(route, incoming.headers) if selects or AUTHORIZATION in incoming.headers else {}
     if caller.distrusted_header is not None:
         _ = sent.pop(caller.distrusted_header, None)

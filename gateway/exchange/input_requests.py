@@ -27,7 +27,7 @@ KINDS: Final = frozenset(_KEY_PREFIX)
 """The methods of nested requests that the client can answer."""
 
 
-class Question(msgspec.Struct, frozen=True):
+class Question(msgspec.Struct, frozen=True, gc=False):
     """One nested request, ready to be asked.
 
     `upstream_id` is the JSON-RPC id to answer with, as JSON; None if no request waits for the answer (a url

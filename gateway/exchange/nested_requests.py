@@ -23,6 +23,8 @@ MAX_NESTED_ID_BYTES: Final = 1024
 T = TypeVar("T")
 Few = tuple[T, ...] | set[T]
 _FEW: Final = 8
+_METHODS: Final = {method: method for method in inputs.KINDS}
+"""One string for all questions of a kind."""
 _NONE: Final[dict[str, Raw]] = {}
 """No answers given in advance, as in nearly every call: it is replaced, never changed."""
 
@@ -71,9 +73,9 @@ class NestedRequests:
 
     def read(self, event: Nested, *, may_ask: bool) -> Question:
         """Read a request that was not heard before, and give it a key; raises Refusal if no client can answer it."""
-        refusal = self._refusal(event, may_ask=may_ask)
-        if len(self._heard) < MAX_NESTED and len(bytes(event.id)) <= MAX_NESTED_ID_BYTES:
-            self._heard = _with(self._heard, bytes(event.id))
+        refusal, id_ = self._refusal(event, may_ask=may_ask), bytes(event.id)
+        if len(self._heard) < MAX_NESTED and len(id_) <= MAX_NESTED_ID_BYTES:
+            self._heard = _with(self._heard, id_)
         if refusal is not None:
             raise refusal
         try:
@@ -86,7 +88,8 @@ class NestedRequests:
             raise Refusal("undeclared", mcp.INVALID_PARAMS, text, asked.required)
         key = inputs.assign_key(event.method, asked.hint, self.keys)
         self.keys = _with(self.keys, key)
-        return Question(key, event.method, asked.params, event.id)
+        # The id of the event would keep the whole message in memory.
+        return Question(key, _METHODS[event.method], asked.params, Raw(id_))
 
     def _refusal(self, event: Nested, *, may_ask: bool) -> Refusal | None:
         if event.method not in inputs.KINDS:

@@ -122,12 +122,12 @@ class AwaitedReply:
             return None
         return self._taken()
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         """Read nothing more from the socket until the next part is awaited."""
         if not self._pending.is_paused:
             self._pending.pause_reading()
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         """Read from the socket again."""
         self._pending.resume_reading()
 

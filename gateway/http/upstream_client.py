@@ -44,15 +44,18 @@ class Bounds(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """The head of many requests: formatted once, as long as nothing in it changes."""
+    """The head of many requests, formatted once for all sessions of a client."""
 
     url: URL
     headers: Mapping[str, str]
+    """Of the client."""
+    fixed: Mapping[str, str]
+    """Of all messages of a session."""
     reached: tuple[ssl.SSLContext | None, str | None]
     """The TLS context and the server name of `origin`; not the bounds, which a reload replaces."""
     origin: Origin
     head: bytes
-    """All but the length of the body."""
+    """All but the headers of a single request, such as the length of its body."""
 
 
 class Client:
@@ -122,18 +125,21 @@ class Client:
         seconds = bounds.timeouts.connect_seconds
         return self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds, is_lenient=is_lenient)
 
-    def prepared(self, method: str, url: URL, headers: Mapping[str, str], before: "Prepared | None") -> "Prepared":
-        """Return the head of requests with these headers; `before`, if it is still right. Raises ValueError."""
+    def prepared(
+        self, url: URL, headers: Mapping[str, str], fixed: Mapping[str, str], before: "Prepared | None"
+    ) -> "Prepared":
+        """Return the head of POST requests with these headers; `before`, if it is still right. Raises ValueError."""
         bounds = self._bounds.value
         reached = bounds.tls, bounds.server_name
-        if before is not None and before.url is url and before.reached == reached and before.headers == headers:
+        if before is not None and before[:4] == (url, headers, fixed, reached):
             return before
-        head = _request_head(method, url).encoded(headers, 1).removesuffix(_ONE_BYTE)
-        return Prepared(url, headers, reached, _origin(url, *reached), head)
+        return _prepared(url, tuple(headers.items()), tuple(fixed.items()), reached)
 
-    def begin_prepared(self, prepared: "Prepared", body: bytes, listener: ReplyListener) -> PendingRequest:
-        """As `begin`, with a body."""
-        encoded = b"%bContent-Length: %d\r\n\r\n" % (prepared.head, len(body))
+    def begin_prepared(
+        self, prepared: "Prepared", line: bytes, body: bytes, listener: ReplyListener
+    ) -> PendingRequest:
+        """As `begin`, with a body; `line` is one more header of this request, or empty."""
+        encoded = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
         seconds = self.timeouts.connect_seconds
         return self._calls.begin_encoded(prepared.origin, encoded, body, listener, connect_seconds=seconds)
 
@@ -150,6 +156,19 @@ def _origin(url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> Or
 @lru_cache(maxsize=_ADDRESSES)
 def _request_head(method: str, url: URL) -> RequestHead:
     return RequestHead(method, url)
+
+
+@lru_cache(maxsize=_ADDRESSES)
+def _prepared(
+    url: URL,
+    headers: tuple[tuple[str, str], ...],
+    fixed: tuple[tuple[str, str], ...],
+    reached: tuple[ssl.SSLContext | None, str | None],
+) -> Prepared:
+    """Made once for all sessions: each of thousands of held calls would keep a head of its own."""
+    own, same = dict(headers), dict(fixed)
+    head = _request_head("POST", url).encoded({**own, **same}, 1).removesuffix(_ONE_BYTE)
+    return Prepared(url, own, same, reached, _origin(url, *reached), head)
 
 
 class Exchange:

@@ -25,13 +25,22 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.header_mismatch import HeaderValues, Repeated
 from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
-from gateway.protocol.request_meta import Capabilities, Declarations, declarations, meta_of, object_of
+from gateway.protocol.request_meta import (
+    UNKNOWN_CLIENT,
+    Capabilities,
+    Declarations,
+    declarations,
+    meta_of,
+    object_of,
+)
 
 _OURS: Final = ("_meta", "inputResponses", "requestState", "task")
 """Params that do not go upstream; `task` would start a 2025-11-25 task, which modern clients do not understand."""
 _ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _USUAL_DIGITS: Final = 20
 _QUOTE: Final = b'"'[0]
+_NO_META: Final[jsonrpc.Fields] = {}
+_NO_ID: Final = Raw(b"null")
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -47,7 +56,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """JSON of the name of the tool, if this is the usual call, whose numbers were checked."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked modern request.
 
     `params` goes upstream: it lacks `_meta`, `inputResponses` and `requestState`. `user_meta` is the part of `_meta`
@@ -69,6 +78,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     request_state: str | None
     task: Raw | None = None
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
+
+    def held(self) -> "Request":
+        """The same for a call that waits long: its body, of which each value is a part, need not stay in memory.
+
+        What only the first round needs is gone: its id, which each leg has of its own, and what the pool key holds.
+        """
+        return msgspec.structs.replace(
+            self,
+            id=_NO_ID,
+            params={key: value.copy() for key, value in self.params.items()},
+            user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
+            progress_token=self.progress_token and self.progress_token.copy(),
+            client_info=UNKNOWN_CLIENT,
+            capabilities=jsonrpc.EMPTY,
+        )
 
 
 def _repeated_key(body: bytes) -> InvalidRequest:

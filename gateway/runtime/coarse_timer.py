@@ -23,7 +23,7 @@ class CoarseTimer:
     def __init__(self, seconds: float, tasks: Tasks, name: str) -> None:
         self._seconds = seconds
         self._tick = min(TICK_SECONDS, seconds)
-        self._waiting: dict[object, tuple[float, Callable[..., None], tuple[object, ...]]] = {}
+        self._waiting: dict[object, tuple[float, Callable[..., None], *tuple[object, ...]]] = {}
         self._guarded = tasks.guard(self._ring, f"alarm {name}")
         self._name = name
         self._tasks = tasks
@@ -37,7 +37,7 @@ class CoarseTimer:
         waiting = self._waiting
         if key in waiting:
             del waiting[key]  # the dict must stay in the order of the deadlines
-        waiting[key] = time.monotonic() + self._seconds, callback, args
+        waiting[key] = time.monotonic() + self._seconds, callback, *args
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick, self._guarded)
 
@@ -55,7 +55,7 @@ class CoarseTimer:
         self._timer = loop.call_later(self._tick, self._guarded) if self._waiting else None
         now = time.monotonic()
         due = []
-        for key, (deadline, callback, args) in self._waiting.items():
+        for key, (deadline, callback, *args) in self._waiting.items():
             if deadline > now:
                 break
             due.append((key, partial(callback, *args)))

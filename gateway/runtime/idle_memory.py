@@ -21,6 +21,7 @@ from gateway.runtime.tasks import Tasks
 LOOK_SECONDS: Final = 5.0
 _GROWTH_BYTES: Final = 16 << 20
 """Less than this is not worth a collection."""
+_MUCH_BYTES: Final = 4 << 20
 _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
 _HELD: Final = 200
@@ -91,5 +92,8 @@ class IdleMemory:
             self._needed = min(self._needed, resident)
         elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() <= _HELD:
             self._memory.give_back()
-            # What is needed now may be more than before: without this, each look would collect again.
+            # What is needed now may be more than before: without this, each look would collect again. But while much
+            # is given back, the next look does: the sessions of the calls that have ended are still being closed.
             self._needed = self._memory.resident()
+            if resident - self._needed >= _MUCH_BYTES:
+                self._needed -= _GROWTH_BYTES

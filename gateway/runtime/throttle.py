@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.config import InForce
 
@@ -68,6 +68,16 @@ class AwaitedArrival:
             self._room.set_result(None)
 
 
+class Reader(Protocol):
+    """What reads a message without a coroutine."""
+
+    def pause_reading(self) -> None:
+        """Read nothing more."""
+
+    def resume_reading(self) -> None:
+        """Read on."""
+
+
 class Throttle:
     """Counts the bytes of messages that are still arriving, up to a limit.
 
@@ -88,6 +98,19 @@ class Throttle:
     def arrival(self, go_on: Callable[[], None]) -> Arrival:
         """Return the arrival of a message that holds nothing yet; its reader must release it."""
         return Arrival(self, go_on)
+
+    def arriving(self, arrival: Arrival | None, size: int, reader: Reader) -> Arrival | None:
+        """Have `reader` read on only if there is room for more of its message, of which `size` bytes are here.
+
+        Returns its arrival while the message is large; `arrival` is what was returned before.
+        """
+        if arrival is None:
+            if size <= SMALL_BYTES:
+                return None
+            arrival = self.arrival(reader.resume_reading)
+        if not arrival.hold(size):
+            reader.pause_reading()
+        return arrival if size > SMALL_BYTES else None
 
     def hold(self, arrival: Arrival, size: int) -> bool:
         """Count the bytes of an arrival."""

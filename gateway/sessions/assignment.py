@@ -10,30 +10,15 @@ a client that invents principals cannot take the sessions that proven ones need.
 """
 
 import itertools
-from collections.abc import Callable, Collection
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.protocol.errors import Busy
 from gateway.runtime.newest import Newest
+from gateway.sessions.affinity import SharedSession
 
 _PROVEN_KEPT: Final = 20_000
 """Principals that stay proven while they have no session; the one that came longest ago is forgotten."""
-
-
-class Sharing(Protocol):
-    """How calls share a session (`sessions.affinity`)."""
-
-    @property
-    def can_begin(self) -> bool:
-        """Whether a call may begin in it, while it has none."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another call may join the one that it has."""
-
-    @property
-    def joiners(self) -> Collection[object]:
-        """Calls beside that of its owner; while there are any, it must not be ended."""
 
 
 class Pooled(Protocol):
@@ -43,7 +28,7 @@ class Pooled(Protocol):
     """The upstream does not know it any more."""
 
     @property
-    def shared(self) -> Sharing:
+    def shared(self) -> SharedSession[Any]:
         """The session with all that speak in it."""
 
 
@@ -114,40 +99,39 @@ class Queue(Generic[S]):
         """The requests among them that a used session satisfies."""
 
 
-class PrincipalQuota(Generic[S]):
-    """What one principal has, and what it asks for."""
-
-    def __init__(self, *, is_proven: bool = False) -> None:
-        self.is_proven = is_proven
-        self.turn = 0
-        """Its place among the principals that wait for room."""
-        self.count = 0
-        """Its sessions, idle ones included."""
-        self.evictable: dict[S, None] = {}
-        """Its idle sessions that may be closed to make room, in the order in which they became idle."""
-        self.openers: dict[Request[S], None] = {}
-        """Its requests that room for a new session would satisfy, in the order of their arrival."""
-
-
-class AddressQuota(Generic[S]):
-    """The sessions that one address has opened."""
+class Quota(Generic[S]):
+    """The sessions that count for one principal, or were opened by one address."""
 
     def __init__(self) -> None:
         self.count = 0
+        """Idle ones included."""
         self.evictable: dict[S, None] = {}
-        """As in `PrincipalQuota`."""
+        """Its idle sessions that may be closed to make room, in the order in which they became idle."""
+
+
+class PrincipalQuota(Quota[S]):
+    """What one principal has, and what it asks for."""
+
+    def __init__(self, *, is_proven: bool = False) -> None:
+        super().__init__()
+        self.is_proven = is_proven
+        self.turn = 0
+        """Its place among the principals that wait for room."""
+        self.openers: dict[Request[S], None] = {}
+        """Its requests that room for a new session would satisfy, in the order of their arrival."""
 
 
 class Capacity(Generic[S]):
     """All sessions and requests of one pool."""
 
     def __init__(self, limits: Limits, proven_kept: int = _PROVEN_KEPT) -> None:
-        self._limits = limits
+        self.limits = limits
+        """Changed by `change_limits`, because they decide which principals are eligible."""
         self.count = 0
         self.starting = 0
         """Sessions in their handshake."""
         self.evictable: dict[S, None] = {}
-        """As in `PrincipalQuota`, of all principals."""
+        """As in `Quota`, of all principals."""
         self.newcomers = 0
         """Sessions of principals that are not proven."""
         self.evictable_newcomers: dict[S, None] = {}
@@ -158,20 +142,15 @@ class Capacity(Generic[S]):
         """As `_eligible`, for principals that are not proven."""
         self._turns = itertools.count()
         self._proven: Newest[bytes, None] = Newest(proven_kept)
-        self._addresses: dict[str, AddressQuota[S]] = {}
+        self._addresses: dict[str, Quota[S]] = {}
         self._address_of: dict[S, str] = {}
 
     def __len__(self) -> int:
         return len(self._quotas)
 
-    @property
-    def limits(self) -> Limits:
-        """The limits, which also decide which principals are eligible."""
-        return self._limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._limits = limits
+    def change_limits(self, limits: Limits) -> None:
+        """Have other limits from now on."""
+        self.limits = limits
         for principal, quota in tuple(self._quotas.items()):
             self._settle(principal, quota)
 
@@ -191,11 +170,11 @@ class Capacity(Generic[S]):
     @property
     def lacks_newcomer_room(self) -> bool:
         """Whether the reserve of newcomers is used up."""
-        return self.newcomers >= self._limits.newcomers
+        return self.newcomers >= self.limits.newcomers
 
-    def of_address(self, address: str) -> AddressQuota[S]:
+    def of_address(self, address: str) -> Quota[S]:
         """The sessions that an address has opened; those without an address are not counted."""
-        return self._addresses.get(address) or AddressQuota()
+        return self._addresses.get(address) or Quota()
 
     @property
     def most_of_one_address(self) -> int:
@@ -254,7 +233,7 @@ class Capacity(Generic[S]):
         self.newcomers += not quota.is_proven
         if address:
             self._address_of[session] = address
-            self._addresses.setdefault(address, AddressQuota()).count += 1
+            self._addresses.setdefault(address, Quota()).count += 1
         self._lose_turn(group.principal)
         self._settle(group.principal, quota)
 
@@ -330,7 +309,7 @@ class Capacity(Generic[S]):
             self._quotas[principal] = quota
         else:
             self._quotas.pop(principal, None)
-        if quota.openers and (quota.count < self._limits.per_principal or quota.evictable):
+        if quota.openers and (quota.count < self.limits.per_principal or quota.evictable):
             eligible = self._eligible if quota.is_proven else self._eligible_newcomers
             if principal not in eligible:
                 eligible[principal] = quota
@@ -339,14 +318,8 @@ class Capacity(Generic[S]):
             self._lose_turn(principal)
 
 
-class Discard(NamedTuple, Generic[S]):
-    """An idle session was lost."""
-
-    session: S
-
-
-class Close(NamedTuple, Generic[S]):
-    """An idle session is closed, because its address needs the room."""
+class Drop(NamedTuple, Generic[S]):
+    """An idle session is dropped, because it was lost, or because its address needs the room."""
 
     session: S
 
@@ -378,7 +351,7 @@ class Open(NamedTuple, Generic[S]):
     evicted: S | None
 
 
-Assignment = Discard[S] | Close[S] | Refuse[S] | Reuse[S] | Join[S] | Open[S]
+Assignment = Drop[S] | Refuse[S] | Reuse[S] | Join[S] | Open[S]
 
 
 def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | None:
@@ -392,7 +365,7 @@ def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
     if group is not None and group.takers:
         session = reusable(group)
         if session is not None:
-            return Discard(session) if session.lost else Reuse(next(iter(group.takers)), session)
+            return Drop(session) if session.lost else Reuse(next(iter(group.takers)), session)
         if group.main is not None and group.main.shared.has_room:
             return Join(next(iter(group.takers)), group.main)
     return _opening(capacity)
@@ -404,7 +377,7 @@ def reusable(group: Queue[S]) -> S | None:
     return newest if newest is not None and newest.shared.can_begin else None
 
 
-def _opening(capacity: Capacity[S]) -> Open[S] | Close[S] | Refuse[S] | None:
+def _opening(capacity: Capacity[S]) -> Open[S] | Drop[S] | Refuse[S] | None:
     quota, limits = capacity.next_quota(), capacity.limits
     if quota is None or capacity.starting >= limits.starting:
         return None
@@ -412,7 +385,7 @@ def _opening(capacity: Capacity[S]) -> Open[S] | Close[S] | Refuse[S] | None:
     address = capacity.of_address(request.opener.address)
     if address.count >= limits.per_address and not request.opener.is_exempt:
         idle = next(iter(address.evictable), None)
-        return Close(idle) if idle is not None else Refuse(request)
+        return Drop(idle) if idle is not None else Refuse(request)
     if quota.count >= limits.per_principal:
         return Open(request, next(iter(quota.evictable)))
     if not quota.is_proven and capacity.lacks_newcomer_room:

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.protocol import mcp
@@ -159,7 +159,7 @@ class ChangeListeners:
         chosen = itertools.chain.from_iterable(self._listeners.get(principal, {}).values())
         return frozenset(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED))
 
-    def forward(self, principal: bytes, watchers: list[Watcher], method: str, data: bytes) -> None:
+    def forward(self, principal: bytes, watchers: Collection[Watcher], method: str, data: bytes) -> None:
         """Pass on a change that a session announced to listeners that are not among its `watchers`."""
         for listener in tuple(self._listeners.get(principal, ())):  # a copy, because they come and go
             if listener not in watchers:
@@ -178,18 +178,23 @@ class ChangeListeners:
                 _ = self._listeners.pop(principal, None)
 
 
+class Watched(Protocol):
+    """A session that may announce changes."""
+
+    watchers: tuple[Watcher, ...]
+
+
 class ChangeForwarder:
     """Passes the changes that one session announces on to the listeners on other sessions of its principal."""
 
-    def __init__(self, principal: bytes, watchers: list[Watcher], listeners: ChangeListeners) -> None:
-        """`watchers` are those of the session."""
+    def __init__(self, principal: bytes, session: Watched, listeners: ChangeListeners) -> None:
         self._principal = principal
-        self._watchers = watchers
+        self._session = session
         self._listeners = listeners
 
     def changed(self, method: str, data: bytes) -> None:
         """Pass a change on."""
-        self._listeners.forward(self._principal, self._watchers, method, data)
+        self._listeners.forward(self._principal, self._session.watchers, method, data)
 
     def missed(self) -> None:
         """Do nothing: every listener watches a session of its own for gaps."""

@@ -34,10 +34,11 @@ class InFlight(Protocol):
         """Whether the gateway asks on its own account."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The response to the call in flight."""
+Answer = on.Resulted | on.Failed
+"""The response to the call in flight."""
 
-    event: on.Resulted | on.Failed
+ForCall = Answer | on.Nested | on.Progressed | on.Logged | on.Withdrawn
+"""A response, request or notification that concerns the call in flight."""
 
 
 class UnknownId(msgspec.Struct, frozen=True):
@@ -62,22 +63,10 @@ class Unanswerable(msgspec.Struct, frozen=True):
     """A question whose answer cannot reach the server."""
 
 
-class Question(msgspec.Struct, frozen=True):
-    """A request of the server inside the call in flight."""
-
-    event: on.Nested
-
-
 class Change(msgspec.Struct, frozen=True):
     """A notification that something at the upstream changed."""
 
     method: str
-
-
-class Notice(msgspec.Struct, frozen=True):
-    """A notification about the call in flight."""
-
-    event: on.Progressed | on.Logged | on.Withdrawn
 
 
 class Unrelated(msgspec.Struct, frozen=True):
@@ -86,7 +75,7 @@ class Unrelated(msgspec.Struct, frozen=True):
     method: str
 
 
-Meaning = Answer | UnknownId | Ping | Unsolicited | Unanswerable | Question | Change | Notice | Unrelated
+Meaning = ForCall | UnknownId | Ping | Unsolicited | Unanswerable | Change | Unrelated
 
 
 def meaning(
@@ -109,7 +98,7 @@ def meaning(
         return Unsolicited(message.id, method, jsonrpc.Error(mcp.INVALID_PARAMS, why))
     if method in input_requests.KINDS and not can_ask:
         return Unanswerable()
-    return Question(on.Nested(message.id, method, message.params))
+    return on.Nested(message.id, method, message.params)
 
 
 def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
@@ -121,9 +110,9 @@ def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
     """The response to the call in flight, if the message is one."""
     if answers(message, call):
         if isinstance(message.result, Raw):
-            return Answer(on.Resulted(message.result))
+            return on.Resulted(message.result)
         if isinstance(message.error, Raw):
-            return Answer(on.Failed(jsonrpc.error(message.error)))
+            return on.Failed(jsonrpc.error(message.error))
     return None
 
 
@@ -137,15 +126,14 @@ def plain_answer(data: bytes, call: InFlight | None) -> Answer | None:
         if is_tool_error is not None:
             if not data.isascii():
                 _ = data.decode()
-            return Answer(on.Resulted(result, is_tool_error=is_tool_error))
+            return on.Resulted(result, is_tool_error=is_tool_error)
     return None
 
 
-def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Change | Notice | Unrelated:
+def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Meaning:
     if method in _CHANGES:
         return Change(method)
-    event = _event(method, params, call) if call is not None else None
-    return Notice(event) if event is not None else Unrelated(method)
+    return (_event(method, params, call) if call is not None else None) or Unrelated(method)
 
 
 def _event(

@@ -7,7 +7,6 @@ never told of the end of a session in which a call may still run; each such call
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import Raw
@@ -19,7 +18,7 @@ from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Sessi
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideCallbacks
 
 log = get_logger()
 
@@ -155,7 +154,7 @@ class SessionRelay:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def _side_listener(self, channel: Channel) -> SideListener:
+    def _side_listener(self, channel: Channel) -> SideCallbacks:
         def receive(data: bytes) -> bool:
             self._hear(data, None)
             return False
@@ -164,7 +163,7 @@ class SessionRelay:
             if channel.beside() is None:  # the stream is the session
                 self._lost(CallLost("The server ended the session; its open requests may have had effects"))
 
-        return SideListener(receive, lost, lambda _: None)
+        return SideCallbacks(receive, lost, lambda _: None)
 
     def _hear(self, data: bytes, request: RequestId | None) -> None:
         """Pass a message of the server on; `request` is that on whose reply it came."""
@@ -255,16 +254,7 @@ class SessionRelay:
                         await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
 
 
-def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:
-    """Return the factory of a route's relays."""
-    return lambda link: SessionRelay(live, link)
-
-
 def _progress_token(request: jsonrpc.Message) -> RequestId | None:
     """The progress token of a request, if it has one."""
-    with suppress(ValueError):
-        if isinstance(request.params, Raw):
-            meta = jsonrpc.fields(request.params).get("_meta")
-            token = None if meta is None else jsonrpc.fields(meta).get(mcp.META_PROGRESS_TOKEN)
-            return None if token is None else request_id(token)
-    return None
+    token = jsonrpc.members(jsonrpc.members(request.params).get("_meta")).get(mcp.META_PROGRESS_TOKEN)
+    return None if token is None else request_id(token)

@@ -27,30 +27,50 @@ Sending = Coroutine[Any, Any, None]
 NO_HEADERS: Final[Headers] = {}
 
 
-class SideListener(NamedTuple):
-    """The callbacks for messages of the server that belong to no request, on the side stream."""
+class SideListener(Protocol):
+    """What hears the messages of the server that belong to no request, on the side stream."""
 
-    receive: Receive
-    lost: Callable[[], None]
-    """Called when the side stream ended for good."""
-    changed: Callable[[bool], None]
-    """Called with True when the side stream was opened again: messages in between are lost. Called with False when it
-    will not be opened again."""
+    def hear_side(self, data: bytes, /) -> bool:
+        """Take a message."""
+
+    def side_lost(self) -> None:
+        """The side stream ended for good."""
+
+    def side_changed(self, opened: bool, /) -> None:  # noqa: FBT001  (a callback)
+        """Either the side stream was opened again, so that messages in between are lost, or it will not be."""
+
+
+class SideCallbacks(NamedTuple):
+    """A SideListener of functions."""
+
+    hear_side: Receive
+    side_lost: Callable[[], None]
+    side_changed: Callable[[bool], None]
+
+
+class Hearer(Protocol):
+    """The session of a reply. Not two functions, because each would take memory while the call is held."""
+
+    def hear_answer(self, data: bytes, /) -> bool:
+        """Take a message if it is the answer; else return False, and do nothing with it."""
+
+    def hear_call(self, data: bytes, /) -> bool:
+        """Take any message; returns whether it is the answer."""
 
 
 class BegunReply(Protocol):
     """The reply to a request that is read by callback, as far as that is possible."""
 
-    def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
-        """Say who reads: `receive` returns False for a message that is not the answer, and does nothing with it.
+    def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
+        """Say who hears the answer.
 
         `unusual` is called if anything but the answer comes; it has to call `follow`, or else `keep`.
         """
 
-    def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
+    def follow(self, broke: Callable[[], None]) -> bool:
         """Hand over all messages from now on, with the one that was not the answer; returns False if it is no stream.
 
-        `receive` takes every message. `broke` is called if a coroutine has to `read`, because the stream broke.
+        `broke` is called if a coroutine has to `read`, because the stream broke.
         """
 
     def keep(self) -> None:

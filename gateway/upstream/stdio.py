@@ -79,11 +79,11 @@ class StdioChannel(Channel):
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Hand over messages outside of requests; the side stream is lost when the child ends by itself."""
-        self._side, self._is_listening = listener.receive, True
+        self._side, self._is_listening = listener.hear_side, True
 
         def ended(_: object) -> None:
             if not self._child.asked:
-                listener.lost()
+                listener.side_lost()
 
         self._child.over.add_done_callback(ended)
 

@@ -319,7 +319,7 @@ async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, 
                 change("resources/updated", uri="file:///a", blob="x" * 20_000),
                 change("resources/updated", uri=f"file:///{number}"),
             ):
-                listener._session._hear_side(sse.Parser(1 << 20).feed(sent)[0].data)
+                listener._session.hear_side(sse.Parser(1 << 20).feed(sent)[0].data)
         assert len(listener.stream._changes) == 2
         one, two = await stream.next(), await stream.next()
     assert one["params"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1", "x/n": 2999}

@@ -1045,3 +1045,16 @@ def test_a_raw_answer_is_compared_as_bytes() -> None:
         SECOND, 1, **{"elicitation-1": Raw(b'{ "action" : "accept" , "content" : null }')}
     )
     assert play << ANY << ANY << send(("elicitation-1", 0, Raw(b'{"action":"accept"}')))
+
+
+def test_a_question_keeps_no_more_of_its_message_than_it_needs() -> None:
+    message = json.dumps({"jsonrpc": "2.0", "id": "q", "method": mcp.ELICIT, "params": FORM}).encode()
+    references = sys.getrefcount(message)
+    exchange = Exchange(ALL, Policy())
+    exchange.handle(on.Called(FIRST))
+    opened = jsonrpc.message(message)
+    assert isinstance(opened.id, Raw)
+    exchange.handle(on.Nested(opened.id, mcp.ELICIT, opened.params))
+    del opened
+    assert [bytes(question.upstream_id or b"") for question in exchange.questions.values()] == [b'"q"']
+    assert sys.getrefcount(message) == references

@@ -123,3 +123,13 @@ async def test_a_switch_of_protocols_is_an_error(client: Client) -> None:
     async with FakeHttp(stays(said)) as server:
         with pytest.raises(CallLost, match="status 101"):
             await read(client, "POST", server)
+
+
+async def test_sessions_share_the_head_of_their_messages(client: Client) -> None:
+    url, fixed = URL("http://it.test/mcp"), {"Accept": "a"}
+    one = client.prepared(url, {"Authorization": "x"}, fixed, None)
+    assert client.prepared(url, {"Authorization": "x"}, dict(fixed), None) is one
+    assert client.prepared(url, {"Authorization": "x"}, dict(fixed), one) is one
+    other = client.prepared(url, {"Authorization": "y"}, fixed, one)
+    assert (b"Authorization: x" in one.head, b"Authorization: y" in other.head) == (True, True)
+    assert b"x" not in other.head.partition(b"Authorization: ")[2].partition(b"\r\n")[0]

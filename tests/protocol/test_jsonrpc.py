@@ -33,6 +33,18 @@ def test_what_is_no_message_is_a_value_error(data: bytes) -> None:
         jsonrpc.message(data)
 
 
+def test_members_are_empty_for_what_is_no_object() -> None:
+    assert jsonrpc.members(Raw(b'{"a":1}')) == {"a": Raw(b"1")}
+    for other in (None, UNSET, Raw(b"[]"), Raw(b'{"a"'), b"1", 7):
+        assert jsonrpc.members(other) == {}
+
+
+def test_an_object_gets_another_meta_or_none() -> None:
+    opened = jsonrpc.fields(b'{"a":1,"_meta":{"b":2}}')
+    assert jsonrpc.merge(jsonrpc.with_meta(opened, {"c": Raw(b"3")}).items()) == b'{"a":1,"_meta":{"c":3}}'
+    assert jsonrpc.merge(jsonrpc.with_meta(opened, {}).items()) == b'{"a":1}'
+
+
 def test_deep_nesting_is_a_value_error_and_not_a_crash() -> None:
     with pytest.raises(ValueError, match="too deeply"):
         jsonrpc.message(b'{"params":' + DEEP)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,6 +103,18 @@ def test_a_good_request_is_taken_apart() -> None:
     assert found.input_responses is not None
     assert {key: json.loads(bytes(value)) for key, value in found.input_responses.items()} == responses
     assert found.request_state == "sealed"
+
+
+def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> None:
+    data = json.dumps(json.loads(with_meta({"progressToken": 7, "own": "x"})), separators=(",", ":")).encode()
+    references = sys.getrefcount(data)
+    whole = read(data)
+    assert sys.getrefcount(data) > references
+    held = whole.held()
+    for name in ("method", "target", "params", "user_meta", "declared", "log_level", "progress_token"):
+        assert getattr(held, name) == getattr(whole, name)
+    del whole
+    assert sys.getrefcount(data) == references
 
 
 def test_what_is_optional_may_be_missing() -> None:

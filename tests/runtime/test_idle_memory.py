@@ -50,8 +50,19 @@ def test_memory_that_grew_is_given_back_once_the_process_is_quiet(memory: FakeMe
     assert memory.given_back == 0
     memory.mib = 117
     it.look()
-    it.look()
     assert (memory.given_back, memory.mib) == (1, 100)
+
+
+def test_after_much_was_given_back_the_next_look_gives_back_too(memory: FakeMemory) -> None:
+    it = idle(memory)
+    memory.mib, memory.needed = 300, 120
+    it.look()
+    memory.needed = 105
+    it.look()
+    memory.needed = 102
+    for _ in range(3):
+        it.look()
+    assert (memory.given_back, memory.mib) == (3, 102), "until there is little left to give back"
 
 
 def test_memory_that_is_needed_is_looked_for_once(memory: FakeMemory) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from gateway.sessions.assignment import (
     Capacity,
-    Close,
-    Discard,
+    Drop,
     Join,
     Limits,
     Open,
@@ -32,7 +31,7 @@ class FakeSession:
         self.can_begin = True
         self.has_room = False
         self.joiners: list[str] = []
-        self.shared = self
+        self.shared: Any = self
 
 
 def address(words: Sequence[str]) -> str:
@@ -98,9 +97,9 @@ class Scene:
         found = assign(self.group(group), self.capacity)
         if found is None:
             return ""
-        if isinstance(found, Discard | Close):
+        if isinstance(found, Drop):
             self.close(found.session.name)
-            return f"{type(found).__name__.lower()} {found.session.name}"
+            return f"drop {found.session.name}"
         name = next(name for name, request in self.requests.items() if request is found.request)
         said = name
         if isinstance(found, Reuse):
@@ -163,11 +162,11 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         "a/x",
         ["r2 reuses s1"],
     ),
-    "a lost session is discarded, and its room is used": (
+    "a lost session is dropped, and its room is used": (
         Limits(1, 1),
         ["open s1 a/x", "rest s1", "set s1 lost", "wait r1 a/x"],
         "a/x",
-        ["discard s1", "r1 opens"],
+        ["drop s1", "r1 opens"],
     ),
     "requests of a group are served in the order of their arrival": (
         Limits(1, 1),
@@ -240,7 +239,7 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         OF_ADDRESS,
         ["open s0 z/x @2", "rest s0", "open s1 a/x @1", "rest s1", "wait r1 b/x @1"],
         "b/x",
-        ["close s1", "r1 opens"],
+        ["drop s1", "r1 opens"],
     ),
     "a busy session makes no room for its address": (
         OF_ADDRESS,
@@ -481,9 +480,9 @@ def test_new_limits_decide_which_principals_are_eligible() -> None:
     counted.opened(FakeSession(), group)
     counted.add(waiting := request(group))
     assert counted.next_quota() is None
-    counted.limits = Limits(9, 2)
+    counted.change_limits(Limits(9, 2))
     assert opener(counted.next_quota()) is waiting
-    counted.limits = Limits(9, 1)
+    counted.change_limits(Limits(9, 1))
     assert counted.next_quota() is None
 
 

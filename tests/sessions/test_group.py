@@ -9,12 +9,19 @@ from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
 from gateway.sessions.assignment import Request
-from gateway.sessions.call import PoolKey
+from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups
 
 ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
 KEY = PoolKey(b"p", b"{}", b"{}", ())
 OTHER = PoolKey(b"q", b"{}", b"{}", ())
+
+
+class FakeSession:
+    """A FAKE session with its watchers."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self.watchers = watchers
 
 
 class FakeWatcher:
@@ -179,7 +186,7 @@ def test_an_empty_group_is_forgotten_and_when_it_was_served_is_not() -> None:
 def test_a_change_reaches_the_listeners_of_its_principal_that_did_not_hear_it_themselves() -> None:
     listeners = ChangeListeners()
     own, other, stranger = FakeWatcher(), FakeWatcher(), FakeWatcher()
-    forwarder = ChangeForwarder(b"p", [own], listeners)
+    forwarder = ChangeForwarder(b"p", FakeSession(own), listeners)
     with listeners.listening(b"p", own), listeners.listening(b"p", other), listeners.listening(b"q", stranger):
         forwarder.changed(mcp.TOOLS_CHANGED, b"{}")
         forwarder.missed()

@@ -30,13 +30,10 @@ def message(**members: Any) -> jsonrpc.Message:
 
 
 def shown(found: inbound.Meaning) -> tuple[str, Any]:
-    """The name of a meaning, with its event or fields in plain values."""
-    event = getattr(found, "event", None)
-    value = found if event is None else event
-    fields = {name: getattr(value, name) for name in type(value).__struct_fields__}
+    """The name of a meaning, with its fields in plain values."""
+    fields = {name: getattr(found, name) for name in type(found).__struct_fields__}
     fields = {name: field for name, field in fields.items() if field is not msgspec.UNSET}
-    name = type(found).__name__ + ("" if event is None else f" {type(event).__name__}")
-    return name, msgspec.json.decode(msgspec.json.encode(fields))
+    return type(found).__name__, msgspec.json.decode(msgspec.json.encode(fields))
 
 
 def unsolicited(method: str, why: str) -> tuple[str, Any]:
@@ -45,7 +42,7 @@ def unsolicited(method: str, why: str) -> tuple[str, Any]:
 
 
 ELICIT = {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}}
-NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}})
+NESTED = ("Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}})
 
 
 @pytest.mark.parametrize(
@@ -54,17 +51,17 @@ NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message
         (
             {"id": "gw-1", "result": {"a": 1}},
             CALL,
-            ("Answer Resulted", {"result": {"a": 1}, "is_modern": False, "is_tool_error": None}),
+            ("Resulted", {"result": {"a": 1}, "is_modern": False, "is_tool_error": None}),
         ),
         (
             {"id": "gw-1", "error": {"code": -1, "message": "no"}},
             CALL,
-            ("Answer Failed", {"error": {"code": -1, "message": "no"}}),
+            ("Failed", {"error": {"code": -1, "message": "no"}}),
         ),
         (
             {"id": "gw-1", "result": {}},
             OWN,
-            ("Answer Resulted", {"result": {}, "is_modern": False, "is_tool_error": None}),
+            ("Resulted", {"result": {}, "is_modern": False, "is_tool_error": None}),
         ),
         ({"id": "gw-1", "result": {}}, None, ("UnknownId", {})),
         ({"id": "gw-2", "result": {}}, CALL, ("UnknownId", {})),
@@ -76,7 +73,7 @@ NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message
         (ELICIT, CALL, NESTED),
         (ELICIT, None, unsolicited(mcp.ELICIT, NOT_CALLED)),
         (ELICIT, OWN, unsolicited(mcp.ELICIT, NOT_CALLED)),
-        ({"id": 3, "method": "x/y"}, CALL, ("Question Nested", {"id": 3, "method": "x/y"})),
+        ({"id": 3, "method": "x/y"}, CALL, ("Nested", {"id": 3, "method": "x/y"})),
         ({"method": mcp.TOOLS_CHANGED}, CALL, ("Change", {"method": mcp.TOOLS_CHANGED})),
         ({"method": mcp.PROMPTS_CHANGED}, None, ("Change", {"method": mcp.PROMPTS_CHANGED})),
         ({"method": mcp.RESOURCES_CHANGED}, None, ("Change", {"method": mcp.RESOURCES_CHANGED})),
@@ -84,7 +81,7 @@ NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message
         (
             {"method": mcp.PROGRESS, "params": {"progressToken": 7, "progress": 1}},
             CALL,
-            ("Notice Progressed", {"params": {"progressToken": 7, "progress": 1}}),
+            ("Progressed", {"params": {"progressToken": 7, "progress": 1}}),
         ),
         ({"method": mcp.PROGRESS, "params": {"progressToken": "7"}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
         ({"method": mcp.PROGRESS, "params": {}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
@@ -97,15 +94,15 @@ NESTED = ("Question Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message
         (
             {"method": mcp.LOG, "params": {"level": "info", "data": 1}},
             CALL,
-            ("Notice Logged", {"level": "info", "params": {"level": "info", "data": 1}}),
+            ("Logged", {"level": "info", "params": {"level": "info", "data": 1}}),
         ),
-        ({"method": mcp.LOG, "params": {}}, CALL, ("Notice Logged", {"level": "", "params": {}})),
+        ({"method": mcp.LOG, "params": {}}, CALL, ("Logged", {"level": "", "params": {}})),
         ({"method": mcp.LOG}, CALL, ("Unrelated", {"method": mcp.LOG})),
         ({"method": mcp.LOG, "params": [1]}, CALL, ("Unrelated", {"method": mcp.LOG})),
         (
             {"method": mcp.CANCELLED, "params": {"requestId": 3}},
             CALL,
-            ("Notice Withdrawn", {"id": 3, "replayable": False}),
+            ("Withdrawn", {"id": 3, "replayable": False}),
         ),
         ({"method": mcp.CANCELLED, "params": {}}, CALL, ("Unrelated", {"method": mcp.CANCELLED})),
         ({"method": "notifications/other"}, CALL, ("Unrelated", {"method": "notifications/other"})),
@@ -119,7 +116,7 @@ def test_a_message_means(members: dict[str, Any], call: InFlight | None, expecte
     ("members", "expected"),
     [
         (ELICIT, ("Unanswerable", {})),
-        ({"id": 3, "method": "x/y"}, ("Question Nested", {"id": 3, "method": "x/y"})),
+        ({"id": 3, "method": "x/y"}, ("Nested", {"id": 3, "method": "x/y"})),
         ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
     ],
 )
@@ -134,8 +131,8 @@ def test_a_question_cannot_be_put_where_no_answer_reaches_the_server(
     [
         (ELICIT, unsolicited(mcp.ELICIT, NAMELESS)),
         ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
-        ({"id": "gw-1", "result": {}}, ("Answer Resulted", {"result": {}, "is_modern": False, "is_tool_error": None})),
-        ({"method": mcp.LOG, "params": {}}, ("Notice Logged", {"level": "", "params": {}})),
+        ({"id": "gw-1", "result": {}}, ("Resulted", {"result": {}, "is_modern": False, "is_tool_error": None})),
+        ({"method": mcp.LOG, "params": {}}, ("Logged", {"level": "", "params": {}})),
     ],
 )
 def test_a_request_that_any_of_several_calls_may_own_belongs_to_none(
@@ -153,9 +150,8 @@ def test_only_a_response_with_the_id_of_the_call_answers_it() -> None:
 
 def test_an_answer_keeps_the_bytes_of_the_result() -> None:
     found = inbound.meaning(jsonrpc.message(b'{"id":"gw-1","result":{ "a" : 1.0 }}'), CALL)
-    assert isinstance(found, inbound.Answer)
-    assert isinstance(found.event, on.Resulted)
-    assert found.event.result == Raw(b'{ "a" : 1.0 }')
+    assert isinstance(found, on.Resulted)
+    assert found.result == Raw(b'{ "a" : 1.0 }')
 
 
 PLAIN = b'{"content":[{"type":"text","text":"a"}]}'
@@ -188,9 +184,8 @@ def test_the_answer_to_the_call_is_read_at_once_if_it_has_the_usual_form(
     if result is None:
         assert answer is None
         return
-    assert answer is not None
-    assert isinstance(answer.event, on.Resulted)
-    assert (bytes(answer.event.result), answer.event.is_tool_error) == (result, is_tool_error)
+    assert isinstance(answer, on.Resulted)
+    assert (bytes(answer.result), answer.is_tool_error) == (result, is_tool_error)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.channel import NO_HEADERS, SideListener
+from gateway.upstream.channel import NO_HEADERS, SideCallbacks
 from gateway.upstream.stdio import StdioChannel
 
 DEADLINE = 2.0
@@ -73,7 +73,7 @@ class Bench:
         await asyncio.sleep(0)
         self.child.say(0)
         assert isinstance(await greeting, Raw)
-        aside = SideListener(lambda line: bool(self.aside.append(line)), lambda: None, lambda _: None)
+        aside = SideCallbacks(lambda line: bool(self.aside.append(line)), lambda: None, lambda _: None)
         await self.channel.listen("2025-11-25", NO_HEADERS, aside)
         return self
 

@@ -16,14 +16,14 @@ from gateway.probe.steps.discover import capability_names, described
 from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
 from gateway.sessions.pool.tool_schemas import read_pages
-from gateway.upstream.channel import Channel, SideListener
+from gateway.upstream.channel import Channel, SideCallbacks
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
 _CAPABILITIES: Final = Raw(b'{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{}}')
 """Everything a client can declare: some servers offer a tool only to clients that can answer its questions."""
 _NAMED: Final = 5
-_NOT_HEARD: Final = SideListener(lambda _: False, lambda: None, lambda _: None)
+_NOT_HEARD: Final = SideCallbacks(lambda _: False, lambda: None, lambda _: None)
 
 Connect = Callable[[], Channel]
 

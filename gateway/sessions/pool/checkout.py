@@ -111,7 +111,7 @@ class Checkout(ABC):
         self._metrics.show_newcomers(self.route.path, self._capacity.newcomers, self.most_of_newcomers)
 
     def _change_limits(self, _: RouteSettings) -> None:
-        self._capacity.limits = self._limits
+        self._capacity.change_limits(self._limits)
         self._show_newcomers()
         for group in tuple(self._groups.values()):
             self._assign(group)
@@ -189,8 +189,8 @@ class Checkout(ABC):
         if not self._capacity.is_asked_for_room and (group is None or not group.takers):
             return
         while (found := assignment.assign(group, self._capacity)) is not None:
-            if isinstance(found, assignment.Discard | assignment.Close):
-                self._remove(found.session, end=isinstance(found, assignment.Close))
+            if isinstance(found, assignment.Drop):
+                self._remove(found.session, end=not found.session.lost)
                 continue
             if isinstance(found, assignment.Refuse):
                 self._refuse(found.request, pool_errors.too_many_of_address(self.route))

@@ -59,7 +59,7 @@ class Pool(Checkout):
     def _session(self, group: Group[Session]) -> Session:
         session = Session(group, self._connect(), self.route.path, self._metrics, self._tasks)
         if self.route.upstream.command is not None:
-            session.watchers.append(ChangeForwarder(group.principal, session.watchers, self._listeners))
+            session.watch(ChangeForwarder(group.principal, session, self._listeners))
         return session
 
     def new_channel(self) -> Channel:

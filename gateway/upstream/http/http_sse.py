@@ -20,7 +20,7 @@ from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
-from gateway.runtime.throttle import SMALL_BYTES, Arrival
+from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 from gateway.upstream.http.http_errors import (
     PING_PREFIX,
@@ -162,9 +162,9 @@ class HttpSseChannel(Channel):
         self._fixed[mcp.PROTOCOL_VERSION] = version
         self._side = listener
         if not self.hears_side:
-            listener.lost()
+            listener.side_lost()
         while self._early:
-            _ = listener.receive(self._early.popleft())
+            _ = listener.hear_side(self._early.popleft())
 
     def adopt(self, session_id: str, version: str) -> None:
         """Do nothing: the session is a stream of another process, and `resume` fails."""
@@ -183,22 +183,13 @@ class HttpSseChannel(Channel):
                     self._named.set_result(self._messages)
                 elif event.data and event.event == "message":
                     self._receive(event.data)
-            size = self._parser.unfinished_bytes
-            if self._stream is not None and (size > SMALL_BYTES or self._arrival is not None):
-                self._hold(size, self._stream)
+            if self._stream is not None:
+                arriving = self._client.arriving.arriving
+                self._arrival = arriving(self._arrival, self._parser.unfinished_bytes, self._stream)
         except UpstreamError as exc:
             self._end(exc)
         except sse.EventTooLarge:
             self._end(CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes"))
-
-    def _hold(self, size: int, stream: AwaitedReply) -> None:
-        """Read on only if there is room for more of a large event."""
-        if self._arrival is None:
-            self._arrival = self._client.arriving.arrival(stream.read_on)
-        if not self._arrival.hold(size):
-            stream.hold()
-        if size <= SMALL_BYTES:
-            self._arrival = None
 
     def on_end(self) -> None:
         """The server ended the stream."""
@@ -225,7 +216,7 @@ class HttpSseChannel(Channel):
             cause = ended.message.partition(";")[0]
             self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
         if self._side is not None and not self._closed:
-            self._side.lost()
+            self._side.side_lost()
 
     def _named_endpoint(self, event: sse.Event) -> URL:
         """Return the address that the first event names. Raises WrongTransport or Unreachable."""
@@ -254,7 +245,7 @@ class HttpSseChannel(Channel):
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
-                _ = self._side.receive(data)
+                _ = self._side.hear_side(data)
             elif len(data) <= _EARLY_BYTES:
                 self._early.append(data)
             return

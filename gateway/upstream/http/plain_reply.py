@@ -8,7 +8,7 @@ with the reason. This file decides nothing that `streamable_http` decides.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
@@ -17,15 +17,18 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
-from gateway.upstream.channel import BegunReply, Headers, Reading, Receive
+from gateway.upstream.channel import BegunReply, Headers, Hearer, Reading, Receive
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.jsonrpc_batches import hand_over
+
+_NO_PARTS: Final[list[bytes]] = []
+"""Of a reply that keeps none: never changed."""
 
 
 class Acceptance:
     """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it."""
 
-    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_seconds", "_settled", "_timer", "_unusual")
+    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_settled", "_timer", "_unusual")
 
     def __init__(
         self,
@@ -92,7 +95,9 @@ class Broken(NamedTuple):
 class Owner(Protocol):
     """The channel of a reply."""
 
-    resumption: Resumption
+    @property
+    def resumption(self) -> Resumption:
+        """Notes the ids of events."""
 
     @property
     def arriving(self) -> Throttle:
@@ -129,6 +134,7 @@ class PlainReply(BegunReply):
         "_failure",
         "_head",
         "_headers",
+        "_hearer",
         "_is_begun",
         "_is_done",
         "_is_followed",
@@ -139,7 +145,6 @@ class PlainReply(BegunReply):
         "_parser",
         "_parts",
         "_pending",
-        "_receive",
         "_rest",
         "_size",
         "_unusual",
@@ -151,7 +156,7 @@ class PlainReply(BegunReply):
         self._arrival: Arrival | None = None
         """Once the reply is large."""
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._receive: Receive
+        self._hearer: Hearer
         self._unusual: Callable[[], None]
         self._head: ReplyHead | None = None
         self._is_stream = False
@@ -170,16 +175,17 @@ class PlainReply(BegunReply):
         self._broken: Broken | None = None
         self._pending = owner.post(message, headers, self)
 
-    def start(self, receive: Receive, unusual: Callable[[], None]) -> None:
+    def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
         """See `BegunReply`."""
-        self._receive, self._unusual = receive, unusual
+        self._hearer, self._unusual = hearer, unusual
 
-    def follow(self, receive: Receive, broke: Callable[[], None]) -> bool:
+    def follow(self, broke: Callable[[], None]) -> bool:
         """See `BegunReply`."""
         if not self._is_stream or self._is_over or self._is_done:
             return False
-        self._receive, self._unusual, self._is_followed = receive, broke, True
+        self._unusual, self._is_followed = broke, True
         self._forget_parts()
+        self._parts = _NO_PARTS
         self._arrival = self._head = None
         self._pending.is_silent = True
         self._message = b""  # it is not sent again, and a held call should not keep it
@@ -251,7 +257,7 @@ class PlainReply(BegunReply):
                 self._stop_timer()
         elif self._is_followed:
             self._break(None)
-        elif not self._is_stream and self._parts and self._receive(b"".join(self._parts)):
+        elif not self._is_stream and self._parts and self._hearer.hear_answer(b"".join(self._parts)):
             self._done()
         else:
             self._unusual()
@@ -296,7 +302,7 @@ class PlainReply(BegunReply):
             self._unusual()
             return False
         for number, event in enumerate(events):
-            if event.data and not self._receive(event.data):
+            if event.data and not self._hearer.hear_answer(event.data):
                 if self._becomes_followed():
                     _ = self._hand_over(events[number:])
                 return False
@@ -324,9 +330,7 @@ class PlainReply(BegunReply):
             self._break(exc)
             return
         if self._hand_over(events):
-            size = 0 if self._parser is None else self._parser.unfinished_bytes
-            if size > SMALL_BYTES or self._arrival is not None:
-                self._hold(size)
+            self._hold(0 if self._parser is None else self._parser.unfinished_bytes)
 
     def _hand_over(self, events: Sequence[sse.Event]) -> bool:
         """Hand over messages; returns whether more are wanted."""
@@ -336,7 +340,7 @@ class PlainReply(BegunReply):
             if not event.data:
                 continue
             try:
-                is_answered = hand_over(event.data, self._receive)
+                is_answered = hand_over(event.data, self._hearer.hear_call)
             except GatewayError as exc:
                 if not self._is_done:
                     self._break(exc)
@@ -373,16 +377,11 @@ class PlainReply(BegunReply):
         if not self._is_done:
             self._is_done = True
             self._forget_parts()
-            del self._receive, self._unusual
+            del self._hearer, self._unusual
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
-        if self._arrival is None:
-            self._arrival = self._owner.arriving.arrival(self._pending.resume_reading)
-        if not self._arrival.hold(size):
-            self._pending.pause_reading()
-        if self._is_followed and size <= SMALL_BYTES:
-            self._arrival = None
+        self._arrival = self._owner.arriving.arriving(self._arrival, size, self._pending)
 
     def _forget_parts(self) -> None:
         self._parts.clear()

@@ -7,6 +7,7 @@ the requests.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Raw
@@ -14,6 +15,7 @@ from msgspec import Raw
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import FOREIGN, mapped
 from gateway.http_client.errors import RequestFailed
+from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused
 from gateway.runtime.throttle import AwaitedArrival, Throttle
@@ -21,11 +23,17 @@ from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from gateway.upstream.http.http_errors import RetryLater, SuspectedSessionLoss, is_local, read_refusal, read_response
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.resumption import Resumption, asked_seconds
-from gateway.upstream.http.silence_timeout import SilenceTimeout
 from gateway.upstream.jsonrpc_batches import hand_over
 
 _MAY_PASS: Final = (408, 409, 425, 429)
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
+
+
+@lru_cache(maxsize=16)
+def fixed_headers(version: str) -> Headers:
+    """The headers of all messages of a version; "" before it is negotiated."""
+    headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    return {**headers, mcp.PROTOCOL_VERSION: version} if version else headers
 
 
 class StreamCut(CallLost):
@@ -45,27 +53,50 @@ class ResumableChannel(Channel):
         "_fixed",
         "_headers",
         "_note_accepted",
+        "_resumption",
+        "_session_line",
         "_silence",
-        "_times",
-        "resumption",
+        "_upstream",
         "taken",
     )
 
-    def __init__(self, upstream: HttpUpstream, fixed: dict[str, str], accepted: Callable[[Headers], None]) -> None:
-        """`fixed` are the headers of all messages; `accepted` is told of headers that the server accepted."""
-        self._client, self._endpoint, _, self._times = upstream
-        self._fixed = fixed
+    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None]) -> None:
+        """`accepted` is told of headers that the server accepted."""
+        self._upstream = upstream
+        self._client, self._endpoint = upstream.client, upstream.endpoint
+        self._fixed = fixed_headers("")
+        """The headers of all messages but the session id, shared by the sessions of a version."""
+        self._session_line = b""
+        """The header with the session id, as it is sent; empty without one."""
         self._note_accepted = accepted
         self._headers = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
         self.taken = False
-        self.resumption = Resumption(upstream.times)
-        self._silence = SilenceTimeout(self.resumption)
+        self._resumption: Resumption | None = None
+        """Made with the first event id: most servers give none."""
+        self._silence: asyncio.Timeout | None = None
+        """The deadline of a resumed stream that stays silent, while one is open."""
+
+    def _identify(self, session_id: str | None, version: str) -> None:
+        """Send these with all messages from now on. Raises ValueError for an id that cannot be sent."""
+        self._fixed = fixed_headers(version)
+        self._session_line = HeaderLines.of([(mcp.SESSION_ID, session_id)]).text if session_id else b""
+
+    @property
+    def session_id(self) -> str | None:  # type: ignore[override]  # read-only
+        """The id that the server gave the session."""
+        return self._session_line[len(mcp.SESSION_ID) + 2 : -2].decode() or None
+
+    @property
+    def resumption(self) -> Resumption:
+        """The place of the current request in its stream."""
+        found = self._resumption = self._resumption or Resumption(self._upstream.times)
+        return found
 
     @property
     def cursor(self) -> str | None:
         """The last event id on the stream of the current request."""
-        return self.resumption.cursor
+        return None if self._resumption is None else self._resumption.cursor
 
     @property
     def arriving(self) -> Throttle:
@@ -80,12 +111,20 @@ class ResumableChannel(Channel):
     @property
     def drain_seconds(self) -> float:
         """How long a stream may stay open after the answer."""
-        return self._times.drain_seconds
+        return self._upstream.times.drain_seconds
 
-    def _get_headers(self, headers: Headers) -> dict[str, str]:
+    def _whole(self, headers: Headers) -> dict[str, str]:
+        """The headers of one message."""
+        whole = {**headers, **self._fixed}
+        if (session_id := self.session_id) is not None:
+            whole[mcp.SESSION_ID] = session_id
+        return whole
+
+    def get_headers(self, headers: Headers) -> dict[str, str]:
         """The headers of a GET, with the newest accepted credential: the credential of the call may have expired."""
-        fixed = {key: value for key, value in self._fixed.items() if key != "Content-Type"}
-        return {**(self._headers or headers), **fixed, "Accept": "text/event-stream"}
+        whole = self._whole(self._headers or headers) | {"Accept": "text/event-stream"}
+        del whole["Content-Type"]
+        return whole
 
     def _keep_headers(self, response: AwaitedReply, headers: Headers) -> None:
         """Keep the newest headers that the upstream accepted, for messages without a client: GET and DELETE."""
@@ -135,7 +174,7 @@ class ResumableChannel(Channel):
         if response.is_read:
             return
         with suppress(TimeoutError, RequestFailed):
-            async with asyncio.timeout(self._times.drain_seconds):
+            async with asyncio.timeout(self.drain_seconds):
                 await response.skip()
 
     # -- broken streams -----------------------------------------------------------------------------------------
@@ -181,11 +220,11 @@ class ResumableChannel(Channel):
 
     async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None] | None) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
-        resumption, silence = self.resumption, self._silence
+        resumption = self.resumption
 
         def hear(data: bytes) -> bool:
             resumption.heard()
-            silence.restart()
+            self._restart_silence()
             return receive(data)
 
         while True:
@@ -197,11 +236,11 @@ class ResumableChannel(Channel):
                     attached = None
                 try:
                     response.expect_silence()
-                    async with silence.start():
+                    async with asyncio.timeout(resumption.silence_seconds) as self._silence:
                         await self._read_events(response, hear, again=True)
                     return
                 finally:
-                    silence.stop()
+                    self._silence = None
                     response.close()
             except TimeoutError:
                 resumption.silent()
@@ -215,13 +254,18 @@ class ResumableChannel(Channel):
                 pause_seconds = resumption.cut(exc.retry_ms)
             await asyncio.sleep(pause_seconds)
 
+    def _restart_silence(self) -> None:
+        """Measure the silence of a resumed stream from now on."""
+        if self._silence is not None and not self._silence.expired():
+            self._silence.reschedule(asyncio.get_running_loop().time() + self.resumption.silence_seconds)
+
     async def _get_again(self, headers: Headers) -> AwaitedReply:
         """Open the stream of a request; the caller releases it. Raises RetryLater, or another error that is final."""
         endpoint = self._endpoint
         try:
-            async with asyncio.timeout(self._times.resume_head_seconds):
+            async with asyncio.timeout(self._upstream.times.resume_head_seconds):
                 newest_headers = self._headers or headers
-                newest = self._get_headers(headers) | {mcp.LAST_EVENT_ID: self.resumption.place}
+                newest = self.get_headers(headers) | {mcp.LAST_EVENT_ID: self.resumption.place}
                 response = await self._client.send("GET", endpoint.url, newest, b"")
                 if response.status == 200 and response.content_type == "text/event-stream":
                     self.taken = self.taken or newest_headers == headers

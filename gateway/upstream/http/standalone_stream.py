@@ -9,16 +9,15 @@ Each held call has such a stream, which is mostly silent. So no task reads it: i
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
-from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.pending_request import PendingRequest  # noqa: TC001
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
-from gateway.runtime.throttle import SMALL_BYTES, Arrival
+from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.jsonrpc_batches import hand_over
@@ -29,6 +28,13 @@ _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
 
 
+class Owner(Protocol):
+    """The channel of the session."""
+
+    def get_headers(self, headers: Headers, /) -> dict[str, str]:
+        """The headers of a GET."""
+
+
 class StandaloneStream:
     """Keeps the GET stream of one session open."""
 
@@ -36,29 +42,25 @@ class StandaloneStream:
         "_arrival",
         "_attempts",
         "_began",
-        "_client",
-        "_endpoint",
         "_failures",
-        "_get_headers",
         "_head",
         "_headers",
         "_is_closing",
         "_is_repeated",
         "_listener",
+        "_owner",
         "_parser",
         "_pending",
-        "_tasks",
         "_timer",
-        "_times",
+        "_upstream",
         "_was_open",
         "is_open",
     )
 
-    def __init__(self, upstream: HttpUpstream, get_headers: Callable[[Headers], dict[str, str]]) -> None:
-        """`get_headers` completes the headers of a GET."""
+    def __init__(self, upstream: HttpUpstream, owner: Owner) -> None:
         self.is_open = False
-        self._client, self._endpoint, self._tasks, self._times = upstream
-        self._get_headers = get_headers
+        self._upstream = upstream
+        self._owner = owner
         self._headers: Headers
         self._listener: SideListener | None = None
         """Until the stream has ended for good."""
@@ -88,7 +90,7 @@ class StandaloneStream:
         self._get_after_pause()
         # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
         # (Python 3.11), and a call whose client has left would run on.
-        _ = await asyncio.wait((head,), timeout=self._times.side_head_seconds)
+        _ = await asyncio.wait((head,), timeout=self._upstream.times.side_head_seconds)
         if not head.done():
             self.is_open = True
 
@@ -105,9 +107,9 @@ class StandaloneStream:
 
     def _get_after_pause(self) -> None:
         """Open the stream after the pause that the failures so far ask for, or end it after too many."""
-        pauses = self._times.reopen_seconds
+        pauses = self._upstream.times.reopen_seconds
         if self._failures < len(pauses):
-            get = self._tasks.guard(self._get, "side stream")
+            get = self._upstream.tasks.guard(self._get, "side stream")
             self._timer = asyncio.get_running_loop().call_later(pauses[self._failures], get)
         else:
             self._end()
@@ -121,8 +123,8 @@ class StandaloneStream:
 
     def _send(self) -> None:
         try:
-            newest = self._get_headers(self._headers)
-            self._pending = self._client.begin("GET", self._endpoint.url, newest, b"", self)
+            newest = self._owner.get_headers(self._headers)
+            self._pending = self._upstream.client.begin("GET", self._upstream.endpoint.url, newest, b"", self)
         except BaseException:
             self._end()
             raise
@@ -147,8 +149,8 @@ class StandaloneStream:
         self._note_head()
         if not self._is_closing:
             if self._was_open:
-                listener.lost()
-            listener.changed(False)
+                listener.side_lost()
+            listener.side_changed(False)
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
@@ -186,12 +188,12 @@ class StandaloneStream:
             self._parser = None
             self._note_head()
             if self._attempts > 1:
-                listener.changed(True)
+                listener.side_changed(True)
 
     def _follow(self, location: str | None) -> None:
         """Follow a redirect, which a process that did not open the session does not know yet."""
         try:
-            self._endpoint.follow(location)
+            self._upstream.endpoint.follow(location)
         except UpstreamError:
             self._broke()
         else:
@@ -201,26 +203,17 @@ class StandaloneStream:
         """A part of the stream is here."""
         listener = self._listener
         assert listener is not None, "nothing is heard after the end"
-        parser = self._parser = self._parser or sse.Parser(self._client.limits.event_bytes)
+        parser = self._parser = self._parser or sse.Parser(self._upstream.client.limits.event_bytes)
         try:
             for event in parser.feed(data):
                 if event.data:
-                    _ = hand_over(event.data, listener.receive)
-            size = parser.unfinished_bytes
-            if self._pending is not None and (size > SMALL_BYTES or self._arrival is not None):
-                self._hold(size, self._pending)
+                    _ = hand_over(event.data, listener.hear_side)
+            if self._pending is not None:
+                arriving = self._upstream.client.arriving.arriving
+                self._arrival = arriving(self._arrival, parser.unfinished_bytes, self._pending)
         except (UpstreamError, sse.EventTooLarge):
             if self._listener is not None:
                 self._broke()
-
-    def _hold(self, size: int, pending: PendingRequest) -> None:
-        """Read on only if there is room for more of a large event."""
-        if self._arrival is None:
-            self._arrival = self._client.arriving.arrival(pending.resume_reading)
-        if not self._arrival.hold(size):
-            pending.pause_reading()
-        if size <= SMALL_BYTES:
-            self._arrival = None
 
     def on_end(self) -> None:
         """The server ended the stream."""

@@ -31,10 +31,9 @@ from gateway.upstream.http.http_errors import (
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
-from gateway.upstream.http.resumable_channel import ResumableChannel, StreamCut
+from gateway.upstream.http.resumable_channel import ResumableChannel, StreamCut, fixed_headers
 from gateway.upstream.http.standalone_stream import StandaloneStream
 
-_ACCEPT: Final = "application/json, text/event-stream"
 _PING_ANSWER_BYTES: Final = 65_536
 MAX_SESSION_ID_CHARACTERS: Final = 4096
 _SESSION_ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_SESSION_ID_CHARACTERS}}}")
@@ -46,40 +45,31 @@ class StreamableChannel(ResumableChannel):
     """One session over streamable HTTP."""
 
     __slots__ = (
-        "__weakref__",
         "_is_ready",
         "_prepared",
         "_reply_began",
         "_standalone",
-        "_upstream",
         "can_ask",
         "forgotten",
-        "session_id",
     )
 
-    def __init__(
-        self,
-        upstream: HttpUpstream,
-        fixed: dict[str, str] | None = None,
-        accepted: Callable[[Headers], None] = lambda _: None,
-    ) -> None:
-        """`fixed` has the headers of a session that another channel opened; it is told of `accepted` headers."""
-        super().__init__(upstream, fixed or {"Accept": _ACCEPT, "Content-Type": "application/json"}, accepted)
+    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] = lambda _: None) -> None:
+        """`accepted` is told of headers that the server accepted."""
+        super().__init__(upstream, accepted)
         self.can_ask = True
         self.forgotten = False
-        self.session_id: str | None = None
-        self._upstream = upstream
-        self._standalone = StandaloneStream(upstream, self._get_headers)
+        self._standalone: StandaloneStream | None = None
+        """Made if the session listens."""
         self._reply_began = False
         """Whether the response to the current request has begun."""
         self._prepared: Prepared | None = None
-        self._is_ready = fixed is not None
+        self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
 
     @property
     def hears_side(self) -> bool:
         """Whether the standalone GET stream is open."""
-        return self._standalone.is_open
+        return self._standalone is not None and self._standalone.is_open
 
     # -- handshake ----------------------------------------------------------------------------------------------
 
@@ -111,9 +101,7 @@ class StreamableChannel(ResumableChannel):
         except ValueError as exc:
             raise WrongTransport(f"{where} answered `initialize` with a message that is not JSON-RPC") from exc
         result = answer.result(refused)
-        self.session_id = self._session_id(response)
-        if self.session_id is not None:
-            self._fixed[mcp.SESSION_ID] = self.session_id
+        self._identify(self._session_id(response), "")
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
         return result
@@ -150,9 +138,7 @@ class StreamableChannel(ResumableChannel):
     def adopt(self, session_id: str, version: str) -> None:
         """Use a session that another process opened."""
         self._is_ready = True
-        self.session_id = session_id
-        self._fixed[mcp.SESSION_ID] = session_id
-        self._fixed[mcp.PROTOCOL_VERSION] = version
+        self._identify(session_id, version)
 
     def beside(self) -> "StreamableChannel":
         """Return a channel that shares the session, but not the request in flight."""
@@ -160,29 +146,36 @@ class StreamableChannel(ResumableChannel):
         def accepted(headers: Headers) -> None:
             self._headers = headers
 
-        other = StreamableChannel(self._upstream, self._fixed, accepted)
-        other.session_id, other.can_ask = self.session_id, self.can_ask
+        other = StreamableChannel(self._upstream, accepted)
+        other.adopt(self.session_id or "", self._fixed.get(mcp.PROTOCOL_VERSION, ""))
+        other.can_ask = self.can_ask
         return other
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the standalone GET stream and keep it open until `close`."""
-        self._fixed[mcp.PROTOCOL_VERSION] = version
-        if self.session_id is not None:
+        self._fixed = fixed_headers(version)
+        if self._session_line:
+            self._standalone = StandaloneStream(self._upstream, self)
             await self._standalone.open(headers, listener)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
     def begin(self, message: bytes, headers: Headers) -> PlainReply:
         """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
-        self.resumption.begin()
-        self._reply_began = self.taken = False
+        self._start_request()
         return PlainReply(self, message, headers)
+
+    def _start_request(self) -> None:
+        """Forget the request before."""
+        self._reply_began = self.taken = False
+        if self._resumption is not None:
+            self._resumption.begin()
 
     def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
         """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
-        client, whole = self._client, {**headers, **self._fixed}
-        prepared = self._prepared = client.prepared("POST", self._endpoint.url, whole, self._prepared)
-        return client.begin_prepared(prepared, message, listener)
+        client = self._client
+        prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
+        return client.begin_prepared(prepared, self._session_line, message, listener)
 
     def accepted(self, headers: Headers) -> None:
         """The server has accepted a request that was sent by callback."""
@@ -197,9 +190,8 @@ class StreamableChannel(ResumableChannel):
         try:
             # Without the context managers of the other requests: this is the hot path.
             if begun is None:
-                self.resumption.begin()
-                self._reply_began = self.taken = False
-                response = await self._client.send("POST", endpoint.url, {**headers, **self._fixed}, message)
+                self._start_request()
+                response = await self._client.send("POST", endpoint.url, self._whole(headers), message)
             else:
                 response = begun
                 await response.begun()
@@ -263,8 +255,9 @@ class StreamableChannel(ResumableChannel):
         self._is_ready = True
         self._headers = headers
         self._note_accepted(headers)
-        self.resumption.answered()
-        self._silence.restart()
+        if self._resumption is not None:
+            self._resumption.answered()
+        self._restart_silence()
 
     async def _refused(self, response: AwaitedReply, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
@@ -308,19 +301,22 @@ class StreamableChannel(ResumableChannel):
 
     def _post(self, message: bytes, headers: Headers) -> Exchange:
         endpoint = self._endpoint
-        return self._client.exchange("POST", endpoint.url, {**headers, **self._fixed}, message, endpoint.where)
+        return self._client.exchange("POST", endpoint.url, self._whole(headers), message, endpoint.where)
 
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, after a DELETE of the session if it may be ended."""
-        self._standalone.stop_reporting()
+        standalone = self._standalone
+        if standalone is not None:
+            standalone.stop_reporting()
         try:
             if end_session and self.session_id is not None:
                 await self._delete()
         finally:
-            self._standalone.close()
+            if standalone is not None:
+                standalone.close()
 
     async def _delete(self) -> None:
-        endpoint, headers = self._endpoint, {**self._headers, **self._fixed}
+        endpoint, headers = self._endpoint, self._whole(self._headers)
         try:
             async with (
                 asyncio.timeout(self._client.timeouts.cancel_seconds),

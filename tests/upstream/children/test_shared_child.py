@@ -12,7 +12,7 @@ from msgspec import Raw
 from gateway.config import Timeouts
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
-from gateway.upstream.channel import NO_HEADERS, SideListener
+from gateway.upstream.channel import NO_HEADERS, SideCallbacks
 from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
 from tests.support.workbench import eventually
 
@@ -87,7 +87,7 @@ class Session:
 
     async def open(self, greeting: bytes = GREETING) -> "Session":
         await self.channel.initialize(greeting, NO_HEADERS)
-        await self.channel.listen("2025-11-25", NO_HEADERS, SideListener(self._aside, self._lost, lambda _: None))
+        await self.channel.listen("2025-11-25", NO_HEADERS, SideCallbacks(self._aside, self._lost, lambda _: None))
         await self.channel.send(READY, NO_HEADERS)
         return self
 

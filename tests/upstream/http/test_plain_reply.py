@@ -51,7 +51,7 @@ class Reading:
         self.max_event_bytes = max_bytes
         self.drain_seconds = drain_seconds
         self.reply = PlainReply(self, b"message", NO_HEADERS)
-        self.reply.start(self._receive, self._become_unusual)
+        self.reply.start(self, self._become_unusual)
 
     # -- as the channel of the reply --------------------------------------------------------------------------------
 
@@ -79,11 +79,14 @@ class Reading:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _receive(self, data: bytes) -> bool:
+    def hear_answer(self, data: bytes) -> bool:
         if data != ANSWER:
             return False
         self.answers.append(data)
         return True
+
+    def hear_call(self, data: bytes) -> bool:
+        raise AssertionError(data)
 
     def _become_unusual(self) -> None:
         self.unusual += 1
@@ -254,11 +257,11 @@ class Following(Reading):
 
     def _become_unusual(self) -> None:
         self.unusual += 1
-        self.is_followed = self.reply.follow(self._hear, self._break)
+        self.is_followed = self.reply.follow(self._break)
         if not self.is_followed:
             self.reply.keep()
 
-    def _hear(self, data: bytes) -> bool:
+    def hear_call(self, data: bytes) -> bool:
         self.heard.append(data)
         if data == b"bad":
             raise CallLost("malformed")

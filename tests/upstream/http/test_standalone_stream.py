@@ -14,7 +14,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.channel import SideListener
+from gateway.upstream.channel import Headers, SideCallbacks
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
@@ -36,9 +36,12 @@ class Listening:
         self.client = Client(InForce(Bounds(Limits(event_bytes=100), Timeouts())), self.calls)
         times = structs.replace(SHORT, reopen_seconds=reopen_seconds)
         self.upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
-        self.stream = StandaloneStream(self.upstream, dict)
+        self.stream = StandaloneStream(self.upstream, self)
         self.words: list[str] = []
         self.receive: Callable[[bytes], None] = lambda data: self.words.append(data.decode())
+
+    def get_headers(self, headers: Headers) -> dict[str, str]:
+        return dict(headers)
 
     def _receive(self, data: bytes) -> bool:
         self.receive(data)
@@ -46,7 +49,7 @@ class Listening:
 
     async def open(self) -> None:
         lost, changed = self.words.append, self.words.append
-        listener = SideListener(self._receive, lambda: lost("lost"), lambda opened: changed(f"changed {opened}"))
+        listener = SideCallbacks(self._receive, lambda: lost("lost"), lambda opened: changed(f"changed {opened}"))
         await self.stream.open({"A": "b"}, listener)
 
     async def ended(self) -> list[str]:
@@ -198,7 +201,7 @@ async def closes_when_used_again(wire: Wire) -> None:
 
 
 async def post(it: Listening) -> None:
-    async with it.client.exchange("POST", it.stream._endpoint.url, {}, b"{}", "it") as reply:
+    async with it.client.exchange("POST", it.upstream.endpoint.url, {}, b"{}", "it") as reply:
         await reply.skip()
 
 
@@ -228,7 +231,7 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         it = Listening(server.url, (0.0,))
         channel = StreamableChannel(it.upstream)
         channel.adopt("s1", "2025-11-25")
-        await channel.listen("2025-11-25", {}, SideListener(bool, lambda: None, lambda _: None))
+        await channel.listen("2025-11-25", {}, SideCallbacks(bool, lambda: None, lambda _: None))
         closing = asyncio.gather(channel.close(end_session=True))
         await eventually(lambda: len(server.requests) == 2, "the DELETE is sent")
         closing.cancel()

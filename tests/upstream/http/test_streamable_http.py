@@ -795,8 +795,8 @@ async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream) -> Non
         def note() -> None:
             channel = session.channel
             assert isinstance(channel, StreamableChannel)
-            assert channel._silence._timeout is not None
-            deadlines.append(channel._silence._timeout.when())
+            assert channel._silence is not None
+            deadlines.append(channel._silence.when())
 
         here.ear.cursor = note
         await here.resume(session)
