@@ -34,6 +34,8 @@ WARM_UP = 150
 OPERATIONS = 300
 CLIENTS = 8
 DUMP_SECONDS = 30
+FORWARDED = "forwarded"
+"""An ask whose retry goes to a peer of the gateway that holds its call."""
 BUDGET = ROOT / "bench" / "instructions.json"
 """The most instructions of each operation, as ratios to the anchor's echo."""
 
@@ -68,19 +70,30 @@ class Operations:
     async def hold(self, connection: Connection) -> None:
         self.held.append(await modern.open_ask(connection))
 
-    def all(self) -> dict[str, Operation]:
-        return {"echo": modern.echo("echo"), "sse": modern.echo("echo_sse"), "ask": modern.ask, "held": self.hold}
+    def all(self, last: Process) -> dict[str, Operation]:
+        """By name; `last` is the process that a forwarded retry goes to, and which does not hold its call."""
+        return {
+            "echo": modern.echo("echo"),
+            "sse": modern.echo("echo_sse"),
+            "ask": modern.ask,
+            FORWARDED: modern.ask_answered_at(last.address),
+            "held": self.hold,
+        }
 
 
-def started(fleet: Fleet, upstream: Process, name: str, gateway: str, prefix: Sequence[str]) -> Process:
-    """The gateway or the anchor, run by `prefix`."""
+def started(fleet: Fleet, name: str, gateway: str, operation: str, prefix: Sequence[str]) -> list[Process]:
+    """The gateway, or two that are peers, or the anchor, run by `prefix`; the first one is called."""
     fleet.start_seconds = 180
+    upstream = fleet.upstream()
     if name == "anchor":
         port = free_port()
         command = [sys.executable, "-m", "bench.forwarder", "--port", str(port)]
         command += ["--upstream", f"http://{upstream.address}"]
-        return fleet.start(name, [*prefix, *command], f"127.0.0.1:{port}")
-    return fleet.gateway(shlex.join([*prefix, *shlex.split(gateway)]), upstream)
+        return [fleet.start(name, [*prefix, *command], f"127.0.0.1:{port}")]
+    command_line = shlex.join([*prefix, *shlex.split(gateway)])
+    if operation == FORWARDED:
+        return fleet.replicas(command_line, upstream, 2)
+    return [fleet.gateway(command_line, upstream)]
 
 
 def drive(process: Process, operation: Operation, count: int) -> None:
@@ -89,16 +102,19 @@ def drive(process: Process, operation: Operation, count: int) -> None:
         raise ProcessError(f"{process.name}: {wrong[0]}")
 
 
-def instructions(process: Process, operation: Operation, folder: Path) -> float:
-    """The instructions of one operation."""
-    drive(process, operation, WARM_UP)
-    control(process, "--instr=on")
-    drive(process, operation, OPERATIONS)
-    control(process, "--instr=off")
-    control(process, "--dump")
-    dump = latest_dump(process, folder)
-    control(process, "--zero")
-    return dump / OPERATIONS
+def instructions(processes: list[Process], operation: Operation, folder: Path) -> float:
+    """The instructions of one operation, in all of the processes."""
+    drive(processes[0], operation, WARM_UP)
+    for process in processes:
+        control(process, "--instr=on")
+    drive(processes[0], operation, OPERATIONS)
+    dumped = 0
+    for process in processes:
+        control(process, "--instr=off")
+        control(process, "--dump")
+        dumped += latest_dump(process, folder)
+        control(process, "--zero")
+    return dumped / OPERATIONS
 
 
 def control(process: Process, *what: str) -> None:
@@ -110,7 +126,7 @@ def latest_dump(process: Process, folder: Path) -> int:
     """The sum of the newest dump, as soon as it is complete; dumps are numbered."""
     deadline = time.monotonic() + DUMP_SECONDS
     while time.monotonic() < deadline:
-        dumps = sorted(folder.glob(f"callgrind.{process.name}.*"), key=lambda path: path.stat().st_mtime_ns)
+        dumps = sorted(folder.glob(f"callgrind.{process.popen.pid}.*"), key=lambda path: path.stat().st_mtime_ns)
         found = re.findall(r"^(?:totals|summary): (\d+)", dumps[-1].read_text(), re.MULTILINE) if dumps else []
         if found:
             for dump in dumps:
@@ -120,17 +136,21 @@ def latest_dump(process: Process, folder: Path) -> int:
     raise ProcessError(process.last_words("wrote no dump"))
 
 
-def python_calls(process: Process, operation: Operation, counts: Path) -> float:
-    """The calls of Python functions in one operation; a resumed coroutine is a call."""
-    drive(process, operation, WARM_UP)
-    counts.unlink(missing_ok=True)
-    process.popen.send_signal(signal.SIGUSR1)
-    drive(process, operation, OPERATIONS)
-    process.popen.send_signal(signal.SIGUSR2)
-    deadline = time.monotonic() + DUMP_SECONDS
-    while not counts.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return int(counts.read_text()) / OPERATIONS
+def python_calls(processes: list[Process], operation: Operation, counts: Path) -> float:
+    """The calls of Python functions in one operation, in all of the processes; a resumed coroutine is a call."""
+    drive(processes[0], operation, WARM_UP)
+    for process in processes:
+        process.popen.send_signal(signal.SIGUSR1)
+    drive(processes[0], operation, OPERATIONS)
+    counted = 0
+    for process in processes:
+        process.popen.send_signal(signal.SIGUSR2)
+        written = counts.with_name(f"{counts.name}.{process.popen.pid}")
+        deadline = time.monotonic() + DUMP_SECONDS
+        while not written.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        counted += int(written.read_text())
+    return counted / OPERATIONS
 
 
 def count(gateway: str, folder: Path, names: Sequence[str]) -> list[Row]:
@@ -152,16 +172,16 @@ def run_counted(gateway: str, folder: Path, process_name: str, operation: str, *
     counts = folder / "calls"
     path = os.pathsep.join([str(COUNTED), str(ROOT)])
     prefix = (
-        [*CALLGRIND, f"--callgrind-out-file={folder}/callgrind.{process_name}.%n"]
+        [*CALLGRIND, f"--callgrind-out-file={folder}/callgrind.%p.%n"]
         if is_valgrind
         else ["env", f"PYTHONPATH={path}", f"COUNTED_CALLS={counts}"]
     )
     try:
-        process = started(fleet, fleet.upstream(), process_name, gateway, prefix)
-        chosen = Operations().all()[operation]
+        processes = started(fleet, process_name, gateway, operation, prefix)
+        chosen = Operations().all(processes[-1])[operation]
         if is_valgrind:
-            return instructions(process, chosen, folder)
-        return python_calls(process, chosen, counts)
+            return instructions(processes, chosen, folder)
+        return python_calls(processes, chosen, counts)
     finally:
         fleet.stop()
 
@@ -196,7 +216,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
     default = f"{shlex.quote(sys.executable)} -m gateway"
     parser.add_argument("--gateway", default=default, metavar="CMD", help="how to run it (default: %(default)s)")
-    parser.add_argument("--only", default="echo,sse,ask,held", help="operations (default: %(default)s)")
+    parser.add_argument("--only", default="echo,sse,ask,forwarded,held", help="operations (default: %(default)s)")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     if shutil.which("valgrind") is None:

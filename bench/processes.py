@@ -90,6 +90,7 @@ listen: {listen}
 admin: {admin}
 state: {{keys: ["{key}"]}}
 replica: {{id: {name}, listen: "{peer}", peers: {peers}}}
+timeouts: {{peer_connect_seconds: 20, peer_accept_seconds: 20}}
 hold: {{max_calls: 20000, max_calls_per_principal: 20000}}
 sessions: {{max: 20000, max_per_principal: 20000}}
 routes:

@@ -79,7 +79,7 @@ LIBRARIES: dict[str, set[str]] = {
     "upstream/http": {"msgspec", "yarl"},
     "upstream": {"msgspec"},
     "process": {"msgspec"},
-    "cluster": {"aiohttp", "msgspec", "multidict"},
+    "cluster": {"aiohttp", "msgspec", "multidict", "yarl"},
     "auth": {"aiohttp", "msgspec", "multidict", "yarl"},
     "http_client": {"aiohappyeyeballs", "httptools", "yarl"},
     "http": {"aiohttp", "msgspec", "multidict", "yarl"},

@@ -1,4 +1,4 @@
-"""Counts the calls of Python functions between SIGUSR1 and SIGUSR2, and writes the count to $COUNTED_CALLS."""
+"""Counts the calls of Python functions between SIGUSR1 and SIGUSR2; the count goes to $COUNTED_CALLS.<process id>."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ def _begin(*_: object) -> None:
 
 def _end(*_: object) -> None:
     sys.setprofile(None)
-    Path(os.environ["COUNTED_CALLS"]).write_text(str(next(_counter)))
+    Path(f"{os.environ['COUNTED_CALLS']}.{os.getpid()}").write_text(str(next(_counter)))
 
 
 if "COUNTED_CALLS" in os.environ:

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway.config import Route
 from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
@@ -62,12 +63,15 @@ class Context(ClientCall, eq=False, kw_only=True):
 
 def may_run_twice(context: Context) -> bool:
     """Whether the call is known to be repeatable: by its method, its route, or its tool's own annotation."""
-    request, route = context.request, context.live.route
-    if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
+    request = context.request
+    return allows_rerun(context.live.route, request.method, request.target) or is_repeatable(context)
+
+
+def allows_rerun(route: Route, method: str, target: str) -> bool:
+    """Whether the method or the route says that a call may run twice."""
+    if method != mcp.TOOLS_CALL or route.continuation == "replay":
         return True
-    if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
-        return True
-    return is_repeatable(context)
+    return any(fnmatchcase(target, pattern) for pattern in route.ephemeral)
 
 
 def is_repeatable(context: Context) -> bool:

@@ -124,21 +124,24 @@ class Membership:
 
     # -- addresses ----------------------------------------------------------------------------------------------
 
+    def known_address(self, member: str) -> Address | None:
+        """The address of a member, as far as it takes no lookup."""
+        host, _, number = member.partition("#")
+        if host == self.host:
+            return self._sibling(number)
+        return self._replica.peers.get(host) if self._replica.peers_dns is None else self.discovery.address(host)
+
     async def address(self, member: str) -> Address | None:
         """The address of a member; None if it belongs to this host and does not exist.
 
         Raises OwnerSilent if no address is known: a member that is not listed may still be alive.
         """
-        host, _, number = member.partition("#")
-        if host == self.host:
-            return self._sibling(number)
-        if self._replica.peers_dns is None:
-            address = self._replica.peers.get(host)
-            if address is None:
-                raise OwnerSilent(member, f"is not among replica.peers of {self.own}")
+        address, host = self.known_address(member), member.partition("#")[0]
+        if address is not None or host == self.host:
             return address
-        if self.discovery.address(host) is None:
-            await self.discovery.look()
+        if self._replica.peers_dns is None:
+            raise OwnerSilent(member, f"is not among replica.peers of {self.own}")
+        await self.discovery.look()
         address = self.discovery.address(host) or self.discovery.last_address(host)
         if address is None:
             raise self._not_found(member)

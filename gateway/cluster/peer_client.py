@@ -7,6 +7,7 @@ from typing import Final
 from gateway.cluster.membership import Membership, State
 from gateway.cluster.peer_connections import ANSWER_BYTES, NETWORK_ERRORS, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
+from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied, ReplyRelay
 from gateway.cluster.worker import Address
 from gateway.http.incoming import Incoming
@@ -14,7 +15,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import PeerRequest
-from gateway.telemetry import Metrics, PeerOutcome
+from gateway.telemetry import Ending, Metrics, PeerOutcome
 
 _TRIES: Final = 3
 """How often a member that refuses connections is looked up anew and asked again."""
@@ -63,13 +64,35 @@ class PeerClient:
         """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
         return await self._forward(kind, member, incoming, reply)
 
+    def begin(self, member: str, incoming: Incoming) -> PeerExchange | None:
+        """Send a retry to the owner of its call, if no lookup is needed; `forward` goes on with it, if anything."""
+        address = self._membership.known_address(member)
+        if address is None:
+            return None
+        return self._connections.begin(address, self._request("owner", member, incoming), fresh=False)
+
+    def message(self, exchange: PeerExchange) -> tuple[bytes, Ending] | None:
+        """The reply to such a retry, if it is here and one message without a status and headers of its own."""
+        found = exchange.message()
+        if found is not None:
+            self._note(exchange, PeerOutcome.SERVED)
+        return found
+
+    def give_up(self, exchange: PeerExchange) -> None:
+        """End such a retry, whose client has left."""
+        exchange.close()
+        self._note(exchange, PeerOutcome.BROKE)
+
     async def _forward(
         self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter, *, fresh: bool = False
     ) -> Replied:
         for _ in range(_TRIES):
-            address = await self._address(kind, member)
+            exchange, incoming.sent = incoming.sent, None
+            if exchange is None:
+                address = await self._address(kind, member)
+                exchange = self._connections.begin(address, self._request(kind, member, incoming), fresh=fresh)
             try:
-                return await self._counted(address, self._request(kind, member, incoming), reply, fresh=fresh)
+                return await self._counted(exchange, reply)
             except PeerDead:
                 self._membership.forget_address(member)
                 if not await self._membership.is_back(member):
@@ -86,11 +109,12 @@ class PeerClient:
             nonce=messages.nonce(),
             method=incoming.method,
             path=incoming.path,
-            headers=tuple((_bytes(name), _bytes(value)) for name, value in incoming.headers.items()),
+            headers=_pairs(incoming),
             remote=incoming.remote,
             body=incoming.body,
             request_id=incoming.request_id,
             trace=incoming.span.token if incoming.span is not None else b"",
+            takes_whole=True,
             leg_seconds=max(0.0, self.ends_at - time.monotonic()) if self.ends_at is not None else None,
         )
 
@@ -110,13 +134,11 @@ class PeerClient:
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
-    async def _counted(
-        self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
-    ) -> Replied:
-        """Send a request, and record its outcome."""
-        outcome = PeerOutcome.BROKE
+    async def _counted(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
+        """Wait for the reply to a request, and record its outcome."""
+        outcome, member = PeerOutcome.BROKE, exchange.peer_request.to
         try:
-            replied = await self._exchange(address, peer_request, reply, fresh=fresh)
+            replied = await self._relay(exchange, reply)
             outcome = PeerOutcome.SERVED
         except PeerDead:
             outcome = PeerOutcome.DEAD
@@ -127,30 +149,32 @@ class PeerClient:
         except OwnerSilent as exc:
             outcome = PeerOutcome.STALLED if exc.is_connected else PeerOutcome.SILENT
             if exc.is_local:
-                self._membership.forget_address(peer_request.to)
+                self._membership.forget_address(member)
             elif not exc.is_connected:
-                self._membership.note_silent(peer_request.to)
+                self._membership.note_silent(member)
             raise
         except OwnerStalled:
             outcome = PeerOutcome.STALLED
             raise
         finally:
-            self._metrics.peer_asked(outcome)
-            self._membership.note(peer_request.to, _SEEN[outcome])
+            self._note(exchange, outcome)
         return replied
 
-    async def _exchange(
-        self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
-    ) -> Replied:
-        async with await self._connections.open(address, peer_request, fresh=fresh) as response:
-            if response.status != 200:
-                # The process is alive, so no other replica may take its calls over.
-                raise OwnerStalled(
-                    peer_request.to,
-                    f"refuses this one (HTTP {response.status}; do clocks and state.keys of both agree?)",
-                )
-            relay = ReplyRelay(reply, peer_request.to, self._connections)
-            return await relay.run(response, self._connections.frames(peer_request))
+    def _note(self, exchange: PeerExchange, outcome: PeerOutcome) -> None:
+        self._metrics.peer_asked(outcome)
+        self._membership.note(exchange.peer_request.to, _SEEN[outcome])
+
+    async def _relay(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
+        exchange = await self._connections.accepted(exchange)
+        try:
+            replied = await ReplyRelay(reply, exchange.peer_request.to, self._connections).run(exchange)
+        except BaseException:
+            exchange.close()
+            raise
+        if not exchange.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
+            loop = asyncio.get_running_loop()
+            _ = loop.call_later(self._connections.timeouts.peer_accept_seconds, exchange.close)
+        return replied
 
     # -- questions ----------------------------------------------------------------------------------------------
 
@@ -208,6 +232,15 @@ def _testimony(failure: Exception) -> str:
             return "unknown"
 
 
-def _bytes(text: str) -> bytes:
-    """Header text as it was sent: bytes that are not UTF-8 came in as surrogates."""
-    return text.encode("utf-8", "surrogateescape")
+def _pairs(incoming: Incoming) -> tuple[tuple[bytes, bytes], ...]:
+    """All headers as they were sent: bytes that are not UTF-8 came in as surrogates."""
+    known = incoming.known
+    if known is not None and known.pairs is not None:
+        return known.pairs
+    utf_8, errors = "utf-8", "surrogateescape"
+    pairs = tuple(
+        [(name.encode(utf_8, errors), value.encode(utf_8, errors)) for name, value in incoming.headers.items()]
+    )
+    if known is not None:
+        known.pairs = pairs
+    return pairs

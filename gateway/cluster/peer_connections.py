@@ -13,18 +13,20 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from types import SimpleNamespace
+from functools import lru_cache, partial
+from http import HTTPStatus
 from typing import Final
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
+from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
+from gateway.http_client.client import HttpClient
+from gateway.http_client.connector import Connector
+from gateway.http_client.errors import ConnectTimedOut, NotConnected, RequestFailed
+from gateway.http_client.origin import Origin
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
+from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 
@@ -33,8 +35,10 @@ CONTENT_TYPE: Final = "application/octet-stream"
 FRAME_BYTES: Final = 16_777_216
 ANSWER_BYTES: Final = 65_536
 """The longest answer to a question: a process that is not a replica must not fill the memory."""
-NETWORK_ERRORS: Final = (aiohttp.ClientError, ConnectionError, TimeoutError)
+NETWORK_ERRORS: Final = (RequestFailed, TimeoutError)
 _UNIX: Final = "unix:"
+_KEEP_ALIVE_SECONDS: Final = 15.0
+_ADDRESSES: Final = 1024
 _NAME_SECONDS: Final = 2
 """How long a resolved name is cached: a peer that moved is found at its new address soon."""
 _UNUSED_SOCKET: Final = (errno.ECONNREFUSED, errno.ENOENT)
@@ -43,55 +47,31 @@ _REMOTE_CAUSES: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, e
 """Failures to connect whose cause need not be on this host."""
 
 
-class PeerHttpRequest(aiohttp.ClientRequest):
-    """A request whose body is written in a task of aiohttp, which nothing awaits.
-
-    If the connection ends before `100 Continue`, reading the reply fails too and explains it. The exception of the
-    task would only be logged with a traceback ("Task exception was never retrieved").
-    """
-
-    async def write_bytes(
-        self, writer: AbstractStreamWriter, conn: aiohttp.connector.Connection, content_length: int | None = None
-    ) -> None:
-        """Send the body; return as well if the connection is lost."""
-        with suppress(*NETWORK_ERRORS):
-            await super().write_bytes(writer, conn, content_length)
-
-    async def send(self, conn: aiohttp.connector.Connection) -> aiohttp.ClientResponse:
-        """Send the request; raises ClientConnectionError if the connection has ended.
-
-        Since Python 3.12, the task begins at once. What fails then closes the connection, from which aiohttp would
-        read the reply nevertheless (AttributeError).
-        """
-        response = await super().send(conn)
-        if conn.protocol is None:
-            raise aiohttp.ClientConnectionError("The connection ended before the request was sent")
-        return response
-
-
 class PeerConnections:
     """The HTTP connections to other replicas."""
 
-    def __init__(self, timeouts: InForce[Timeouts], listen: Address | None, own: str, sealer: PeerSealer) -> None:
+    def __init__(
+        self, timeouts: InForce[Timeouts], listen: Address | None, own: str, sealer: PeerSealer, tasks: Tasks
+    ) -> None:
         """`listen` is `replica.listen`; `own` is the id of this process, for the texts of errors."""
         self._timeouts = timeouts
         self._own = own
         self._sealer = sealer
-        self._clients: dict[tuple[Address, bool], aiohttp.ClientSession] = {}
         host = split_address(listen)[0] if listen is not None else ""
         # The peers see this address as the source of requests, and take it for this process's address.
         interface = _literal(host)
-        self._source = (host, 0) if interface is not None and not interface.is_unspecified else None
+        is_source = interface is not None and not interface.is_unspecified
+        connector = Connector(host if is_source else None, _NAME_SECONDS, bounds_lookups=False)
+        self._http = HttpClient(tasks, _KEEP_ALIVE_SECONDS, connector)
 
     @property
     def timeouts(self) -> Timeouts:
         """The timeouts in force."""
         return self._timeouts.value
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close all connections."""
-        for client in self._clients.values():
-            await client.close()
+        self._http.close()
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -116,94 +96,68 @@ class PeerConnections:
     async def question(
         self, address: Address, peer_request: PeerRequest, *, fresh: bool, most: int = ANSWER_BYTES
     ) -> list[messages.Frame]:
-        """The frames that answer a question; raises what `open` and reading raise."""
-        async with await self.open(address, peer_request, fresh=fresh) as response:
-            if response.status != 200:
-                raise OwnerStalled(peer_request.to, f"refuses a question (HTTP {response.status})")
-            answer = await _read_at_most(response, most)
-            if answer is None:
-                raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
-            return self.frames(peer_request).feed(answer)
-
-    def frames(self, peer_request: PeerRequest) -> Frames:
-        """The decoder of the reply to a request."""
-        return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-
-    async def open(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> aiohttp.ClientResponse:
-        """Send a request, over a new connection if `fresh`; return when the head of the reply is here."""
+        """The frames that answer a question; raises what `accepted` and reading raise."""
+        exchange = await self.accepted(self.begin(address, peer_request, fresh=fresh))
         try:
-            return await self._post(address, peer_request, fresh=fresh)
+            answer = await exchange.read_at_most(most)
+        finally:
+            exchange.close()
+        if answer is None:
+            raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
+        return exchange.frames().feed(answer)
+
+    def begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
+        """Send a request, over a new connection if `fresh`."""
+        origin, head = _destination(address)
+        sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
+        send = partial(
+            self._http.begin_encoded,
+            origin,
+            b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
+            sealed,
+            connect_seconds=timeouts.peer_connect_seconds,
+            is_fresh=fresh,
+            awaits_continue=True,
+        )
+        frames = partial(Frames, self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
+        seconds = timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
+        return PeerExchange(send, address, peer_request, frames, asyncio.get_running_loop().time() + seconds)
+
+    async def accepted(self, exchange: PeerExchange) -> PeerExchange:
+        """Wait until the peer has accepted a request, which is sent once more if a kept connection had ended."""
+        member = exchange.peer_request.to
+        try:
+            await self._begun(exchange)
         except StaleConnection:
-            # A kept connection ended with its process, or by its age: nothing was sent on it.
+            # It ended with its process, or by its age: nothing was sent on it.
+            exchange = self.begin(exchange.address, exchange.peer_request, fresh=True)
             try:
-                return await self._post(address, peer_request, fresh=True)
+                await self._begun(exchange)
             except StaleConnection as exc:
                 # A process accepts connections, so it lives.
-                raise OwnerStalled(peer_request.to, "closes its connections (is it at limits.connections?)") from exc
+                raise OwnerStalled(member, "closes its connections (is it at limits.connections?)") from exc
+        if exchange.status != HTTPStatus.OK:
+            exchange.close()
+            # The process is alive, so no other replica may take its calls over.
+            why = f"refuses this one (HTTP {exchange.status}; do clocks and state.keys of both agree?)"
+            raise OwnerStalled(member, why)
+        return exchange
 
-    async def _post(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> aiohttp.ClientResponse:
-        client, url = self._client(address, fresh=fresh)
-        sealed = self._sealer.seal(peer_request)
-        sent = False
-        connected = asyncio.Event()
-
-        async def body() -> AsyncIterator[bytes]:
-            nonlocal sent
-            sent = True
-            yield sealed
-
-        timeouts = self.timeouts
+    async def _begun(self, exchange: PeerExchange) -> None:
+        """Wait for the head of a reply."""
+        member = exchange.peer_request.to
         try:
-            async with asyncio.timeout(timeouts.peer_connect_seconds + timeouts.peer_accept_seconds):
-                return await client.post(
-                    url,
-                    data=body(),
-                    headers={"Content-Type": CONTENT_TYPE},
-                    expect100=True,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(
-                        total=None, sock_connect=timeouts.peer_connect_seconds, sock_read=None
-                    ),
-                    trace_request_ctx=connected,
-                )
-        except aiohttp.ConnectionTimeoutError as exc:
-            raise self.slow(peer_request.to) from exc
-        except aiohttp.ClientConnectorDNSError as exc:
-            raise self._unresolved(peer_request.to, "does not resolve") from exc
-        except aiohttp.ClientConnectorError as exc:
-            raise await self._not_connected(address, peer_request.to, exc.os_error) from exc
+            await exchange.accepted()
         except TimeoutError as exc:
-            if sent:
-                raise PeerStuck(peer_request.to) from exc
-            if connected.is_set():
-                raise OwnerSilent(peer_request.to, "does not react", is_connected=True) from exc
-            raise self._unresolved(peer_request.to, "did not resolve in time") from exc
-        except NETWORK_ERRORS as exc:
-            raise (ReplyBroken if sent else StaleConnection)(f"{peer_request.to}: {type(exc).__name__}") from exc
-
-    def _client(self, address: Address, *, fresh: bool) -> tuple[aiohttp.ClientSession, str]:
-        """The client for all TCP peers, or for one unix socket, with the URL to post to."""
-        is_unix = address.startswith(_UNIX)
-        name = (address if is_unix else "", fresh)
-        client = self._clients.get(name)
-        if client is None:
-            connector: aiohttp.BaseConnector
-            if is_unix:
-                connector = aiohttp.UnixConnector(address.removeprefix(_UNIX), limit=0, force_close=fresh)
-            else:
-                connector = aiohttp.TCPConnector(
-                    limit=0, force_close=fresh, ttl_dns_cache=_NAME_SECONDS, local_addr=self._source
-                )
-            client = self._clients[name] = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,
-                request_class=PeerHttpRequest,
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-                trace_configs=[_connection_trace()],
-            )
-        return client, f"http://{'peer' if is_unix else address}{PATH}"
+            if exchange.is_sent:
+                raise PeerStuck(member) from exc
+            if not exchange.is_connected:
+                raise self._unresolved(member, "did not resolve in time") from exc
+            raise OwnerSilent(member, "does not react", is_connected=True) from exc
+        except RequestFailed as exc:
+            if exchange.is_sent:
+                raise ReplyBroken(f"{member}: {type(exc).__name__}") from exc
+            raise await self._not_sent(exchange.address, member, exc) from exc
 
     # -- failures -----------------------------------------------------------------------------------------------
 
@@ -215,6 +169,17 @@ class PeerConnections:
     def _unresolved(self, member: str, what: str) -> OwnerSilent:
         why = f"cannot be reached from {self._own} (its name in replica.peers {what})"
         return OwnerSilent(member, why, is_local=True)
+
+    async def _not_sent(self, address: Address, member: str, failure: RequestFailed) -> PeerFailed | OwnerSilent:
+        """The error that the failure of a request stands for of which the peer got no more than the head."""
+        cause = failure.__cause__
+        if isinstance(failure, ConnectTimedOut):
+            return self.slow(member)
+        if isinstance(cause, socket.gaierror | UnicodeError):
+            return self._unresolved(member, "does not resolve")
+        if isinstance(failure, NotConnected) and isinstance(cause, OSError):
+            return await self._not_connected(address, member, cause)
+        return StaleConnection(f"{member}: {type(failure).__name__}")
 
     async def _not_connected(self, address: Address, member: str, failure: OSError) -> PeerFailed | OwnerSilent:
         """The error that a failure to connect stands for: the process is dead only if that is proven."""
@@ -254,16 +219,15 @@ async def _refuses(family: int, address: tuple[object, ...]) -> bool:
     return False
 
 
-def _connection_trace() -> aiohttp.TraceConfig:
-    """Sets the event that is a request's trace context as soon as the request has a connection."""
-
-    async def note(_: object, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.set()
-
-    config = aiohttp.TraceConfig()
-    config.on_connection_create_end.append(note)
-    config.on_connection_reuseconn.append(note)
-    return config
+@lru_cache(_ADDRESSES)
+def _destination(address: Address) -> tuple[Origin, bytes]:
+    """Where requests to an address go, with the head of each up to the size of its body."""
+    if address.startswith(_UNIX):
+        origin, name = Origin(address.removeprefix(_UNIX), 0), "peer"
+    else:
+        origin, name = Origin(*split_address(address)), address
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {name}\r\nContent-Type: {CONTENT_TYPE}\r\nExpect: 100-continue\r\n"
+    return origin, head.encode()
 
 
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -272,15 +236,3 @@ def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-async def _read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
-    """Return the whole body, or None if it is larger than `limit` bytes. Raises one of NETWORK_ERRORS."""
-    if response.content_length is not None and response.content_length <= limit:
-        return await response.read()
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit:
-            return None
-    return bytes(body)

@@ -1,20 +1,27 @@
 """Serves the requests of other replicas."""
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache, partial
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
+from gateway.http.connection import Connection, DirectRequest
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter, leave_open, send, share_unread
+from gateway.http.request_parser import KnownHeads, ParsedHead
 from gateway.http.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState
+from gateway.protocol.header_mismatch import KnownValues
 from gateway.runtime.budget import Share
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -32,8 +39,33 @@ _REJECTED_FIX: Final = (
     "replica.listen"
 )
 
+_KNOWN: Final = 512
+"""How many headers of clients are remembered."""
+_WHOLE_BYTES: Final = 65_536
+"""A longer request does not come in one piece."""
+_HEAD: Final = re.compile(
+    rb"(POST /peer HTTP/1\.1\r\nHost: [!-~]+\r\nContent-Type: application/octet-stream\r\n)"
+    rb"(Expect: 100-continue\r\n)?(Content-Length: ([1-9][0-9]{0,4})\r\n\r\n)"
+)
+_NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
+_MESSAGE: Final = RawRequestMessage("POST", PATH, HttpVersion11, _NO_HEADERS, (), False, None, False, False, URL(PATH))
+_NO_VALUES: Final = KnownValues(lambda _: ())
+
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
+Serving = Callable[[ReplyWriter], Awaitable[object]]
+"""Goes on to serve such a request."""
+Begin = Callable[
+    [
+        Connection,
+        ParsedHead,
+        Incoming,
+        Callable[[web.BaseRequest, Serving], Awaitable[web.StreamResponse]],
+        Callable[[bytes, int, Mapping[str, str], Ending], bytes],
+    ],
+    DirectRequest,
+]
+"""Begins such a request without a task."""
 TellStatus = Callable[[bool], Awaitable[str]]
 """Returns the status of this host, or of this process alone if the argument is true."""
 
@@ -46,6 +78,7 @@ class PeerListener:
         in_force: InForce[Config],
         sealer: PeerSealer,
         serve: Serve,
+        begin: Begin,
         witness: Witness,
         tell_status: TellStatus,
         traffic: Traffic,
@@ -54,6 +87,7 @@ class PeerListener:
         self._membership = witness.membership
         self._sealer = sealer
         self._serve = serve
+        self._begin = begin
         self._bodies = traffic.bodies
         self._witness = witness
         self._tell_status = tell_status
@@ -77,14 +111,42 @@ class PeerListener:
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-        reply = PeerReply(http, frames, config.timeouts.send_seconds)
+        return await self._handle_opened(peer_request, http, is_local=is_local)
+
+    def begin(
+        self, connection: Connection, head: ParsedHead, body: bytes, *, is_local: bool = False
+    ) -> DirectRequest | None:
+        """Begin a whole request without a task; None if `handle` has to refuse it. Raises nothing."""
+        try:
+            peer_request = self._sealer.open(body, time.time())
+        except InvalidState:
+            return None
+        serve = partial(self._handle_opened, peer_request, is_local=is_local)
+        if peer_request.kind != "owner" or peer_request.leg_seconds is not None or not peer_request.takes_whole:
+            return _Opened(head, serve)
+        encode = partial(_whole_reply, self._frames(peer_request))
+        return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
+
+    async def _handle_opened(
+        self,
+        peer_request: PeerRequest,
+        http: web.BaseRequest,
+        serving: Serving | None = None,
+        *,
+        is_local: bool,
+    ) -> web.StreamResponse:
+        """Serve a request that is authentic; `serving` if it has begun."""
+        reply = PeerReply(http, self._frames(peer_request), self._in_force.value.timeouts.send_seconds)
         await reply.open()
         if peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
-            await self._serve_request(peer_request, reply, http, is_local=is_local)
+            serving = serving or partial(self._serve, _incoming(peer_request, is_local=is_local))
+            await self._serve_request(serving, reply, http, peer_request.request_id)
         return await reply.close()
+
+    def _frames(self, peer_request: PeerRequest) -> Frames:
+        return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
 
     def _reject(self, reason: str, remote: str | None) -> None:
         self._metrics.peer_rejected(reason)
@@ -103,28 +165,41 @@ class PeerListener:
         return messages.Identity(self._membership.host)
 
     async def _serve_request(
-        self, peer_request: PeerRequest, reply: "PeerReply", http: web.BaseRequest, *, is_local: bool
+        self, serving: Serving, reply: "PeerReply", http: web.BaseRequest, request_id: str
     ) -> None:
         """Have a client's request served."""
-        headers = CIMultiDictProxy(CIMultiDict((_text(name), _text(value)) for name, value in peer_request.headers))
-        incoming = Incoming(
-            peer_request.path,
-            headers,
-            peer_request.remote,
-            peer_request.body,
-            peer_request,
-            is_local,
-            peer_request.request_id,
-            peer_request.method,
-        )
         try:
-            _ = await self._serve(incoming, reply)
+            _ = await serving(reply)
         except PeerReplaced:
             await reply.frame(messages.Gone(self._membership.host))
         except PeerFailed as exc:
-            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=peer_request.request_id)
+            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=request_id)
             if http.transport is not None:
                 http.transport.abort()  # the other replica must see that the reply is incomplete
+
+
+class PeerHeads(KnownHeads):
+    """The heads of other replicas' requests, which all have one form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.find = _parsed
+
+    def learn(self, *_: object) -> None:
+        """Do nothing: heads in other forms are left to the parser."""
+
+
+class _Opened:
+    """A request that came whole, and takes a task."""
+
+    waits = False
+
+    def __init__(self, head: ParsedHead, serve: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        self.head = head
+        self.serve = serve
+
+    def leave(self) -> None:
+        """Do nothing: nothing has begun."""
 
 
 class PeerReply(ReplyWriter):
@@ -152,9 +227,7 @@ class PeerReply(ReplyWriter):
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
         """Send a whole reply."""
-        pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
-        head = messages.Head(status, tuple(headers.items()), streamed=False)
-        await self.frame(head, *pieces, messages.End(*ending))
+        await self.frame(*_whole(body, status, headers, ending))
         return self._stream
 
     async def start(self) -> None:
@@ -175,6 +248,51 @@ class PeerReply(ReplyWriter):
         """End the HTTP body, so that the connection can be reused."""
         await self._stream.write_eof()
         return self._stream
+
+
+def _parsed(data: bytes) -> ParsedHead | None:
+    """The head of a request of another replica; None if the parser has to read it."""
+    found = _HEAD.fullmatch(data)
+    if found is None or (length := int(found[4])) > _WHOLE_BYTES:
+        return None
+    rest = found[1] + found[3] if found[2] else b""
+    return ParsedHead(_MESSAGE, PATH, _NO_HEADERS, length, _NO_VALUES, rest=rest)
+
+
+def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
+    """A client's request as another replica received it."""
+    headers, known = _headers(peer_request.headers)
+    return Incoming(
+        peer_request.path,
+        headers,
+        peer_request.remote,
+        peer_request.body,
+        peer_request,
+        is_local,
+        peer_request.request_id,
+        peer_request.method,
+        known=known,
+    )
+
+
+@lru_cache(_KNOWN)
+def _headers(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
+    """The headers of a request, which clients send again and again."""
+    headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in pairs]))
+    return headers, KnownValues(partial(headers.getall, default=()))
+
+
+def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> list[messages.Frame]:
+    """The frames of a whole reply, which replicas of every version take."""
+    pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
+    return [messages.Head(status, tuple(headers.items()), streamed=False), *pieces, messages.End(*ending)]
+
+
+def _whole_reply(frames: Frames, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> bytes:
+    """The bytes of a whole reply over HTTP."""
+    data = frames.seal(messages.Whole(status, tuple(headers.items()), body, *ending))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
+    return head % len(data) + data
 
 
 def _text(raw: bytes) -> str:

@@ -2,16 +2,16 @@
 
 import asyncio
 
-import aiohttp
 from aiohttp import web
 
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
+from gateway.cluster.peer_exchange import PeerExchange, ending
 from gateway.http.reply import ReplyWriter
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.seal import peer_messages as messages
-from gateway.seal.peer_messages import Frames
-from gateway.telemetry import Ending, Outcome
+from gateway.telemetry import Ending
 
 Replied = tuple[web.StreamResponse, Ending]
 
@@ -26,11 +26,16 @@ class ReplyRelay:
         self._head: messages.Head | None = None
         self._body = bytearray()
 
-    async def run(self, response: aiohttp.ClientResponse, frames: Frames) -> Replied:
+    async def run(self, arriving: PeerExchange) -> Replied:
         """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent."""
+        frames = arriving.frames()
         try:
             while True:
-                chunk = await self._next(response)
+                chunk = arriving.whole()
+                if chunk is None:
+                    chunk = await self._next(arriving)
+                elif not chunk:
+                    raise ReplyBroken(f"{self._member} ended its reply half-way")
                 for frame in frames.feed(chunk):
                     replied = await self._take(frame)
                     if replied is not None:
@@ -38,20 +43,19 @@ class ReplyRelay:
         except InvalidState as exc:
             raise ReplyBroken(f"{self._member}: {exc.reason}") from exc
 
-    async def _next(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _next(self, arriving: PeerExchange) -> bytes:
         timeouts = self._connections.timeouts
         # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
         silence_seconds = 2 * timeouts.keepalive_seconds + timeouts.peer_accept_seconds
         try:
             async with asyncio.timeout(silence_seconds):
-                chunk = await response.content.readany()
+                return await anext(arriving)
         except TimeoutError as exc:
             raise PeerStuck(self._member) from exc
-        except (aiohttp.ClientError, ConnectionError) as exc:
+        except StopAsyncIteration:
+            return b""
+        except RequestFailed as exc:
             raise ReplyBroken(f"{self._member}: {type(exc).__name__}") from exc
-        if not chunk:
-            raise ReplyBroken(f"{self._member} ended its reply half-way")
-        return chunk
 
     async def _take(self, frame: messages.Frame) -> Replied | None:
         """Relay one frame; return the reply if it was the last frame."""
@@ -59,6 +63,9 @@ class ReplyRelay:
         match frame:
             case messages.Gone(id=id_):
                 raise self._replaced_by(id_)
+            case messages.Whole() if head is None:
+                ended = ending(frame)
+                return await reply.whole(frame.data, frame.status, dict(frame.headers), ended), ended
             case messages.Head():
                 self._head = frame
                 if frame.streamed and not reply.started:
@@ -68,10 +75,10 @@ class ReplyRelay:
             case messages.Data(data=data):
                 self._body += data
             case messages.End() if head is not None:
-                ending = _ending(frame)
+                ended = ending(frame)
                 if head.streamed:
-                    return await reply.end(ending), ending
-                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ending), ending
+                    return await reply.end(ended), ended
+                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ended), ended
             case _:
                 raise ReplyBroken(f"{self._member} sent a frame that does not belong in a reply")
         return None
@@ -82,9 +89,3 @@ class ReplyRelay:
             return PeerReplaced(self._member)
         why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"
         return OwnerSilent(self._member, why, is_local=True)
-
-
-def _ending(frame: messages.End) -> Ending:
-    """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
-    outcome = next((outcome for outcome in Outcome if outcome == frame.outcome), Outcome.ERROR)
-    return Ending(outcome, frame.error_type)

@@ -6,7 +6,7 @@ route is gone, except that a call is not taken over there: that would be to serv
 """
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 
@@ -17,13 +17,11 @@ from gateway.bridge.driver import Driver
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
-from gateway.downstream.legs import Legs, Retry
+from gateway.downstream.legs import Forwarded, Legs, Retry
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.http.upstream_headers import joined
-from gateway.identity import principal as principals
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
@@ -52,17 +50,19 @@ class Continuation:
         self._retry_routing = retry_routing
         self.new_calls = new_calls
 
-    def begin(self, round_: Round) -> Retry | None:
-        """Begin a further round of a call that is held here; None if `serve` has to. Raises as `serve`."""
-        envelope = self._opened(round_)
+    def begin(self, round_: Round) -> Retry | Forwarded | None:
+        """Begin a further round of a call; None if `serve` has to. Raises as `serve`."""
+        envelope = self.opened(round_)
         driver = self.lot.find(envelope.exchange)
         pool = round_.live.upstream.pool
-        if driver is None or driver.live.upstream.pool is not pool:
+        if driver is None:
+            return self._forward(round_, envelope)
+        if driver.live.upstream.pool is not pool:
             return None
         pool.prove(round_.key.principal)
         if not pool.has_authorised(round_.key, round_.headers):
             return None
-        retry = Retry(driver, round_.queue())
+        retry = Retry(driver, round_.queue(), is_relayed=round_.incoming.peer_request is not None)
         round_.continued(Step.HELD)
         try:
             driver.answer(retry.queue, round_.request, envelope.round, round_.headers)
@@ -71,12 +71,29 @@ class Continuation:
             raise
         return retry
 
+    def _forward(self, round_: Round, envelope: Envelope) -> Forwarded | None:
+        """Begin to have the owner of a call serve its round; None if the call may be served here."""
+        if self._cold(envelope) is not None:
+            return None
+        exchange = self._retry_routing.begin(envelope, round_.incoming)
+        if exchange is None:
+            return None
+        round_.live.upstream.pool.prove(round_.key.principal)
+        return Forwarded(round_, exchange, self._retry_routing.peers)
+
+    def go_on(self, round_: Round, begun: Retry | Forwarded) -> Awaitable[Replied]:
+        """Serve a round in a task that was begun without one."""
+        if isinstance(begun, Retry):
+            return self.legs.write(round_, begun.driver, begun.queue)
+        round_.incoming.sent = begun.exchange
+        return self._serve_elsewhere(round_, self.opened(round_))
+
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
-        incoming, envelope = round_.incoming, self._opened(round_)
+        incoming, envelope = round_.incoming, self.opened(round_)
         # The upstream asked in a call of this principal, or worked on it, or there would be no state.
         round_.live.upstream.pool.prove(round_.key.principal)
         if incoming.span is not None:
@@ -142,17 +159,11 @@ class Continuation:
     def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
         request = incoming.request()
-
-        def value_of(name: str) -> str | None:
-            return joined(incoming.headers, name) if name != caller.distrusted_header else None
-
-        def digest(names: Sequence[str]) -> bytes:
-            return principals.of_headers(names, value_of)
-
+        digest = partial(incoming.digest, caller)
         binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
         return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
 
-    def _opened(self, round_: Round) -> Envelope:
+    def opened(self, round_: Round) -> Envelope:
         """Open the state of a round, once."""
         if round_.envelope is None:
             round_.envelope = self.open(round_.incoming, round_.caller, round_.live.route.bound_headers)

@@ -1,21 +1,26 @@
 """A request that no task serves, because it came whole: a call, or a retry of a held one, until its one message."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from aiohttp import web
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
-from gateway.downstream.legs import Retry
+from gateway.bridge.response_queue import FinalMessage
+from gateway.downstream.legs import Forwarded, Retry, task_seconds
 from gateway.downstream.round import LEFT, Round
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
+from gateway.http.json_reply import json_reply
 from gateway.http.request_parser import ParsedHead
+from gateway.telemetry import Ending
 
 _WHOLE_BYTES: Final = 65_536
 """A task sends larger replies, in pieces."""
+Encode = Callable[[bytes, int, Mapping[str, str], Ending], bytes]
+"""Makes the bytes of a whole reply of its body, status, headers and ending."""
 
 
 class DirectCall:
@@ -36,7 +41,7 @@ class DirectCall:
         self.incoming = incoming
         self.round: Round | None = None
         """Set if it is a modern request that passed all checks."""
-        self.plain: PlainCall | Retry | None = None
+        self.plain: PlainCall | Retry | Forwarded | None = None
         """Set once it was sent upstream."""
         self.error: Exception | None = None
         """Why it was not sent."""
@@ -47,7 +52,7 @@ class DirectCall:
         self._all = all_
         all_.add(self)
 
-    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | None]) -> None:
+    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
         """Send it upstream, if it is a plain call or a retry of a call that is held here."""
         self.round = round_
         try:
@@ -60,8 +65,11 @@ class DirectCall:
 
     @property
     def exchanges(self) -> tuple[Driver, ...]:
-        """The exchange of a call that waits; it becomes one for this."""
-        return () if self.plain is None or self.plain.final is not None else (self.plain.promote(),)
+        """The exchange of a call that waits here; it becomes one for this."""
+        plain = self.plain
+        if plain is None or plain.final is not None or isinstance(plain, Forwarded):
+            return ()
+        return (plain.promote(),)
 
     def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve it in a task from now on."""
@@ -89,4 +97,57 @@ class DirectCall:
             return
         self._all.discard(self)
         round_.count(final.ending)
-        connection.reply(final.body, self.incoming.request_id)
+        connection.reply(self._encoded(final))
+
+    def _encoded(self, final: FinalMessage) -> bytes:
+        """The bytes of the reply."""
+        return json_reply(final.body, self.incoming.request_id)
+
+
+class DirectHop(DirectCall):
+    """A retry of a held call that another replica forwarded."""
+
+    __slots__ = ("_encode", "_timer")
+
+    def __init__(  # noqa: PLR0913  (as of DirectCall)
+        self,
+        connection: Connection,
+        head: ParsedHead,
+        incoming: Incoming,
+        go_on: Callable[[DirectCall, web.BaseRequest], Awaitable[web.StreamResponse]],
+        all_: set[DirectCall],
+        encode: Encode,
+    ) -> None:
+        """`encode` makes the bytes of its reply."""
+        super().__init__(connection, head, incoming, go_on, all_)
+        self._encode = encode
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
+        """Answer the call, if it is held here. If its reply takes long, a task tells that the retry was accepted."""
+        super().begin(round_, begin)
+        if self.waits:
+            self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._accept)
+
+    def _accept(self) -> None:
+        if self._connection.in_hand is self:
+            self._connection.serve_by_task()
+
+    def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Serve it in a task from now on."""
+        self._stop_timer()
+        return super().serve(http)
+
+    def leave(self) -> None:
+        """The other replica has closed its connection."""
+        self._stop_timer()
+        super().leave()
+
+    def _encoded(self, final: FinalMessage) -> bytes:
+        self._stop_timer()
+        return self._encode(final.body, final.status, final.headers, final.ending)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

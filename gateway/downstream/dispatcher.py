@@ -15,7 +15,7 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.legs import Retry
+from gateway.downstream.legs import Forwarded, Retry
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
@@ -43,17 +43,19 @@ class Dispatcher:
         self._pinned = pinned
 
     async def serve(
-        self, round_: Round, plain: PlainCall | Retry | None = None, error: Exception | None = None
+        self, round_: Round, plain: PlainCall | Retry | Forwarded | None = None, error: Exception | None = None
     ) -> web.StreamResponse:
         """Serve a round, and count how it ended; `plain` or `error` is what `begin_plain` returned or raised."""
         ending = _BUG
         try:
             if error is not None:
                 raise error
-            if plain is not None:
+            if plain is None:
+                response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
+            elif isinstance(plain, PlainCall):
                 response, ending = await self._legs.write_plain(round_, plain)
             else:
-                response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
+                response, ending = await self._continuation.go_on(round_, plain)
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -112,7 +114,7 @@ class Dispatcher:
         shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
-    def begin_plain(self, round_: Round) -> PlainCall | Retry | None:
+    def begin_plain(self, round_: Round) -> PlainCall | Retry | Forwarded | None:
         """Begin a call whose reply can be sent without a task; None if a task has to find out how to serve it."""
         request = round_.request
         if request.request_state is not None:

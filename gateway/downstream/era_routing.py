@@ -45,10 +45,11 @@ class EraRouting:
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether it is clear at once that a request is bridged, as it is for most."""
         era = live.upstream.era or live.upstream.stdio
-        if incoming.method != "POST" or not (era is None or live.route.era == "bridge" or era.known is False):
-            return False
-        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        return version in mcp.SUPPORTED_VERSIONS or names_modern(version)
+        return (era is None or live.route.era == "bridge" or era.known is False) and _names_modern(incoming)
+
+    def may_continue(self, incoming: Incoming) -> bool:
+        """Whether a request is bridged, whatever the era of its upstream is, if its state turns out to be ours."""
+        return _OUR_STATE in incoming.body and _names_modern(incoming)
 
     async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Serve a request of SEP-1442; raises GatewayError."""
@@ -114,3 +115,9 @@ class EraRouting:
         except DownstreamError:
             return False
         return True
+
+
+def _names_modern(incoming: Incoming) -> bool:
+    """Whether a request is modern by its header alone."""
+    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+    return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))

@@ -2,8 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, cast
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.direct_call import DirectCall
+from gateway.downstream.direct_call import DirectCall, DirectHop, Encode
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -78,6 +79,8 @@ class RequestHandler:
         """Requests in flight that a task serves."""
         self._direct: set[DirectCall] = set()
         """Those that no task serves."""
+        self._hops: set[DirectCall] = set()
+        """Those of other replicas."""
         self._legs = continuation.legs
 
     def _use(self, config: Config) -> None:
@@ -105,12 +108,12 @@ class RequestHandler:
     @property
     def in_flight(self) -> int:
         """The number of requests whose final message has not been written yet."""
-        return self._in_tasks + len(self._direct)
+        return self._in_tasks + len(self._direct) + len(self._hops)
 
     @property
     def relayed(self) -> set[Driver]:
         """The exchanges with a leg of a request that another replica forwarded."""
-        return self._legs.relayed
+        return self._legs.relayed.union(*[hop.exchanges for hop in self._hops])
 
     @property
     def stopping(self) -> bool:
@@ -180,9 +183,12 @@ class RequestHandler:
 
     def _plain_round(self, incoming: Incoming, live: LiveRoute, head: ParsedHead) -> Round | None:
         """Return the round of a request that may need no task; None for all others. Raises DownstreamError."""
-        if incoming.caller is None:
+        if incoming.caller is None and incoming.peer_request is None:
             self._host_check.check(incoming.headers)
-        if live.route.dialects or live.process.traces is not None or not self._era_routing.is_bridged(incoming, live):
+        if live.route.dialects or live.process.traces is not None:
+            return None
+        is_bridged = self._era_routing.is_bridged(incoming, live)
+        if not is_bridged and not self._era_routing.may_continue(incoming):
             return None
         if incoming.parsed().id is None:
             return None
@@ -194,7 +200,10 @@ class RequestHandler:
             if self._authenticator.knows_by_head:
                 # A reload makes a new host check, so this holds as long as the configuration.
                 head.caller, head.judge = caller, self._host_check
-        return new_round(incoming, request, _NO_REPLY, live, caller, started)
+        round_ = new_round(incoming, request, _NO_REPLY, live, caller, started)
+        if not is_bridged:
+            _ = self._continuation.opened(round_)
+        return round_
 
     def _go_on(self, direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve a request in a task that was begun without one."""
@@ -207,6 +216,41 @@ class RequestHandler:
         round_.reply = reply
         begun = self._dispatcher.serve(round_, direct.plain, direct.error)
         return self._replied(self._bridge_first(incoming, reply, live, begun), incoming, reply)
+
+    def begin_hop(
+        self,
+        connection: Connection,
+        head: ParsedHead,
+        incoming: Incoming,
+        answer: Callable[[web.BaseRequest, Callable[[ReplyWriter], Awaitable[object]]], Awaitable[web.StreamResponse]],
+        encode: Encode,
+    ) -> DirectCall:
+        """Begin a retry that another replica forwarded, without a task if its call is held here. Raises nothing.
+
+        `answer` has it served in a task; `encode` makes the bytes of a whole reply.
+        """
+
+        def go_on(direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+            return answer(http, partial(self._go_on_hop, direct))
+
+        hop = DirectHop(connection, head, incoming, go_on, self._hops, encode)
+        live = self._routes.live.get(incoming.path)
+        try:
+            round_ = self._plain_round(incoming, live, head) if live and not self._authenticator.verifies else None
+            is_retry = round_ is not None and round_.request.request_state is not None
+        except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
+            round_, is_retry = None, False
+        if round_ is not None and is_retry:
+            hop.begin(round_, self._continuation.begin)
+        return hop
+
+    def _go_on_hop(self, hop: DirectCall, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
+        """As `handle_hop`, for a request that was begun without a task."""
+        round_ = hop.round
+        if round_ is None:
+            return self.handle_hop(hop.incoming, reply)
+        round_.reply = reply
+        return self._replied(self._dispatcher.serve(round_, hop.plain, hop.error), hop.incoming, reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""

@@ -4,6 +4,7 @@ A server of the client's own transport gets its requests unchanged. One of anoth
 at a time. A server that refuses `initialize` because it is modern is mirrored.
 """
 
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -25,7 +26,7 @@ from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
 from gateway.telemetry import Passed, TrafficEra
-from gateway.transport_relay.session_relay import connect
+from gateway.transport_relay.session_relay import SessionRelay
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
@@ -102,7 +103,7 @@ class LegacyRouting:
     def _connect(self, at: Arrival) -> Connect:
         """Return what serves a relayed session, or mirrors it where the server is modern."""
         live = at.live
-        relay = connect(live)
+        relay = partial(SessionRelay, live)
         if live.route.era == "bridge" or live.upstream.stdio is not None:
             return relay
         mirror = self.mirror.connect(at)

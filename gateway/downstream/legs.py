@@ -3,23 +3,31 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.cluster.peer_client import PeerClient
+from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
+from gateway.telemetry import Step
+
+_TASK_PART: Final = 0.1
+"""The part of `timeouts.peer_accept_seconds` after which a task takes a request over that waits without one."""
 
 
 class Retry:
     """A further leg of a held call that waits without a task, as a plain call does; `final` is never set."""
 
-    __slots__ = ("driver", "queue", "waiter")
+    __slots__ = ("_is_relayed", "driver", "queue", "waiter")
 
     final: FinalMessage | None = None
 
-    def __init__(self, driver: Driver, queue: ResponseQueue) -> None:
-        """Wait from now on, so that the exchange may answer at once."""
+    def __init__(self, driver: Driver, queue: ResponseQueue, *, is_relayed: bool) -> None:
+        """Wait from now on, so that the exchange may answer at once; `is_relayed`: another replica forwarded it."""
+        self._is_relayed = is_relayed
         self.driver = driver
         self.queue = queue
         self.waiter = asyncio.get_running_loop().create_future()
@@ -31,13 +39,52 @@ class Retry:
         return self.queue.take_only()
 
     def leave(self) -> None:
-        """The client has closed its connection."""
+        """The client, or the replica that forwarded the retry, has closed its connection."""
         self.queue.waits_no_more()
-        self.driver.leave(self.queue.leg)
+        self.driver.leave(self.queue.leg, is_relayed=self._is_relayed)
 
     def promote(self) -> Driver:
         """The exchange of the call."""
         return self.driver
+
+
+class Forwarded:
+    """A further leg of a call that another replica holds; it waits without a task for one whole message."""
+
+    __slots__ = ("_peers", "_round", "_timer", "exchange", "waiter")
+
+    final: FinalMessage | None = None
+
+    def __init__(self, round_: Round, exchange: PeerExchange, peers: PeerClient) -> None:
+        self.exchange = exchange
+        self.waiter = exchange.first_part()
+        """Done when something has come, or nothing for a while."""
+        self._round = round_
+        self._peers = peers
+        self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._give_up_waiting)
+
+    def take(self) -> FinalMessage | None:
+        """The one message for the client; None if a task has to wait for more, or for anything else."""
+        self._timer.cancel()
+        found = self._peers.message(self.exchange)
+        if found is None:
+            return None
+        self._round.continued(Step.FORWARDED)
+        return FinalMessage(found[0], ending=found[1])
+
+    def leave(self) -> None:
+        """The client has closed its connection."""
+        self._timer.cancel()
+        self._peers.give_up(self.exchange)
+
+    def _give_up_waiting(self) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+def task_seconds(round_: Round) -> float:
+    """How long a forwarded round waits for its whole reply without a task, on both of its replicas."""
+    return _TASK_PART * round_.live.config.timeouts.peer_accept_seconds
 
 
 class Legs:
@@ -46,7 +93,7 @@ class Legs:
     def __init__(self) -> None:
         self._running: set[Driver] = set()
         """Those with a leg of a client of this replica."""
-        self._plain: set[PlainCall | Retry] = set()
+        self._plain: set[PlainCall] = set()
         self.relayed: set[Driver] = set()
         """Those with a leg of a request that another replica forwarded."""
 
@@ -55,7 +102,7 @@ class Legs:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
         return self._running | {plain.promote() for plain in self._plain if plain.final is None}
 
-    async def write_plain(self, round_: Round, plain: PlainCall | Retry) -> Replied:
+    async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
         self._plain.add(plain)
         try:

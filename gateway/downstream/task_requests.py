@@ -6,8 +6,8 @@ finds goes on with the task.
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -16,8 +16,6 @@ from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.upstream_headers import joined
-from gateway.identity import principal as principals
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
@@ -79,12 +77,7 @@ class TaskRequests:
 
     def _open(self, incoming: Incoming, caller: Caller, path: str, sealed: str) -> TaskHandle:
         """The handle that a caller sent; raises InvalidState."""
-
-        def digest(names: Sequence[str]) -> bytes:
-            return principals.of_headers(
-                names, lambda name: joined(incoming.headers, name) if name != caller.distrusted_header else None
-            )
-
+        digest = partial(incoming.digest, caller)
         return self.table.sealer.open(sealed, path, caller.principal, digest, time.time())
 
     def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:

@@ -14,8 +14,6 @@ from gateway.protocol.jsonrpc import Error
 class Timer(StrEnum):
     """The exchange's timers; each runs at most once at a time, and `Arm` restarts it."""
 
-    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
-
     QUIET = "quiet"
     LEG = "leg"
     GRACE = "grace"

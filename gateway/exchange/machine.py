@@ -61,8 +61,6 @@ Ending = do.Reply | do.Fail
 class State(StrEnum):
     """The states of an exchange; the module's docstring describes them."""
 
-    __hash__ = str.__hash__  # Enum's own is a Python function, and these are keys on the hot path
-
     IDLE = "idle"
     RUNNING = "running"
     ASKING = "asking"

@@ -12,6 +12,7 @@ from gateway.identity.principal import network_of
 from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
 from gateway.runtime.budget import Budget, Share
 
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PIECE_BYTES: Final = 65_536
 """The most that is inflated before the limits are checked again."""
 _NO_LIMIT: Final = 1 << 62
@@ -43,7 +44,7 @@ class BodyReader:
             raise _too_large(limit)
         if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
             # aiohttp's low-level server leaves this to its handler. HTTP/1.0 has no interim replies.
-            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await http.writer.write(CONTINUE)
             http.writer.output_size = 0
         reading = _Reading(http, inflation, limit)
         if self._per_address.value == _NO_LIMIT or not http.remote:

@@ -15,7 +15,8 @@ from aiohttp.http import StreamWriter
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, RequestHandler, _ErrInfo
 
-from gateway.http.json_reply import JsonReply, json_reply
+from gateway.http.body import CONTINUE
+from gateway.http.json_reply import JsonReply
 from gateway.http.request_parser import KnownHeads, ParsedHead, RequestParser
 from gateway.http.traffic import Traffic
 from gateway.http.unread import Unread
@@ -45,9 +46,9 @@ class DirectRequest(Protocol):
 class Direct:
     """How a listener begins requests without a task; it does not if `begin` is None."""
 
-    def __init__(self, begin: "Callable[[Connection, ParsedHead, bytes], DirectRequest | None] | None") -> None:
+    def __init__(self, begin: Callable[..., DirectRequest | None] | None, heads: KnownHeads | None = None) -> None:
         self.begin = begin
-        self.heads = KnownHeads()
+        self.heads = heads or KnownHeads()
 
 
 class Connection(RequestHandler):
@@ -253,6 +254,9 @@ class Connection(RequestHandler):
             return False
         head, body = known
         if not body:
+            if head.rest:
+                self._out.write(CONTINUE)
+                data = head.rest
             self._held, self._held_timer = data, self._loop.call_later(_BODY_SECONDS, self._parse_held)
             return True
         if (request := direct.begin(self, head, body)) is None:
@@ -276,13 +280,13 @@ class Connection(RequestHandler):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def reply(self, body: bytes, request_id: str) -> None:
-        """Send JSON as the reply to the request in hand; the client may send the next one."""
+    def reply(self, whole: bytes) -> None:
+        """Send the reply to the request in hand; the client may send the next one."""
         self.in_hand = None
         if self.transport is None or self.transport.is_closing():
             return
         self._finishing = True
-        self.transport.write(json_reply(body, request_id))  # whoever cannot read it now is watched while this is set
+        self.transport.write(whole)  # whoever cannot read it now is watched while this is set
         self._finishing = False
         self._begin_idle_time()
 
@@ -314,9 +318,8 @@ class Connection(RequestHandler):
             return False
         if self.in_hand is not None or self._next is not None:
             return True
-        if request is None:
-            return len(self._messages) > 1 or not parser.is_in_body
-        return parser.body is not request.content or not parser.is_in_body
+        is_next = len(self._messages) > 1 if request is None else parser.body is not request.content
+        return is_next or not parser.is_in_body
 
     def _malformed(self, kind: Malformation) -> None:
         self._traffic.malformed(kind, self.remote)

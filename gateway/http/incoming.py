@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -12,6 +12,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from gateway.http.upstream_headers import joined
+from gateway.identity import principal as principals
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
@@ -64,6 +65,8 @@ class Incoming(msgspec.Struct, eq=False):
     """The values of `headers`, if these are known from an earlier request."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
+    sent: "Any" = None
+    """What went to another replica before the task of this request began."""
     opened: ParsedBody | None = None
     """The outcome of `parsed`."""
     unreadable: DownstreamError | None = None
@@ -96,6 +99,14 @@ class Incoming(msgspec.Struct, eq=False):
     def with_body(self, body: bytes) -> "Incoming":
         """The same request with another body, which is not parsed yet."""
         return msgspec.structs.replace(self, body=body, opened=None, unreadable=None, checked=None)
+
+    def digest(self, caller: Caller, names: Sequence[str]) -> bytes:
+        """The digest of the headers of these names, which are credentials, but for one that is distrusted."""
+
+        def value_of(name: str) -> str | None:
+            return joined(self.headers, name) if name != caller.distrusted_header else None
+
+        return principals.of_headers(names, value_of)
 
     def begin_span(self, traces: Traces, about: Operation, id_: Raw | bytes, meta: jsonrpc.Fields) -> Span:
         """Begin the span of this request; `meta` is the `_meta` of its params."""

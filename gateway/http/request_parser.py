@@ -71,6 +71,8 @@ class ParsedHead(msgspec.Struct, eq=False):
     caller: Caller | None = None
     """Who sends it, as long as `judge` stays the same."""
     judge: object = None
+    rest: bytes = b""
+    """The same head without its `Expect: 100-continue`, if it has one."""
 
 
 class KnownHeads:
@@ -80,7 +82,7 @@ class KnownHeads:
         self._heads: Newest[bytes, ParsedHead] = Newest(_KNOWN)
         self._seen: set[int] = set()
         """The hashes of heads that came once."""
-        self.find = self._heads.get
+        self.find: Callable[[bytes], ParsedHead | None] = self._heads.get
 
     def learn(self, data: bytes, message: RawRequestMessage, length: int) -> None:
         """Remember a head that the parser accepted, if requests with such heads need no task."""

@@ -8,14 +8,16 @@ from typing import Any, Final
 AddressInfo = tuple[int, int, int, str, Any]
 """What getaddrinfo returns for one address."""
 
-_FRESH_SECONDS: Final = 10.0
+FRESH_SECONDS: Final = 10.0
 _MAX_HOSTS: Final = 256
 
 
 class Addresses:
     """Looks hosts up. Connections that are opened at the same time share one lookup."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh_seconds: float = FRESH_SECONDS) -> None:
+        """Addresses are kept for so long."""
+        self._fresh_seconds = fresh_seconds
         self._known: dict[tuple[str, int], tuple[float, list[AddressInfo]]] = {}
         self._lookups: dict[tuple[str, int], asyncio.Task[list[AddressInfo]]] = {}
 
@@ -48,7 +50,7 @@ class Addresses:
             return
         while len(self._known) >= _MAX_HOSTS:
             del self._known[next(iter(self._known))]
-        self._known[key] = (time.monotonic() + _FRESH_SECONDS, task.result())
+        self._known[key] = (time.monotonic() + self._fresh_seconds, task.result())
 
 
 async def _look_up(host: str, port: int) -> list[AddressInfo]:

@@ -25,9 +25,11 @@ _SERVERS: Final = 256
 class HttpClient:
     """All connections of a process to its upstreams."""
 
-    def __init__(self, tasks: Tasks, keep_alive_seconds: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(
+        self, tasks: Tasks, keep_alive_seconds: float = KEEP_ALIVE_SECONDS, connector: Connector | None = None
+    ) -> None:
         self._tasks = tasks
-        self._connector = Connector()
+        self._connector = connector or Connector()
         self._idle = IdleConnections(tasks, keep_alive_seconds)
         self.freed = self._idle.put
         """Keeps a connection for the next request."""
@@ -83,10 +85,16 @@ class HttpClient:
         connect_seconds: float,
         is_head: bool = False,
         is_lenient: bool = False,
+        is_fresh: bool = False,
+        awaits_continue: bool = False,
     ) -> PendingRequest:
-        """As `begin`, with the bytes of the head."""
-        pending = PendingRequest(listener, is_lenient=is_lenient)
-        connection = None if self._is_closed else self._idle.take(origin)
+        """As `begin`, with the bytes of the head.
+
+        `is_fresh`: on a new connection. `awaits_continue`: the body is sent when the server says `100 Continue`, which
+        the head has to ask for.
+        """
+        pending = PendingRequest(listener, is_lenient=is_lenient, awaits_continue=awaits_continue)
+        connection = None if self._is_closed or is_fresh else self._idle.take(origin)
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)
             return pending

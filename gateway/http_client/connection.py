@@ -20,6 +20,7 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause
 
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
@@ -127,12 +128,13 @@ class Connection(asyncio.Protocol):
         pending.carrier = self
         if pending.is_paused:
             transport.pause_reading()
-        if len(body) <= _PART_BYTES:
+        if len(body) <= _PART_BYTES and not pending.awaits_continue:
             transport.write(head + body if body else head)
             return
         transport.write(head)
         self._unsent = memoryview(body)
-        self._send_more()
+        if not pending.awaits_continue:
+            self._send_more()
 
     def close(self, failure: RequestFailed) -> None:
         """Close the connection. A request in it fails."""
@@ -182,6 +184,9 @@ class Connection(asyncio.Protocol):
             return
         is_first = not self._heard
         if is_first:
+            if pending.awaits_continue and data == _CONTINUE:
+                self._continue(pending)
+                return
             self._heard = True
             if not self._is_head and (reply := self._familiar.reply(data)) is not None:
                 self._hear_familiar(pending, reply)
@@ -243,11 +248,17 @@ class Connection(asyncio.Protocol):
             self._lesson = data
         elif parser.is_oversized:
             self._fail(MalformedReply(f"more than {MAX_HEAD_BYTES} bytes that are no body"))
+        elif pending.awaits_continue and parser.is_continued:
+            self._continue(pending)
         elif parser.is_between_chunks:
             # Without a line end, the beginning of a size line may have been read.
             parser.is_between_chunks = data.endswith(b"\n")
-            if pending.is_silent:
-                self.take_less_memory()
+            self._save_memory(pending)
+
+    def _save_memory(self, pending: PendingRequest) -> None:
+        """Take less memory if the rest of a reply comes seldom."""
+        if pending.is_silent:
+            self.take_less_memory()
 
     def _feed(self, parser: ReplyParser, data: bytes) -> None:
         """Have the parser call the listener; what goes wrong ends the request."""
@@ -287,8 +298,15 @@ class Connection(asyncio.Protocol):
         if self._pending is pending and not self._missing:
             self._end(keeps_alive=len(data) == missing)
 
+    def _continue(self, pending: PendingRequest) -> None:
+        """Send the body, which the server has asked for."""
+        pending.awaits_continue = False
+        self._send_more()
+
     def _send_more(self) -> None:
         """Write the request's body as far as the transport takes it."""
+        if self._pending is None or self._pending.awaits_continue:
+            return
         while self._unsent and self._transport is not None and not self._is_writing_paused:
             part = self._unsent[:_PART_BYTES]
             self._unsent = self._unsent[_PART_BYTES:] or None

@@ -10,9 +10,9 @@ import ssl
 from contextlib import suppress
 from typing import Final
 
-from aiohappyeyeballs import start_connection
+from aiohappyeyeballs import addr_to_addr_infos, start_connection
 
-from gateway.http_client.addresses import Addresses
+from gateway.http_client.addresses import FRESH_SECONDS, Addresses, AddressInfo
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, TlsRefused
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
@@ -24,16 +24,31 @@ _NEXT_ADDRESS_SECONDS: Final = 0.25
 class Connector:
     """Opens connections within a deadline, name lookup and TLS handshake included."""
 
-    def __init__(self) -> None:
-        self._addresses = Addresses()
+    def __init__(
+        self, source: str | None = None, fresh_seconds: float = FRESH_SECONDS, *, bounds_lookups: bool = True
+    ) -> None:
+        """Connect from the address `source`, if given; keep the addresses of a name for `fresh_seconds`.
+
+        If not `bounds_lookups`, the deadline begins after the name lookup, which the caller has to bound.
+        """
+        self._bounds_lookups = bounds_lookups
+        self._addresses = Addresses(fresh_seconds)
+        self._source = addr_to_addr_infos(None if source is None else (source, 0))
 
     async def connect(self, connection: Connection, seconds: float) -> None:
         """Open a connection to its origin. Raises NotConnected."""
         origin = connection.origin
-        deadline = asyncio.timeout(seconds)
+        is_unix = origin.host.startswith("/")
+        deadline = asyncio.timeout(seconds if self._bounds_lookups or is_unix else None)
         try:
             async with deadline:
-                await self._connect(connection)
+                if is_unix:
+                    await _connect_unix(connection)
+                    return
+                addresses = await self._addresses.of(origin.host, origin.port)
+                if not self._bounds_lookups:
+                    deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+                await self._connect(connection, addresses)
         except (OSError, UnicodeError) as exc:
             self._addresses.forget(origin.host, origin.port)
             if deadline.expired():
@@ -44,11 +59,16 @@ class Connector:
         """End the name lookups that still run."""
         self._addresses.close()
 
-    async def _connect(self, connection: Connection) -> None:
+    async def _connect(self, connection: Connection, addresses: list[AddressInfo]) -> None:
         origin = connection.origin
-        addresses = await self._addresses.of(origin.host, origin.port)
         loop = asyncio.get_running_loop()
-        sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, interleave=1, loop=loop)
+        sock = await start_connection(
+            addresses,
+            local_addr_infos=self._source,
+            happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
+            interleave=1,
+            loop=loop,
+        )
         connection.uses(sock.fileno())  # asked later, the transport would make one more object for the answer
         try:
             _ = await loop.create_connection(
@@ -59,6 +79,12 @@ class Connector:
             with suppress(OSError):  # the event loop may have closed it
                 sock.close()
             raise
+
+
+async def _connect_unix(connection: Connection) -> None:
+    path = connection.origin.host
+    transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
+    connection.uses(transport.get_extra_info("socket").fileno())
 
 
 def _failure(exc: Exception) -> NotConnected:

@@ -11,6 +11,7 @@ class Origin(NamedTuple):
     """What two requests must share to use the same connection."""
 
     host: str
+    """With a slash at its beginning, the path of a unix socket; the port means nothing then."""
     port: int
     tls: ssl.SSLContext | None = None
     """None for a connection without TLS."""

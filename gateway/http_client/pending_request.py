@@ -46,13 +46,25 @@ class Carrier(Protocol):
 class PendingRequest:
     """The handle of one request. All methods do nothing once its reply has ended."""
 
-    __slots__ = ("_connecting", "carrier", "is_lenient", "is_over", "is_paused", "is_read", "is_silent", "listener")
+    __slots__ = (
+        "_connecting",
+        "awaits_continue",
+        "carrier",
+        "is_lenient",
+        "is_over",
+        "is_paused",
+        "is_read",
+        "is_silent",
+        "listener",
+    )
 
-    def __init__(self, listener: ReplyListener, *, is_lenient: bool = False) -> None:
+    def __init__(self, listener: ReplyListener, *, is_lenient: bool = False, awaits_continue: bool = False) -> None:
         self.listener = listener
         """Until the request is over."""
         self.is_lenient = is_lenient
         """Whether the values of the reply's headers may have control characters, which the listener then removes."""
+        self.awaits_continue = awaits_continue
+        """Whether no byte of the body was sent, since the server has not said `100 Continue` yet."""
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False

@@ -19,6 +19,7 @@ MAX_HEAD_BYTES: Final = 65_536
 """The bound for the head of a reply. It also holds for all else that is not body: interim replies, chunk extensions,
 trailers."""
 MAX_INTERIM_REPLIES: Final = 16
+_CONTINUE: Final = 100
 _SWITCHING_PROTOCOLS: Final = 101
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _BETWEEN_CHUNKS: Final = {
@@ -44,6 +45,7 @@ class ReplyParser:
         "has_extra",
         "is_between_chunks",
         "is_complete",
+        "is_continued",
         "is_sized",
         "keep_alive_seconds",
         "keeps_alive",
@@ -67,6 +69,8 @@ class ReplyParser:
         self._interim = 0
         self._is_interim = False
         """Whether the parser is in an interim reply."""
+        self.is_continued = False
+        """Whether the server has said `100 Continue`."""
         self._other_bytes = 0
         """How much was read since the last byte of a body."""
         self.until_close = False
@@ -194,6 +198,7 @@ class ReplyParser:
         if self._interim > MAX_INTERIM_REPLIES:
             raise MalformedReply(f"more than {MAX_INTERIM_REPLIES} interim replies")
         self._is_interim = True
+        self.is_continued = self.is_continued or status == _CONTINUE
         self._fields = []
         self._reason = b""
 

@@ -3,8 +3,8 @@
 A front decodes what the client sends, and hands it to a backend. The backend sends messages back by the link of its
 client. There is one of each per client session, and the first message of every session is `initialize`.
 
-Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. Rule 2: after `close` of
-either side, the other one hears nothing more.
+Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. One that the client has
+cancelled may be passed to `forget` instead. Rule 2: after `close` of either side, the other one hears nothing more.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,7 @@ def request_id(id_: Raw) -> RequestId:
 
 def cancelled(message: Message) -> RequestId | None:
     """The id of the request that `notifications/cancelled` names; None if it is another message, or malformed."""
-    if message.method != mcp.CANCELLED or not isinstance(message.params, Raw):
-        return None
-    try:
-        raw = jsonrpc.fields(message.params).get("requestId")
-    except ValueError:
-        return None
+    raw = jsonrpc.members(message.params).get("requestId") if message.method == mcp.CANCELLED else None
     return None if raw is None else request_id(raw)
 
 
@@ -66,6 +61,9 @@ class ClientLink(Protocol):
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error; over HTTP with its status and headers, if the reply has not begun."""
+
+    def forget(self, request: RequestId) -> None:
+        """A request that the client has cancelled gets no response."""
 
     def close(self) -> None:
         """End the session: each request that is still open is answered with an error first."""

@@ -21,12 +21,12 @@ from gateway.legacy_front.session_table import SessionTable
 from gateway.legacy_front.stream_writer import StreamWriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
+from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.routes.live_route import ProcessScope
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
 
 _METHODS: Final = "GET, POST, DELETE"
-_EVENT_STREAM: Final = "text/event-stream"
 
 
 def beginning(incoming: Incoming) -> Front | None:
@@ -41,7 +41,7 @@ def beginning(incoming: Incoming) -> Front | None:
             return "http" if incoming.parsed().method == mcp.INITIALIZE else None
         except GatewayError:
             return None
-    is_sse = incoming.method == "GET" and _EVENT_STREAM in headers.get("Accept", "")
+    is_sse = incoming.method == "GET" and EVENT_STREAM in headers.get("Accept", "")
     # Clients of streamable HTTP open a stream only once they have a version or a session.
     return "sse" if is_sse and not {mcp.PROTOCOL_VERSION, mcp.LAST_EVENT_ID} & {*headers} else None
 

@@ -14,6 +14,7 @@ from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, ParseError
 from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+from gateway.protocol.reply_messages import is_response
 
 
 def read_batch(at: Arrival, version: str | None) -> Sequence[ClientMessage] | None:
@@ -59,6 +60,6 @@ def _check(message: jsonrpc.Message) -> None:
         raise InvalidRequest('"jsonrpc" must be "2.0"')
     if isinstance(message.id, Raw) and not jsonrpc.is_id(message.id):
         raise InvalidRequest('"id" must be a string or an integer')
-    is_response = isinstance(message.result, Raw) or isinstance(message.error, Raw)
-    if (message.method is None) is not is_response or (is_response and not isinstance(message.id, Raw)):
+    answers = is_response(message)
+    if (message.method is None) is not answers or (answers and not isinstance(message.id, Raw)):
         raise InvalidRequest("The message is neither a request, nor a notification, nor a response")

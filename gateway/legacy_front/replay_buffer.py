@@ -7,9 +7,8 @@ what it has delivered; if a message waits for the client, the session ends.
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from heapq import merge
 from typing import Final, NamedTuple
 
 from gateway.runtime.budget import Budget, Share
@@ -41,9 +40,10 @@ class ReplayBuffer:
         self._budget = budget
         self._behind_bytes = behind_bytes
         self._overflowed = overflowed
-        self._notifications: deque[Entry] = deque()
-        """Notifications that wait, the oldest first; `_others` are the other waiting messages, in the same order."""
-        self._others: deque[Entry] = deque()
+        self._waiting: OrderedDict[int, Entry] = OrderedDict()
+        """What waits for the client, by number."""
+        self._droppable: deque[int] = deque()
+        """The numbers of the notifications among them."""
         self._kept: list[Entry] = []
         """What was delivered, and may be asked for again."""
         self._share: Share | None = None
@@ -63,14 +63,12 @@ class ReplayBuffer:
         The oldest notifications that wait make room for a notification.
         """
         self.last += 1
-        entry = Entry(self.last, data, is_droppable)
+        entry = self._waiting[self.last] = Entry(self.last, data, is_droppable)
         if is_droppable:
-            self._notifications.append(entry)
+            self._droppable.append(entry.number)
             self._behind += len(data)
-            while self._behind > self._behind_bytes and len(self._notifications) > 1:
-                self._release(self._next_of(self._notifications))
-        else:
-            self._others.append(entry)
+            while self._behind > self._behind_bytes and len(self._droppable) > 1:
+                self._release(self._take(self._droppable[0]))
         self._wake()
         if self._share is None:
             self._share = self._budget.share(self._give_way)
@@ -88,12 +86,12 @@ class ReplayBuffer:
             index = bisect_right(self._kept, number, key=_number)
             if index < len(self._kept):
                 return self._kept[index]
-        return min((queue[0] for queue in (self._notifications, self._others) if queue), default=None)
+        return next(iter(self._waiting.values()), None)
 
     def deliver(self, number: int) -> None:
         """The client has the messages up to a number."""
         while (entry := self.after(self.delivered)) is not None and entry.number <= number:
-            _ = self._next_of(self._notifications if entry.is_droppable else self._others)
+            _ = self._take(entry.number)
             if self.is_resumable:
                 self._kept.append(entry)
             else:
@@ -124,7 +122,7 @@ class ReplayBuffer:
 
     def waiting(self) -> list[Entry]:
         """Return the messages that were not delivered."""
-        return list(merge(self._notifications, self._others))
+        return list(self._waiting.values())
 
     def clear(self) -> None:
         """Forget everything."""
@@ -138,10 +136,11 @@ class ReplayBuffer:
         if change is not None and not change.done():
             change.set_result(None)
 
-    def _next_of(self, queue: deque[Entry]) -> Entry:
-        """Take the oldest message that waits."""
-        entry = queue.popleft()
+    def _take(self, number: int) -> Entry:
+        """Take the oldest message that waits, or the oldest notification."""
+        entry = self._waiting.pop(number)
         if entry.is_droppable:
+            _ = self._droppable.popleft()
             self._behind -= len(entry.data)
         return entry
 
@@ -153,9 +152,8 @@ class ReplayBuffer:
 
     def _forget_waiting(self) -> None:
         self._forgotten = self.last
-        for queue in (self._notifications, self._others):
-            while queue:
-                self._release(self._next_of(queue))
+        while self._waiting:
+            self._release(self._take(next(iter(self._waiting))))
 
     def _release(self, entry: Entry) -> None:
         if self._share is not None:
@@ -163,7 +161,7 @@ class ReplayBuffer:
 
     def _free(self) -> None:
         """Give the share back if nothing is here."""
-        if self._share is not None and not (self._notifications or self._others or self._kept):
+        if self._share is not None and not (self._waiting or self._kept):
             self._share.release()
             self._share = None
 
@@ -171,7 +169,7 @@ class ReplayBuffer:
         self._share = None
         has_kept = bool(self._kept)
         self._forget_kept()
-        waiting = sum(map(_size, (*self._notifications, *self._others)))
+        waiting = sum(map(_size, self._waiting.values()))
         if waiting and has_kept:  # what waits may fit now
             self._share = self._budget.share(self._give_way)
             self._share.grow(waiting)

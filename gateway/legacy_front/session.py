@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import UNSET, Raw
 
@@ -40,6 +40,15 @@ class Stream(ReplayBuffer):
     """Whether the reply is a stream for certain, so that no response has an HTTP status of its own."""
 
 
+class _OpenRequest(NamedTuple):
+    """A request that is not answered yet."""
+
+    stream: Stream | None
+    """The stream of its answer; None if the client has left."""
+    size: int
+    """Its server or the mirror may have to keep so many bytes."""
+
+
 class FrontSession:
     """The client's link; it implements `backend.ClientLink`."""
 
@@ -58,8 +67,7 @@ class FrontSession:
         self.front = front
         self.name = name
         self.caller = caller
-        self.is_over = False
-        self._is_ending = False
+        self._is_over = False
         self.is_initialized = False
         self.version: str | None = None
         """The version of the server's answer to `initialize`."""
@@ -76,10 +84,7 @@ class FrontSession:
         self._numbers = STANDALONE
         self.streams: dict[int, Stream] = {}
         self.standalone = self._new_stream()
-        self._open: dict[RequestId, Stream | None] = {}
-        """The requests that are not answered yet, with the streams of their answers; None if the client has left."""
-        self._sizes: dict[RequestId, int] = {}
-        """The sizes of those requests, which their server or the mirror may have to keep."""
+        self._open: dict[RequestId, _OpenRequest] = {}
         self._answered = asyncio.Event()
         self.backend = connect(self)
 
@@ -104,7 +109,7 @@ class FrontSession:
         """Hand a message to the backend; return the stream of a request's reply. Raises GatewayError."""
         request = message.request_id
         is_initialize = message.opened.method == mcp.INITIALIZE
-        if self._is_ending:
+        if self._is_over:
             raise session_gone()
         if is_initialize is (self._initialize is not None) and request is not None:
             raise InvalidRequest(
@@ -112,19 +117,17 @@ class FrontSession:
                 if is_initialize
                 else "The first message of a session must be `initialize`"
             )
-        if request is None:
-            self.backend.receive(message)
-            return None
-        self._check_room(len(message.data))
-        stream = self._begin(request)
-        self._sizes[request] = len(message.data)
-        if is_initialize:
+        stream = self._begin([message])
+        if is_initialize and request is not None:
             self._initialize, self.refusal = request, None
             self._answered.clear()
         try:
             self.backend.receive(message)
         except BaseException:
-            self._forget(request, stream)
+            if request is not None and stream is not None:
+                self._open.pop(request, None)
+                if stream is not self.standalone:
+                    self.drop(stream)
             raise
         return stream
 
@@ -133,11 +136,13 @@ class FrontSession:
 
         Raises GatewayError before any had effect. After that, an error of a request is its response.
         """
-        if self._is_ending:
+        if self._is_over:
             raise session_gone()
         if self._initialize is None:
             raise InvalidRequest("The first message of a session must be `initialize`")
-        stream = self._begin_batch([message for message in messages if message.request_id is not None])
+        stream = self._begin(messages)
+        if stream is not None:
+            stream.began = True  # one response has no HTTP status of its own
         for message in messages:
             try:
                 self.backend.receive(message)
@@ -146,40 +151,26 @@ class FrontSession:
                     self.refuse(message.request_id, exc)
         return stream
 
-    def _begin_batch(self, requests: Sequence[ClientMessage]) -> Stream | None:
-        stream, begun = None, list[RequestId]()
-        self._check_room(sum(len(message.data) for message in requests))
-        for message in requests:
-            assert message.request_id is not None
-            try:
-                stream = self._begin(message.request_id, stream)
-            except InvalidRequest:
-                for request in begun:
-                    self._forget(request, stream or self.standalone)
-                raise
-            begun.append(message.request_id)
-            self._sizes[message.request_id] = len(message.data)
-            stream.began = True  # one response has no HTTP status of its own
-        return stream
-
-    def _check_room(self, size: int) -> None:
-        """Raise Busy if the open requests take too much; a client of HTTP+SSE needs no connection for each."""
-        if sum(self._sizes.values()) + size > _MAX_OPEN_BODIES * self.live.config.limits.body_bytes:
+    def _begin(self, messages: Sequence[ClientMessage]) -> Stream | None:
+        """Open the requests among these messages; return the stream of the replies. Raises InvalidRequest or Busy."""
+        sizes = {request: len(message.data) for message in messages if (request := message.request_id) is not None}
+        if not sizes:
+            return None
+        taken, most = sum(each.size for each in self._open.values()), self.live.config.limits.body_bytes
+        if taken + sum(sizes.values()) > _MAX_OPEN_BODIES * most:  # a client of HTTP+SSE needs no connection for each
             raise Busy(
                 f"The open requests of the session take more than {_MAX_OPEN_BODIES} times limits.body_bytes; await "
                 "an answer first",
                 status=429,
             )
-
-    def _begin(self, request: RequestId, stream: Stream | None = None) -> Stream:
-        if request in self._open:
+        if self._open.keys() & sizes.keys():
             raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
-        if len(self._open) >= _MAX_OPEN:
+        if len(self._open) + len(sizes) > _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
-        stream = self.standalone if self.front == "sse" else stream or self._new_stream()
-        self._open[request] = stream
+        stream = self.standalone if self.front == "sse" else self._new_stream()
+        self._open |= {request: _OpenRequest(stream, size) for request, size in sizes.items()}
         return stream
 
     def _new_stream(self) -> Stream:
@@ -189,13 +180,6 @@ class FrontSession:
         self.streams[self._numbers] = stream
         self._numbers += 1
         return stream
-
-    def _forget(self, request: RequestId, stream: Stream) -> None:
-        """Take a request back that the backend did not take."""
-        self._open.pop(request, None)
-        self._sizes.pop(request, None)
-        if stream is not self.standalone:
-            self.drop(stream)
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream whose messages nobody will ask for."""
@@ -213,8 +197,8 @@ class FrontSession:
         That does not cancel the request. Questions of the server go to the standalone stream from now on.
         """
         for request, each in self._open.items():
-            if each is stream:
-                self._open[request] = None
+            if each.stream is stream:
+                self._open[request] = each._replace(stream=None)
         for entry in () if stream.is_over else stream.waiting():
             _ = self.standalone.put(entry.data, is_droppable=entry.is_droppable)
         self.drop(stream)
@@ -227,7 +211,7 @@ class FrontSession:
 
     def send(self, message: bytes, related_to: RequestId | None) -> None:
         """See `backend.ClientLink`."""
-        if self.is_over:
+        if self._is_over:
             return
         opened = jsonrpc.message(message)
         if opened.method is None:
@@ -238,9 +222,9 @@ class FrontSession:
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """See `backend.ClientLink`."""
-        if request not in self._open or self.is_over:
+        if request not in self._open:
             return
-        stream = self._open[request]
+        stream = self._open[request].stream
         if self.front == "sse" and request == self._initialize and error.status in (401, 403):
             # Only a status makes the client sign in; then it sends `initialize` again.
             self.refusal = error
@@ -251,6 +235,14 @@ class FrontSession:
         if stream is not None:
             self._fail(stream, request, error)
             self._finish(stream)
+
+    def forget(self, request: RequestId) -> None:
+        """See `backend.ClientLink`."""
+        if request in self._open:
+            stream = self._open[request].stream
+            self._close_request(request)
+            if stream is not None:
+                self._finish(stream)
 
     def close(self) -> None:
         """See `backend.ClientLink`."""
@@ -265,7 +257,7 @@ class FrontSession:
 
     def _finish(self, stream: Stream) -> None:
         """A response is in; the last one of a stream ends it."""
-        if stream is not self.standalone and stream not in self._open.values():
+        if stream is not self.standalone and all(each.stream is not stream for each in self._open.values()):
             stream.finish()
             if stream.is_resumable and stream.reader is None:
                 self.linger(stream)
@@ -273,7 +265,7 @@ class FrontSession:
     def _answer(self, request: RequestId, opened: jsonrpc.Message, message: bytes) -> None:
         if request not in self._open:
             return
-        stream = self._open[request]
+        stream = self._open[request].stream
         if request == self._initialize and isinstance(opened.result, Raw):
             self.is_initialized, self.version = True, negotiated(opened.result)
             self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
@@ -286,7 +278,6 @@ class FrontSession:
 
     def _close_request(self, request: RequestId) -> None:
         del self._open[request]
-        self._sizes.pop(request, None)
         if request == self._initialize:
             self._answered.set()
 
@@ -294,22 +285,22 @@ class FrontSession:
         """The stream for a message that is not a response."""
         if not self.is_initialized:
             return self.standalone  # the reply to `initialize` is one JSON body
-        related = self._open.get(related_to or b"")
+        asking = self._open.get(related_to or b"")
+        related = None if asking is None else asking.stream
         if related is None and self.standalone.reader is None:
             # The client listens to nothing but the replies to its requests.
-            related = next((stream for stream in reversed(self._open.values()) if stream is not None), None)
+            related = next((each.stream for each in reversed(self._open.values()) if each.stream is not None), None)
         return related or self.standalone
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def end(self, error: GatewayError) -> None:
         """End the session: answer each open request with `error`, end every stream, close the backend."""
-        if self._is_ending:
+        if self._is_over:
             return
-        self._is_ending = True
+        self._is_over = True
         for request in tuple(self._open):
             self.refuse(request, error)
-        self.is_over = True
         self._answered.set()
         for stream in self.streams.values():
             stream.finish()
@@ -319,7 +310,7 @@ class FrontSession:
 
     def _free(self) -> None:
         """Free the messages of a session that is over once nobody writes them any more."""
-        if self.is_over and not self.readers:
+        if self._is_over and not self.readers:
             for stream in tuple(self.streams.values()):
                 self.drop(stream)
 
@@ -347,14 +338,11 @@ def _fell_behind() -> CallLost:
 
 def negotiated(result: Raw) -> str | None:
     """The protocol version in a result of `initialize`; None if it is malformed."""
-    try:
-        return jsonrpc.text(jsonrpc.fields(result).get("protocolVersion"))
-    except ValueError:
-        return None
+    return jsonrpc.text(jsonrpc.members(result).get("protocolVersion"))
 
 
-def error_response(request: RequestId, error: GatewayError) -> bytes:
-    """A JSON-RPC error for a request."""
+def error_response(request: bytes | Raw | None, error: GatewayError) -> bytes:
+    """A JSON-RPC error for a request, if its id could be read."""
     data = Raw(jsonrpc.encode(error.data)) if error.data else UNSET
     return jsonrpc.failure(request, jsonrpc.Error(error.code, error.message, data))
 

@@ -13,8 +13,6 @@ import msgspec
 
 from gateway.config import InForce
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.upstream_headers import joined
-from gateway.identity import principal as principals
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import PREFIX, Keyring
@@ -57,11 +55,7 @@ def given_id(incoming: Incoming) -> str | None:
 
 def digest(incoming: Incoming, caller: Caller, names: Sequence[str]) -> bytes:
     """Return the digest of everything that identifies the caller of a request."""
-
-    def value_of(name: str) -> str | None:
-        return joined(incoming.headers, name) if name != caller.distrusted_header else None
-
-    return hashlib.sha256(caller.principal + principals.of_headers(names, value_of)).digest()
+    return hashlib.sha256(caller.principal + incoming.digest(caller, names)).digest()
 
 
 class SessionIds:

@@ -56,7 +56,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
     def asked(self, id_: bytes) -> bytes:
         """The nested request; `id_` is JSON."""
-        return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, jsonrpc.encode(self.method), self.params)
+        return jsonrpc.request(id_, self.method, Raw(self.params))
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -154,8 +154,9 @@ class MirroredCall:
             added["requestState"] = self.progress.state
         params = jsonrpc.fields(self.request.params)
         if trace:
-            meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), _written(trace))
-            params = {**params, "_meta": Raw(jsonrpc.merge(meta.items()))}
+            written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
+            meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
+            params = jsonrpc.with_meta(params, meta)
         return modern_request(id_, method, params, profile, log_level=log_level, added=added)
 
     def cancelling(self, task_id: str, id_: bytes) -> bytes:
@@ -320,7 +321,3 @@ class MirroredCall:
 def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
     """Headers, or a `_meta`, with a trace context in place of their own."""
     return {**{name: value for name, value in given.items() if name.lower() not in TRACE_CONTEXT}, **trace}
-
-
-def _written(trace: Mapping[str, str]) -> dict[str, Raw]:
-    return {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}

@@ -83,8 +83,9 @@ class Runner:
     def run(self, headers: Headers) -> None:
         """Send the present round; `headers` are the client's."""
         self.headers = headers
-        method, target = self.call.aim
-        if method != mcp.TOOLS_CALL or self._upstream.catalog.knows(self._upstream.caller, target):
+        (method, target), upstream = self.call.aim, self._upstream
+        needs_schema = method == mcp.TOOLS_CALL and upstream.server.reads_headers
+        if not needs_schema or upstream.catalog.knows(upstream.caller, target):
             self._send()
         else:
             self._upstream.tasks.spawn(self._list_and_send(), "list tools")
@@ -169,7 +170,12 @@ class Runner:
 
     def on_message(self, data: bytes, /) -> None:
         """See `Listener`."""
-        if self.is_over or (self._is_stale(data) and self._list_again()):
+        if self.is_over:
+            return
+        if self._is_stale(data):
+            self._is_relisted, self._pending = True, None
+            self._upstream.catalog.forget(self._upstream.caller)
+            self._upstream.tasks.spawn(self._list_and_send(), "list tools")
             return
         try:
             step = self.call.received(data)
@@ -217,7 +223,7 @@ class Runner:
                 self._hears.end(message)
 
     def _learn(self, data: bytes) -> None:
-        if self.call.request.method == mcp.TOOLS_LIST:
+        if self.call.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:
             result = jsonrpc.message(data).result
             if isinstance(result, Raw):
                 self._upstream.catalog.learn(self._upstream.caller, result)
@@ -228,10 +234,3 @@ class Runner:
             return False
         error = jsonrpc.message(data).error
         return isinstance(error, Raw) and jsonrpc.error(error).code == mcp.HEADER_MISMATCH
-
-    def _list_again(self) -> bool:
-        self._is_relisted = True
-        self._pending = None
-        self._upstream.catalog.forget(self._upstream.caller)
-        self._upstream.tasks.spawn(self._list_and_send(), "list tools")
-        return True

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway.bridge.subscription import Filter
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
 from gateway.mirror.translation import legacy_notification, modern_request
@@ -39,20 +40,18 @@ _LISTS: Final = {
 }
 
 
-class Honoured(msgspec.Struct):
-    """SubscriptionFilter as the server acknowledged it."""
-
-    toolsListChanged: bool = False  # noqa: N815  (the wire's spelling)
-    promptsListChanged: bool = False  # noqa: N815
-    resourcesListChanged: bool = False  # noqa: N815
-    resourceSubscriptions: list[str] = []  # noqa: N815
-
-
 class _Acknowledged(msgspec.Struct):
-    notifications: Honoured = msgspec.field(default_factory=Honoured)
+    notifications: Filter = msgspec.field(default_factory=Filter)
 
 
 _decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode
+
+
+def listening(id_: bytes, profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> Outgoing:
+    """The request for the changes of all lists, and of these resources."""
+    wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
+    params = {"notifications": Raw(jsonrpc.encode(wanted))}
+    return Outgoing(modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers, is_long=True)
 
 
 class Changes:
@@ -117,7 +116,7 @@ class Changes:
                 self.uris.discard(uri)
                 _ = await self._open(self.uris, headers)
 
-    async def listen(self, headers: Headers) -> Honoured:
+    async def listen(self, headers: Headers) -> Filter:
         """Listen to everything that is wanted now, in place of the stream before; raises GatewayError."""
         async with self._in_turn():
             return await self._open(self.uris, headers)
@@ -133,14 +132,11 @@ class Changes:
         if self._closed != closed:
             raise CallLost("The subscription ended before the server acknowledged it")
 
-    async def _open(self, uris: set[str], headers: Headers) -> Honoured:
+    async def _open(self, uris: set[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
         stream = _Stream(self._deliver, self._lost)
-        id_ = b'"listen-%d"' % next(_IDS)
-        wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
-        params = {"notifications": Raw(jsonrpc.encode(wanted))}
-        body = modern_request(id_, mcp.LISTEN, params, self._profile)
-        stream.pending = self._server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), stream)
+        request = listening(b'"listen-%d"' % next(_IDS), self._profile, headers, uris)
+        stream.pending = self._server.begin(request, stream)
         self._opening = stream
         try:
             honoured = await in_time(stream.acknowledged, mcp.LISTEN)
@@ -196,7 +192,7 @@ class Changes:
                 return
             self.tell_all(honoured)
 
-    def tell_all(self, honoured: Honoured) -> None:
+    def tell_all(self, honoured: Filter) -> None:
         """Tell the client of everything that may have changed in the meantime."""
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
@@ -212,7 +208,7 @@ class _Stream:
         self.pending: Pending
         self.began = time.monotonic()
         self.is_over = False
-        self.acknowledged: asyncio.Future[Honoured] = asyncio.get_running_loop().create_future()
+        self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
         self._deliver = deliver
         self._lost = lost
 

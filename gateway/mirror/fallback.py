@@ -30,7 +30,7 @@ class FallbackBackend:
         self, link: ClientLink, first: Connect, mirror_if_modern: MirrorIfModern, tasks: Tasks, waiting_bytes: int
     ) -> None:
         """`waiting_bytes` limits what waits while the mirror is chosen."""
-        self._link = link
+        self.link = link
         self._mirror_if_modern: MirrorIfModern | None = mirror_if_modern
         self._tasks = tasks
         self._greeting: ClientMessage | None = None
@@ -73,23 +73,23 @@ class FallbackBackend:
             opened = jsonrpc.message(message)
             if opened.method is None and isinstance(opened.id, Raw) and bytes(opened.id) == self._greeting.request_id:
                 if isinstance(opened.error, Raw):
-                    self._refused(message, lambda: self._link.send(message, related_to))
+                    self._refused(message, lambda: self.link.send(message, related_to))
                     return
                 self._greeting = None
-        self._link.send(message, related_to)
+        self.link.send(message, related_to)
 
     def refused(self, request: RequestId, error: GatewayError) -> None:
         """Pass a refusal on, unless it is that of `initialize`; what refuses the credential says nothing of an era."""
         is_greeting = self._greeting is not None and request == self._greeting.request_id
         if is_greeting and not isinstance(error, Refused):
-            self._refused(b"", lambda: self._link.refuse(request, error))
+            self._refused(b"", lambda: self.link.refuse(request, error))
         else:
-            self._link.refuse(request, error)
+            self.link.refuse(request, error)
 
     def ended(self) -> None:
         """End the session, unless the mirror may go on with it."""
         if self._waiting is None:
-            self._link.close()
+            self.link.close()
 
     def _refused(self, response: bytes, give_up: Callable[[], None]) -> None:
         greeting, self._greeting = self._greeting, None
@@ -109,15 +109,15 @@ class FallbackBackend:
             waiting, self._waiting = self._waiting or [], None
             if connect is None and not self._is_closed:
                 give_up()
-                self._link.close()
+                self.link.close()
         if connect is not None and not self._is_closed:
-            self.backend = connect(self._link)
+            self.backend = connect(self.link)
             for message in (greeting, *waiting):
                 try:
                     self.backend.receive(message)
                 except GatewayError as exc:
                     if message.request_id is not None:
-                        self._link.refuse(message.request_id, exc)
+                        self.link.refuse(message.request_id, exc)
 
 
 class _Link:
@@ -131,6 +131,9 @@ class _Link:
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         self._fallback.refused(request, error)
+
+    def forget(self, request: RequestId) -> None:
+        self._fallback.link.forget(request)
 
     def close(self) -> None:
         self._fallback.ended()

@@ -50,6 +50,7 @@ class MirrorBackend:
         elif (call := self._calls.get(cancelled(opened) or b"")) is not None:
             call.runner.cancel()
             self.forget(call)
+            self.link.forget(call.id)
         elif opened.method is None and isinstance(opened.id, Raw):
             found = self._nested.pop(bytes(opened.id), None)
             if found is not None:

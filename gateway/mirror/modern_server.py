@@ -1,27 +1,27 @@
 """A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
 from yarl import URL
 
 from gateway.bridge.upstream_call import BUG
-from gateway.http.upstream_client import REDIRECTS, Client
-from gateway.http.upstream_headers import is_valid_value
-from gateway.http.upstream_url import Endpoint
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
+from gateway.protocol.errors import CallLost, GatewayError, Unreachable, UpstreamError
 from gateway.protocol.header_mismatch import encode_value
-from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
+from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
+from gateway.upstream.http.http_errors import refused
 
 T = TypeVar("T")
 
@@ -42,6 +42,12 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     param_headers: Mapping[str, str] = {}
     is_long: bool = False
     """Whether the reply may be silent for any time, as a subscription is."""
+
+    @property
+    def repeated(self) -> dict[str, str]:
+        """The headers that repeat the version, the method and the target of the body."""
+        repeated = {mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: encode_value(self.method)}
+        return {**repeated, mcp.NAME_HEADER: encode_value(self.target)} if self.target else repeated
 
 
 class Listener(Protocol):
@@ -74,6 +80,9 @@ class PendingTask(NamedTuple):
 
 class ModernServer(Protocol):
     """Sends requests of 2026-07-28 to one server."""
+
+    reads_headers: ClassVar[bool]
+    """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
     def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """Send a request. No method of the listener is called before this returns."""
@@ -121,23 +130,18 @@ class _Waiting:
 class HttpServer(msgspec.Struct, frozen=True, eq=False):
     """A modern server over streamable HTTP."""
 
-    client: Client
-    endpoint: Endpoint
-    silence: CoarseTimer
-    """Limits how long a reply may be silent."""
-    failed: Callable[[GatewayError], None]
-    """Is told of every request without a response."""
-    refused: Callable[[str], None]
-    """Is told of each request of the server, by its method: modern servers send none, and nobody gets it."""
+    reads_headers: ClassVar[bool] = True
+    live: LiveRoute
 
     def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`."""
-        return _Reply(self, request, listener).begin()
+        return _Reply(self.live, request, listener).begin()
 
 
-class StdioServer(NamedTuple):
+class StdioServer(msgspec.Struct, frozen=True, eq=False):
     """A modern server that is a child process, which all requests share."""
 
+    reads_headers: ClassVar[bool] = False
     modern: ModernStdio
     tasks: Tasks
 
@@ -160,12 +164,14 @@ class StdioServer(NamedTuple):
 class _Reply:
     """One request over HTTP with its reply (`Pending`, `ReplyListener`)."""
 
-    def __init__(self, server: HttpServer, request: Outgoing, listener: Listener) -> None:
-        self._server = server
-        self._endpoint = server.endpoint
+    def __init__(self, live: LiveRoute, request: Outgoing, listener: Listener) -> None:
+        assert live.upstream.era is not None, "an upstream without a command has a URL"
+        self._live = live
+        self._client, self._endpoint = live.upstream.client, live.upstream.era.endpoint
         self._request = request
         self._listener = listener
-        self._silence = server.silence
+        self._silence = live.deadlines.idle
+        """Limits how long a reply may be silent."""
         self._pending: PendingRequest
         self._head: ReplyHead
         self._parser: sse.Parser | None = None
@@ -180,17 +186,14 @@ class _Reply:
             **request.param_headers,
             "Accept": _ACCEPT,
             "Content-Type": "application/json",
-            mcp.PROTOCOL_VERSION: mcp.MODERN,
-            mcp.METHOD_HEADER: encode_value(request.method),
+            **request.repeated,
         }
-        if request.target:
-            headers[mcp.NAME_HEADER] = encode_value(request.target)
         self._begin(self._endpoint.url, headers)
         return self
 
     def _begin(self, url: URL, headers: Mapping[str, str]) -> None:
         self._headers = headers
-        self._pending = self._server.client.begin("POST", url, headers, self._request.body, self)
+        self._pending = self._client.begin("POST", url, headers, self._request.body, self)
         self._restart()
 
     def abort(self) -> None:
@@ -215,7 +218,9 @@ class _Reply:
     def _fail(self, error: GatewayError) -> None:
         if not self._is_over:
             self._end()
-            self._server.failed(error)
+            if isinstance(error, UpstreamError):
+                self._live.process.metrics.upstream_failed(self._live.route.path, error.reason)
+            self._live.upstream.health.note(error)
             self._listener.on_failed(error)
 
     # -- from the connection ------------------------------------------------------------------------------------
@@ -224,13 +229,13 @@ class _Reply:
         self._head = head
         self._restart()
         if head.status < 300 and head.content_type == "text/event-stream":
-            self._parser = sse.Parser(self._server.client.limits.event_bytes)
+            self._parser = sse.Parser(self._client.limits.event_bytes)
 
     def on_body(self, data: bytes, /) -> None:
         self._restart()
         if self._parser is None:
             self._body += data
-            if len(self._body) > self._server.client.limits.event_bytes:
+            if len(self._body) > self._client.limits.event_bytes:
                 self._too_large()
             return
         try:
@@ -251,7 +256,9 @@ class _Reply:
         try:
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
-                self._server.refused(message.method)
+                # Modern servers send no requests, and nobody gets this one.
+                metrics, path = self._live.process.metrics, self._live.route.path
+                metrics.nested_request(path, message.method, NestedOutcome.UNSOLICITED)
                 return
             if reply_messages.is_response(message):
                 self._is_over = True
@@ -274,7 +281,8 @@ class _Reply:
         if status in REDIRECTS and not self._is_redirected:
             self._follow()
         elif status in (401, 403):
-            self._fail(self._refused(status))
+            challenges = (value for name, value in self._head.texts() if name.lower() == "www-authenticate")
+            self._fail(refused(self._endpoint, status, challenges))
         elif self._body.lstrip().startswith(b"{"):
             self._take(bytes(self._body))
             self._silence.disarm(self)
@@ -287,21 +295,12 @@ class _Reply:
         """Send the request to the address that the server names: it has not run it."""
         self._is_redirected = True
         try:
-            location = self._head.get(b"location")
-            self._endpoint.follow(None if location is None else location.decode("latin-1"))
+            self._endpoint.follow(self._head.text(b"location"))
         except Unreachable as exc:
             self._fail(exc)
         else:
             self._body.clear()
             self._begin(self._endpoint.url, self._headers)
-
-    def _refused(self, status: int) -> Refused:
-        where, as_client = self._endpoint.where, self._endpoint.as_client
-        whose = "the credentials" if as_client else "the credentials of routes[].credentials"
-        given = [value for name, value in self._head.texts() if name.lower() == "www-authenticate"]
-        challenge = ", ".join(value for value in given if is_valid_value(value)) or None
-        words = f"{where} refused {whose} (HTTP {status})"
-        return Refused(words, status=status, challenge=challenge, is_clients=as_client)
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         self._silence.disarm(self)

@@ -30,13 +30,8 @@ class State(msgspec.Struct, frozen=True):
 
 def is_wanted(error: jsonrpc.Error) -> bool:
     """Whether a server refused a call because its client did not declare tasks."""
-    if error.code != mcp.MISSING_CAPABILITY or not isinstance(error.data, Raw):
-        return False
-    try:
-        required = jsonrpc.fields(jsonrpc.fields(error.data).get("requiredCapabilities", jsonrpc.EMPTY))
-        return mcp.TASKS in jsonrpc.fields(required.get("extensions", jsonrpc.EMPTY))
-    except ValueError:
-        return False
+    required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
+    return error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
 
 
 def created(result: jsonrpc.Fields) -> str:

@@ -7,8 +7,8 @@ schema tells which these are. So the first call of a tool lists the tools, unles
 """
 
 import asyncio
-from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -19,9 +19,10 @@ from gateway.mirror.translation import modern_request
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.param_headers import Tool
+from gateway.runtime.newest import Newest
+from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.upstream.channel import Headers
 
-_MAX_PAGES: Final = 50
 _MAX_CALLERS: Final = 1_000
 _MAX_TOOLS: Final = 100_000
 """Of all callers together."""
@@ -45,7 +46,7 @@ class ToolCatalog:
     """The tools by caller; what was used longest ago is forgotten first."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[CallerKey, _Known] = OrderedDict()
+        self._callers: Newest[CallerKey, _Known] = Newest(_MAX_CALLERS)
         self._count = 0
         """Of all tools."""
         self._reading: dict[CallerKey, asyncio.Future[None]] = {}
@@ -77,10 +78,10 @@ class ToolCatalog:
             self.forget(next(iter(self._callers)))
 
     def _known(self, caller: CallerKey) -> _Known:
-        known = self._callers.setdefault(caller, _Known())
-        self._callers.move_to_end(caller)
-        if len(self._callers) > _MAX_CALLERS:
-            self.forget(next(iter(self._callers)))
+        known = self._callers.get(caller) or _Known()
+        oldest = self._callers.keep(caller, known)
+        if oldest is not None:
+            self._count -= len(oldest.tools)
         return known
 
     async def read(self, caller: CallerKey, server: ModernServer, profile: Profile, headers: Headers) -> None:
@@ -95,7 +96,7 @@ class ToolCatalog:
             return
         reading = self._reading[caller] = asyncio.get_running_loop().create_future()
         try:
-            with suppress(GatewayError, ValueError, TimeoutError):
+            with suppress(GatewayError, TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._read(caller, server, profile, headers)
         finally:
@@ -103,17 +104,11 @@ class ToolCatalog:
             reading.set_result(None)
 
     async def _read(self, caller: CallerKey, server: ModernServer, profile: Profile, headers: Headers) -> None:
-        params: dict[str, Raw] = {}
-        for _ in range(_MAX_PAGES):
-            body = modern_request(b'"tools"', mcp.TOOLS_LIST, params, profile)
-            page = await ask(server, Outgoing(body, mcp.TOOLS_LIST, "", headers))
-            if isinstance(page, jsonrpc.Error):
-                break
-            self.learn(caller, page)
-            cursor = jsonrpc.fields(page).get("nextCursor")
-            if cursor is None or jsonrpc.is_null(cursor):
-                break
-            params = {"cursor": cursor}
+        async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
+            body = modern_request(b'"tools"', mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)
+            return await ask(server, Outgoing(body, mcp.TOOLS_LIST, "", headers))
+
+        _ = await read_pages(page, partial(self.learn, caller))
         self._known(caller).is_whole = True
 
     def forget(self, caller: CallerKey) -> None:

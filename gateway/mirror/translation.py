@@ -44,8 +44,7 @@ def modern_request(  # noqa: PLR0913  (what one request consists of)
         metas[mcp.META_LOG_LEVEL] = jsonrpc.encode(log_level)
     parts: dict[str, bytes | Raw] = {key: raw for key, raw in params.items() if key not in _NOT_MODERN}
     parts |= {**(added or {}), "_meta": jsonrpc.merge(metas.items())}
-    written = id_, jsonrpc.encode(method), jsonrpc.merge(parts.items())
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % written
+    return jsonrpc.request(id_, method, Raw(jsonrpc.merge(parts.items())))
 
 
 def initialize_result(discovered: Raw, profile: Profile) -> bytes:
@@ -105,16 +104,9 @@ def _legacy_tools(raw: bytes) -> bytes:
 def _legacy_tool(raw: Raw) -> bytes:
     opened = jsonrpc.fields(raw)
     schema = opened.get("outputSchema")
-    if schema is None or _describes_object(schema):
+    if schema is None or jsonrpc.text(jsonrpc.members(schema).get("type")) == "object":
         return bytes(raw)
     return jsonrpc.merge((key, value) for key, value in opened.items() if key != "outputSchema")
-
-
-def _describes_object(schema: Raw) -> bool:
-    try:
-        return jsonrpc.text(jsonrpc.fields(schema).get("type")) == "object"
-    except ValueError:
-        return False
 
 
 def legacy_answer(id_: bytes, method: str, error: jsonrpc.Error) -> bytes:
@@ -124,18 +116,11 @@ def legacy_answer(id_: bytes, method: str, error: jsonrpc.Error) -> bytes:
         if method == mcp.TOOLS_CALL:
             return jsonrpc.result(id_, tool_error(error.message))
         return jsonrpc.failure(id_, internal_error(error.message, error))
-    if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and _names_uri(error):
+    if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and "uri" in jsonrpc.members(error.data):
         return jsonrpc.failure(id_, jsonrpc.Error(mcp.LEGACY_RESOURCE_NOT_FOUND, error.message, error.data))
     if error.code in _OUR_FAULTS:
         return jsonrpc.failure(id_, internal_error(error.message, error))
     return jsonrpc.failure(id_, error)
-
-
-def _names_uri(error: jsonrpc.Error) -> bool:
-    try:
-        return isinstance(error.data, Raw) and "uri" in jsonrpc.fields(error.data)
-    except ValueError:
-        return False
 
 
 def tool_error(words: str) -> bytes:
@@ -153,5 +138,4 @@ def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:
     if mcp.META_SUBSCRIPTION.encode() not in data:
         return data
     params = jsonrpc.fields(message.params) if isinstance(message.params, Raw) else {}
-    written = jsonrpc.encode(message.method), jsonrpc.merge(_with_legacy_meta(params))
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % written
+    return jsonrpc.notification(message.method, Raw(jsonrpc.merge(_with_legacy_meta(params))))

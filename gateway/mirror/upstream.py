@@ -1,16 +1,12 @@
 """The modern server of a mirrored call, with what calls of the same caller share."""
 
-from functools import partial
-
 import msgspec
 
 from gateway.config import TaskLimits
 from gateway.mirror.modern_server import HttpServer, ModernServer, StdioServer
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
-from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 
 
@@ -25,16 +21,7 @@ def server_of(live: LiveRoute) -> ModernServer:
     """The modern server of a route."""
     if live.upstream.stdio is not None:
         return StdioServer(live.upstream.stdio.modern, live.process.tasks)
-    assert live.upstream.era is not None, "an upstream without a command has a URL"
-    metrics, path = live.process.metrics, live.route.path
-
-    def failed(error: GatewayError) -> None:
-        if isinstance(error, UpstreamError):
-            metrics.upstream_failed(path, error.reason)
-        live.upstream.health.note(error)
-
-    refused = partial(metrics.nested_request, path, outcome=NestedOutcome.UNSOLICITED)
-    return HttpServer(live.upstream.client, live.upstream.era.endpoint, live.deadlines.idle, failed, refused)
+    return HttpServer(live)
 
 
 class Upstream(msgspec.Struct, frozen=True, eq=False):

@@ -5,7 +5,6 @@ Rule 2: the body of a reply is neither delayed nor changed; a reply that is cut 
 Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
-import time
 from collections.abc import Collection
 from contextlib import closing
 from typing import Final
@@ -18,18 +17,16 @@ from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.upstream_headers import is_valid_value, passed_back
-from gateway.passthrough.header_rules import HeaderRules, probe_headers
-from gateway.passthrough.passage import Passage
+from gateway.passthrough.header_rules import HeaderRules
+from gateway.passthrough.passage import Passage, UpstreamCut, next_part
 from gateway.passthrough.rejections import not_allowed, not_passable
 from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewriter
-from gateway.passthrough.upstream_reply import ReplyCut, next_part, open_reply, read_reply
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session
-from gateway.protocol.errors import DownstreamError, ShuttingDown, UpstreamError
+from gateway.protocol.errors import ShuttingDown
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import Passed, TrafficEra
-from gateway.upstream.channel import Headers
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REFUTING_BYTES: Final = 65_536
@@ -45,11 +42,14 @@ class Passthrough:
         self.stopping = False
         self.refuses_calls = False
         """Whether a drain refuses the calls of modern upstreams, because no other replica serves them."""
-        self.long_lived = 0
-        """Open streams that a drain does not wait for."""
+        self._streams: set[Passage] = set()
         self._headers = HeaderRules(in_force, process.epoch)
         self._endpoints = endpoints
-        self.metrics = process.metrics
+
+    @property
+    def long_lived(self) -> int:
+        """The number of open streams that a drain does not wait for."""
+        return len(self._streams)
 
     async def legacy(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, withheld: Collection[int] = ()
@@ -64,8 +64,8 @@ class Passthrough:
             raise ShuttingDown("open the stream again")
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
-        passage = Passage(incoming, reply, live, live.upstream.era, TrafficEra.LEGACY)
-        with _Counted(self, passage), closing(await self._open(passage)) as said:
+        passage = Passage(incoming, reply, live, TrafficEra.LEGACY, self._streams)
+        with passage, closing(await self._open(passage)) as said:
             if said.status in withheld:
                 return await self._withheld(passage, said)
             return await self._relay(passage, said)
@@ -73,7 +73,7 @@ class Passthrough:
     async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Return whether a server that refused a legacy request is modern."""
         probe = live.upstream.era
-        return probe is not None and await probe.is_modern(self._probe_headers(incoming, live), waits=True)
+        return probe is not None and await probe.is_modern(self._headers.on_behalf(incoming, live.route), waits=True)
 
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
@@ -84,12 +84,12 @@ class Passthrough:
         """
         probe = live.upstream.era
         assert probe is not None, "a child process is never modern"
-        if not (probe.known or await probe.is_modern(self._probe_headers(incoming, live), waits=waits)):
+        if not (probe.known or await probe.is_modern(self._headers.on_behalf(incoming, live.route), waits=waits)):
             return None
-        passage = Passage(incoming, reply, live, probe, TrafficEra.MODERN)
+        passage = Passage(incoming, reply, live, TrafficEra.MODERN, self._streams)
         if self.stopping and (self.refuses_calls or passage.is_long_lived):
             raise ShuttingDown("call again")
-        with _Counted(self, passage), closing(await self._open(passage)) as said:
+        with passage, closing(await self._open(passage)) as said:
             if _may_refute(said):
                 return await self._read(passage, said)
             return await self._relay(passage, said)
@@ -97,20 +97,18 @@ class Passthrough:
     async def _open(self, passage: Passage) -> AwaitedReply:
         incoming = passage.incoming
         target = self._endpoints.target(incoming, passage.probe.endpoint)
-        return await open_reply(passage, target, self._headers.lines(incoming, passage.live.route))
-
-    def _probe_headers(self, incoming: Incoming, live: LiveRoute) -> Headers:
-        return probe_headers(self._headers.upstream(incoming, live.route))
+        return await passage.open(target, self._headers.lines(incoming, passage.live.route))
 
     async def _read(self, passage: Passage, said: AwaitedReply) -> web.Response | None:
         """Return a refusal, unless a new probe finds that the upstream is not modern any more."""
         probe = passage.probe
-        body = await read_reply(said, probe.endpoint, passage.live.deadlines.idle)
+        body = await passage.read(said)
         if eras.refutes(said.status, body):
             probe.doubt()
             # If the upstream may have run this request, only the next one is bridged.
-            is_answered = lost_session.is_answered(body, passage.incoming.body)
-            if not is_answered and not await probe.is_modern(self._probe_headers(passage.incoming, passage.live)):
+            incoming = passage.incoming
+            headers = self._headers.on_behalf(incoming, passage.live.route)
+            if not lost_session.is_answered(body, incoming.body) and not await probe.is_modern(headers):
                 passage.outcome = Passed.BRIDGED
                 return None
         passage.outcome = Passed.REFUSED
@@ -118,7 +116,7 @@ class Passthrough:
 
     async def _withheld(self, passage: Passage, said: AwaitedReply) -> web.Response:
         """Return a refusal, which the caller sends or not."""
-        body = await read_reply(said, passage.probe.endpoint, passage.live.deadlines.idle, _REFUTING_BYTES)
+        body = await passage.read(said, _REFUTING_BYTES)
         headers = _headers(passage, said)
         _ = headers.popall("Content-Length", None)
         passage.outcome = Passed.REFUSED
@@ -166,7 +164,7 @@ class Passthrough:
                     await reply.send(part)
             if first_event is not None and (rest := first_event.rest()):
                 await reply.send(rest)
-        except ReplyCut:
+        except UpstreamCut:
             # A standalone GET stream may end at any time; a reply without its final message must not look complete.
             if not passage.is_ended or passage.incoming.method != "GET":
                 reply.cut_short()
@@ -179,39 +177,6 @@ class Passthrough:
             reply.cut_short()
             raise
         await stream.write_eof()
-
-
-class _Counted:
-    """Counts a request with its outcome; while it lasts, a drain can end the stream that it opened."""
-
-    __slots__ = ("_passage", "_passthrough", "_started")
-
-    def __init__(self, passthrough: Passthrough, passage: Passage) -> None:
-        self._passthrough, self._passage = passthrough, passage
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-        if self._passage.is_long_lived:
-            self._passage.live.upstream.streams.add(self._passage)
-            self._passthrough.long_lived += 1
-
-    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
-        passage, metrics = self._passage, self._passthrough.metrics
-        path = passage.live.route.path
-        if isinstance(exc, DownstreamError):
-            passage.outcome = Passed.REFUSED
-        elif isinstance(exc, UpstreamError):
-            passage.outcome = Passed.UNREACHABLE
-            metrics.upstream_failed(path, exc.reason)
-            if exc.status < 500:
-                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
-        elif isinstance(exc, ReplyCut):
-            passage.outcome = Passed.ENDED if passage.is_ended else Passed.CUT
-        seconds = None if passage.is_long_lived else time.monotonic() - self._started
-        metrics.passed(path, passage.era, passage.outcome, seconds)
-        if passage.is_long_lived:
-            passage.live.upstream.streams.discard(passage)
-            self._passthrough.long_lived -= 1
 
 
 def _headers(passage: Passage, said: AwaitedReply) -> CIMultiDict[str]:

@@ -17,6 +17,7 @@ from gateway.http.upstream_headers import disguised, for_passing, joined, own_he
 from gateway.http_client.request_head import HeaderLines
 from gateway.identity import principal as principals
 from gateway.passthrough.rejections import forwarding_loop
+from gateway.runtime.newest import Newest
 from gateway.upstream.channel import Headers
 
 _DROPPED: Final = frozenset({"origin", "proxy-connection"})
@@ -24,8 +25,6 @@ _DROPPED: Final = frozenset({"origin", "proxy-connection"})
 _DECODED: Final = frozenset({"gzip", "deflate", "br", "zstd"})
 """The content encodings that may have been decoded as the request's body was read."""
 _SET_BY_PROXIES: Final = ("forwarded", "x-real-ip", "x-forwarded-")
-
-
 _PLAIN: Final = re.compile(r"[\t\x20-\x7e]*")
 _PLANS: Final = 256
 _PLAN_CHARACTERS: Final = 2048
@@ -49,7 +48,7 @@ class HeaderRules:
     def __init__(self, in_force: InForce[Config], epoch: str) -> None:
         """`epoch` names this process in the Via header that RFC 9110 (7.6.3) requires of proxies."""
         self._via = f"1.1 mrtr-{epoch}"
-        self._plans: dict[object, _Plan] = {}
+        self._plans: Newest[object, _Plan] = Newest(_PLANS)
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
@@ -77,9 +76,7 @@ class HeaderRules:
                 return HeaderLines(plan.names, (plan.template % values).encode())
         passed = self.upstream(incoming, route)
         if sum(map(len, (*key[0], *key[1], key[2] or ""))) <= _PLAN_CHARACTERS:
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            self._plans[key] = _plan(route, headers, passed)
+            _ = self._plans.keep(key, _plan(route, headers, passed))
         return HeaderLines.of(passed.items())
 
     def upstream(self, incoming: Incoming, route: Route) -> CIMultiDict[str]:
@@ -98,6 +95,15 @@ class HeaderRules:
         kept.add("Via", self._via)
         return kept
 
+    def on_behalf(self, incoming: Incoming, route: Route) -> Headers:
+        """Return the headers that do not describe the client's message, for one of the gateway on its behalf."""
+        headers, own = self.upstream(incoming, route), {"accept", "content-type", "last-event-id"}
+        return {
+            name: joined(headers, name) or ""
+            for name in headers
+            if name.lower() not in own and not name.lower().startswith("mcp-")
+        }
+
     def _is_trusted(self, incoming: Incoming) -> bool:
         return bool(self._networks) and principals.is_trusted(incoming.remote, self._networks)
 
@@ -114,13 +120,3 @@ def _plan(route: Route, headers: Mapping[str, str], passed: CIMultiDict[str]) ->
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%%")
-
-
-def probe_headers(headers: CIMultiDict[str]) -> Headers:
-    """Return those headers of a request that do not describe its message, for a probe with the same credentials."""
-    own = {"accept", "content-type", "last-event-id"}
-    return {
-        name: joined(headers, name) or ""
-        for name in headers
-        if name.lower() not in own and not name.lower().startswith("mcp-")
-    }

@@ -43,11 +43,9 @@ class EndpointRewriter:
             path = address = ""
         target = endpoint.within(address) if path == incoming.path else None
         if target is None:
-            error = InvalidRequest(
-                "This address does not belong to a session of the server: open the event stream again"
+            raise InvalidRequest(
+                "This address does not belong to a session of the server: open the event stream again", status=404
             )
-            error.status = 404
-            raise error
         return target
 
     def first_event(self, incoming: Incoming, endpoint: Endpoint) -> "FirstEventRewriter | None":

@@ -101,6 +101,14 @@ def fields(raw: Raw | bytes) -> Fields:
     return _open(raw)[0]
 
 
+def members(raw: object) -> Fields:
+    """As `fields`, but empty for anything that is not an object in JSON."""
+    try:
+        return fields(raw) if isinstance(raw, Raw | bytes) else {}
+    except ValueError:
+        return {}
+
+
 def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
     """The members of an object, and the object with its unpaired surrogates hidden, if it has any."""
     check_members(raw)
@@ -246,12 +254,12 @@ def is_null(raw: Raw) -> bool:
     return bytes(raw).strip() == NULL
 
 
-def request(id_: bytes, method: str, params: Mapping[str, Any]) -> bytes:
+def request(id_: bytes, method: str, params: Mapping[str, Any] | Raw) -> bytes:
     """A request; `id_` is JSON."""
     return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, encode(method), encode(params))
 
 
-def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
+def notification(method: str, params: Mapping[str, Any] | Raw | None = None) -> bytes:
     """A notification; `params` is omitted if None."""
     if params is None:
         return b'{"jsonrpc":"2.0","method":%b}' % encode(method)
@@ -349,6 +357,12 @@ def merge(parts: Iterable[tuple[str, bytes | Raw]]) -> bytes:
     return b"{%b}" % b",".join(
         [b"%b:%b" % (_key(key) if len(key) < _LONG_KEY else encode(key), bytes(value)) for key, value in parts]
     )
+
+
+def with_meta(members: Fields, meta: Fields) -> Fields:
+    """The members of an object with this `_meta` in place of their own; without one if it is empty."""
+    others = {key: value for key, value in members.items() if key != "_meta"}
+    return others | {"_meta": Raw(merge(meta.items()))} if meta else others
 
 
 @lru_cache(maxsize=1024)

@@ -67,7 +67,7 @@ def with_item(response: bytes, name: str, item: Raw) -> bytes:
     except ValueError:
         return response
     meta[KEY] = Raw(jsonrpc.merge((state | {name: item}).items()))
-    result["_meta"] = Raw(jsonrpc.merge(meta.items()))
+    result = jsonrpc.with_meta(result, meta)
     if "cacheScope" in result:
         result["cacheScope"] = Raw(b'"private"')  # the item is for this client alone
     return jsonrpc.result(message.id, jsonrpc.merge(result.items()))

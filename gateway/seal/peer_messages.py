@@ -5,7 +5,7 @@ state keys can send a replica requests, or read or change the messages. A reques
 a short time; a frame is valid at one place in the reply to one request. Threats 17, 19 and 20.
 """
 
-import secrets
+import os
 from collections import OrderedDict
 from typing import Final, Literal
 
@@ -37,7 +37,8 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `to` is a member (`gw-1`, `gw-2#0`) or the host of several (`gw-2`); `remote` is the client's address as the first
     replica saw it. `headers` are unchanged bytes. `request_id` identifies the request in the logs of both replicas.
     `trace` is the token of its span, if it is traced. `leg_seconds` is set by a replica that will end: until then the
-    receiver must have replied, at least with a state-only round.
+    receiver must have replied, at least with a state-only round. `takes_whole` is set by a replica that reads `Whole`;
+    an older version does not.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     request_id: str = ""
     trace: bytes = b""
     leg_seconds: float | None = None
+    takes_whole: bool = False
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
@@ -71,6 +73,16 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The end of a reply, with its outcome; a reply without this frame was cut off."""
 
+    outcome: str
+    error_type: str = ""
+
+
+class Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
+    """A whole reply that is no stream, for a receiver that takes such frames."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    data: bytes
     outcome: str
     error_type: str = ""
 
@@ -96,7 +108,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     word: str
 
 
-Frame = Head | Data | End | Gone | Identity | Answer
+Frame = Head | Data | End | Whole | Gone | Identity | Answer
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(PeerRequest).decode
@@ -177,4 +189,4 @@ class Frames:
 
 def nonce() -> bytes:
     """A new request's nonce."""
-    return secrets.token_bytes(_NONCE_BYTES)
+    return os.urandom(_NONCE_BYTES)

@@ -209,12 +209,7 @@ class Sealer:
         `digest` digests the request's headers of the names in the envelope. Raises InvalidState; StateFromFuture only
         for the request that the state belongs to, so that nothing is revealed to others.
         """
-        if len(state) > self._most:
-            raise InvalidState("too_large")
-        try:
-            envelope = self._decode(self._keyring.value.open(state))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-            raise InvalidState("version") from exc
+        envelope = self._keyring.value.open_as(state, self._decode, self._most)
         if envelope.version != VERSION:
             raise InvalidState("version")
         if envelope.expires < now:

@@ -18,7 +18,7 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import cancelled
+from gateway.legacy_front.backend import cancelled, request_id
 from gateway.legacy_front.incoming_message import read
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
@@ -28,7 +28,7 @@ from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
-from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, is_modern, server_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
@@ -48,16 +48,6 @@ _SEALED: Final = f'"{PREFIX}.'.encode()
 _NOBODY: Final = Profile(mcp.LEGACY, b"{}", b"{}")
 
 
-class _NothingToRepeat(ToolCatalog):
-    """The catalog for this gateway itself, which needs no argument in a header."""
-
-    def knows(self, _caller: CallerKey, _tool: str) -> bool:
-        return True
-
-    def learn(self, _caller: CallerKey, _result: Raw | bytes) -> None:
-        pass
-
-
 class Stateless:
     """The dialect in one process."""
 
@@ -68,7 +58,7 @@ class Stateless:
         self._replicas = replicas
         self._mirror = mirror
         self._own_side = own_side
-        self._catalog, self._nothing_to_repeat = ToolCatalog(), _NothingToRepeat()
+        self._catalog = ToolCatalog()
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results, cold)
         """The calls that may ask."""
@@ -97,7 +87,7 @@ class Stateless:
         assert incoming.caller is not None, "the caller is identified before"
         sent = read(Arrival(incoming, reply, live, incoming.caller))
         at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
-        id_ = bytes(message.id) if isinstance(message.id, Raw) else None
+        id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method is None:
                 return await self._answered(at, message)
@@ -126,7 +116,7 @@ class Stateless:
                 profile = replace(of_initialize(params_of(message)), version=declared.profile.version)
                 return await self._initialize(at, id_, profile)
             case mcp.DISCOVER:
-                server, _, headers = await self._server(at)
+                server, headers = await self._server(at)
                 found = await initialize(server, declared.profile, headers)
                 return await _result(at, id_, vocabulary.discover_result(found))
             case vocabulary.LISTEN:
@@ -137,7 +127,7 @@ class Stateless:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
     async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> web.StreamResponse:
-        server, _, headers = await self._server(at)
+        server, headers = await self._server(at)
         found = await initialize(server, profile, headers)
         token = self._tokens.new_session(*at.caller_key, profile, time.time())
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
@@ -145,7 +135,7 @@ class Stateless:
     async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> web.StreamResponse:
         if self._mirror.stopping:
             raise ShuttingDown("listen again")
-        server, _, headers = await self._server(at)
+        server, headers = await self._server(at)
         listening = Listening(at.live, id_, at.incoming.request_id)
         return await listening.serve(server, declared.profile, headers, at.reply)
 
@@ -154,11 +144,11 @@ class Stateless:
     ) -> web.StreamResponse:
         if self._mirror.refuses_calls:
             raise ShuttingDown("call again")
-        server, catalog, headers = await self._server(at)
+        server, headers = await self._server(at)
         may_ask = request.method in mcp.ASKING
         if may_ask:
             self.lot.check(at.caller.principal, at.caller.address)
-        upstream = Upstream.of(at.live, at.caller_key, catalog, server)
+        upstream = Upstream.of(at.live, at.caller_key, self._catalog, server)
         call = StatelessCall(at, _stateless(at, declared.profile), request, declared, upstream, self._tokens)
         if may_ask:
             self.lot.park(call)
@@ -182,7 +172,7 @@ class Stateless:
             if call is not None:
                 call.cancel()
             else:
-                at.live.process.tasks.spawn(self._replicas.tell_all(at.incoming), "tell replicas")
+                await self._replicas.tell_all(at.incoming)
         return await at.accept()
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -192,9 +182,8 @@ class Stateless:
         nested = at.nested(message, self._tokens, _stateless(at))
         call = self.lot.find(nested.place.exchange)
         if call is None and not at.holds(nested.place):
-            found = await self._replicas.route(nested.place, at.incoming, at.reply)
+            found = await self._replicas.route(at, nested.place)
             if not isinstance(found, TakeOver):
-                at.continued(Step.FORWARDED)
                 return found[0]
         if call is not None:
             at.continued(Step.HELD)
@@ -213,12 +202,12 @@ class Stateless:
         except NoSession as exc:
             raise InvalidSession from exc
 
-    async def _server(self, at: MirrorArrival) -> tuple[ModernServer, ToolCatalog, Headers]:
-        """Return the server for the rounds of a request, the catalog of its tools, and the headers for it."""
+    async def _server(self, at: MirrorArrival) -> tuple[ModernServer, Headers]:
+        """Return the server for the rounds of a request, with the headers for it."""
         live, incoming = at.live, at.incoming
         if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):
-            return server_of(live), self._catalog, at.headers
-        return OwnServer(self._own_side, incoming, at.reply, live), self._nothing_to_repeat, incoming.headers
+            return server_of(live), at.headers
+        return OwnServer(self._own_side, incoming, at.reply, live), incoming.headers
 
 
 def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:

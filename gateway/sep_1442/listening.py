@@ -1,25 +1,21 @@
 """The background stream of SEP-1442: `messages/listen`, served from `subscriptions/listen` of 2026-07-28."""
 
-from typing import Final
-
 from aiohttp import web
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
+from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernServer, Outgoing
-from gateway.mirror.translation import legacy_notification, modern_request
+from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.streamable import reply_stream
+from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
-from gateway.sep_1442.stateless_call import write
 from gateway.sep_1442.vocabulary import LISTENING
 from gateway.upstream.channel import Headers
-
-_LISTS: Final = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")
-_EVERYTHING: Final = Raw(jsonrpc.encode({**dict.fromkeys(_LISTS, True), "resourceSubscriptions": []}))
 
 
 class Listening:
@@ -36,12 +32,11 @@ class Listening:
         self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter
     ) -> web.StreamResponse:
         """Write the changes of a server until its client leaves, or the stream is ended."""
-        body = modern_request(b'"listen"', mcp.LISTEN, {"notifications": _EVERYTHING}, profile)
         streams = self._live.upstream.streams
-        pending = server.begin(Outgoing(body, mcp.LISTEN, "", headers, is_long=True), self)
+        pending = server.begin(listening(b'"listen"', profile, headers), self)
         streams.add(self)
         try:
-            return await write(self._queue, reply, streams=True)
+            return (await reply_stream.finish(reply, await reply_stream.write(self._queue, reply)))[0]
         finally:
             self._is_over = True
             pending.abort()

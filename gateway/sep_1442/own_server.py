@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
+import msgspec
 from aiohttp import web
 from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -14,7 +15,6 @@ from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
 from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
-from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending
@@ -32,26 +32,26 @@ class OwnSide(NamedTuple):
     """Ends the call whose next round a request would be."""
 
 
-class OwnServer:
+class OwnServer(msgspec.Struct, frozen=True, eq=False):
     """A `ModernServer` for the rounds of one request."""
 
-    def __init__(self, side: OwnSide, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> None:
-        self._side = side
-        self._incoming = incoming
-        self._reply = reply
-        self._live = live
+    reads_headers: ClassVar[bool] = False
+    side: OwnSide
+    incoming: Incoming
+    reply: ReplyWriter
+    live: LiveRoute
 
     def begin(self, request: Outgoing, listener: Listener) -> Pending:
         """See `ModernServer`; the headers are those that the client sent."""
-        tasks = self._live.process.tasks
+        tasks = self.live.process.tasks
         return PendingTask(tasks.start(self._run(request, listener), "modern request"))
 
     def give_up(self, request: Outgoing) -> None:
         """End the call that waits for this request, which will not be sent."""
-        self._side.give_up(self._modern(request), self._live)
+        self.side.give_up(self._modern(request), self.live)
 
     def _modern(self, request: Outgoing) -> Incoming:
-        came = self._incoming
+        came = self.incoming
         return Incoming(
             came.path,
             _headers(request),
@@ -63,9 +63,9 @@ class OwnServer:
         )
 
     async def _run(self, request: Outgoing, listener: Listener) -> None:
-        reply = _Messages(listener, self._reply, self._live.config.limits.event_bytes)
+        reply = _Messages(listener, self.reply, self.live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):
-            _ = await self._side.serve(self._modern(request), reply)
+            _ = await self.side.serve(self._modern(request), reply)
         if not reply.is_over:
             listener.on_failed(CallLost("The gateway lost the call; it may have had effects"))
 
@@ -73,12 +73,7 @@ class OwnServer:
 def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
     """The client's headers, with those of 2026-07-28 in place of its own."""
     kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
-    headers = CIMultiDict(kept)
-    headers[mcp.PROTOCOL_VERSION] = mcp.MODERN
-    headers[mcp.METHOD_HEADER] = encode_value(request.method)
-    if request.target:
-        headers[mcp.NAME_HEADER] = encode_value(request.target)
-    return CIMultiDictProxy(headers)
+    return CIMultiDictProxy(CIMultiDict([*kept, *request.repeated.items()]))
 
 
 class _Messages(MessageReply):

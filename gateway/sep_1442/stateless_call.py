@@ -18,6 +18,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Question, Request
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.modern_server import Outgoing
+from gateway.mirror.streamable import reply_stream
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Nested, Session, Tokens
@@ -116,7 +117,8 @@ class StatelessCall:
         self._headers = headers
         try:
             self._runner.run(headers)
-            return await write(self._queue, reply, streams=self._declared.streams)
+            last = await reply_stream.write(self._queue, reply, keeps_alive=self._declared.streams)
+            return (await reply_stream.finish(reply, last))[0]
         finally:
             self._left()
 
@@ -154,22 +156,3 @@ class StatelessCall:
 
     def forget(self) -> None:
         """See `Parked`; nothing is kept."""
-
-
-async def write(queue: ResponseQueue, reply: ReplyWriter, *, streams: bool) -> web.StreamResponse:
-    """Write messages as they come: one JSON body if the final message comes first, or if the reply is not a stream."""
-    queue.begin_writing(reply.share_unread)
-    try:
-        while not isinstance(item := await queue.take(), FinalMessage):
-            if item is None and not streams:
-                continue
-            if not reply.started:
-                await reply.start()
-            await reply.write(sse.KEEP_ALIVE if item is None else item)
-        if item.body:
-            return await reply.whole(item.body, item.status, item.headers, item.ending)
-        if not reply.started:
-            await reply.start()
-        return await reply.end(item.ending)
-    finally:
-        queue.end_writing()

@@ -77,10 +77,7 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
     roots = _roots(meta)
     version = Raw(jsonrpc.encode(versions[0]))
     profile = of_initialize({"protocolVersion": version, "capabilities": _capabilities(meta, roots)})
-    kept = {key: raw for key, raw in params.items() if key != "_meta"}
-    others = {key: raw for key, raw in meta.items() if key not in _OWN}
-    if others:
-        kept["_meta"] = Raw(jsonrpc.merge(others.items()))
+    kept = jsonrpc.with_meta(params, {key: raw for key, raw in meta.items() if key not in _OWN})
     return Declared(jsonrpc.merge(kept.items()), profile, CAPABILITIES in meta, roots, _log_level(meta))
 
 

@@ -22,7 +22,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_connections import PeerConnections
-from gateway.cluster.peer_listener import PeerListener
+from gateway.cluster.peer_listener import PeerHeads, PeerListener
 from gateway.cluster.retry_routing import RetryRouting
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
@@ -118,7 +118,7 @@ class Gateway:
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
         self._traffic.show_budgets()
         own = member_id(config.replica, worker)
-        self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer)
+        self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer, self.tasks)
         replica = in_force.part(lambda config: config.replica)
         self.members = Membership(replica, worker, self.tasks, self._peer_connections.ask_name)
         if traces is None and config.traces:
@@ -246,14 +246,17 @@ class Gateway:
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
-        serve = self.downstream.handle_hop
+        serve, begin = self.downstream.handle_hop, self.downstream.begin_hop
         tell = self._cluster_view.tell
-        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
+        listener = PeerListener(self._in_force, self._peer_sealer, serve, begin, self._witness, tell, self._traffic)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
-            _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
+            direct = Direct(listener.begin, PeerHeads())
+            _ = await self._open(listener.handle, self.config.replica.listen, shared=True, direct=direct)
         if self._worker is not None:
-            _ = await self._open(partial(listener.handle, is_local=True), self._worker.socket("peer"))
+            direct = Direct(partial(listener.begin, is_local=True), PeerHeads())
+            address = self._worker.socket("peer")
+            _ = await self._open(partial(listener.handle, is_local=True), address, direct=direct)
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
@@ -350,7 +353,7 @@ class Gateway:
         await self.routes.end_children()
         await self.tasks.close()
         self._client.close()
-        await self._peer_connections.close()
+        self._peer_connections.close()
         if self._traces is not None:
             # In a thread: probes and scrapes are answered meanwhile, even if the collector hangs.
             await asyncio.to_thread(self._traces.close, _FLUSH_SECONDS)

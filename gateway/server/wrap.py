@@ -10,7 +10,6 @@ from gateway.server.process import Gateway
 from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.host import Host, take_standard_streams
 from gateway.telemetry import Event, get_logger
-from gateway.transport_relay import session_relay
 
 log = get_logger()
 
@@ -34,7 +33,7 @@ async def wrap(config: Config) -> None:
     (live,) = gateway.routes.live.values()
     host = Host(live.config.limits.body_bytes, live.process.traffic.sending)
     await host.open(*take_standard_streams())
-    front = StdioFront(host, gateway.downstream, live, session_relay.connect(live))
+    front = StdioFront(host, gateway.downstream, live)
     log.info(Event.HOST_JOINED, upstream=live.route.upstream.name)
     serving = gateway.tasks.start(front.run(), "host")
     _ = await asyncio.wait((serving, host.gone, front.ended, stopped), return_when=asyncio.FIRST_COMPLETED)

@@ -3,11 +3,8 @@
 import asyncio
 from contextlib import suppress
 
-from msgspec import Raw
-
 from gateway.legacy_front.backend import ClientLink, ClientMessage
 from gateway.process.child import Child
-from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
@@ -51,7 +48,7 @@ class ChildBackend:
 
     def _hear(self, line: bytes) -> None:
         if is_message(line):
-            self._link.send(line, _related(line))
+            self._link.send(line, None)  # no line of a legacy server tells to which request it belongs
 
     def _ended(self, child: Child) -> None:
         if not child.asked:
@@ -78,9 +75,3 @@ class ChildBackend:
         child = self.give_up_child()
         if child is not None:
             await child.close()
-
-
-def _related(line: bytes) -> bytes | None:
-    """Return the id of a response, which is all that a line of a legacy server tells."""
-    message = jsonrpc.message(line)
-    return bytes(message.id) if message.method is None and isinstance(message.id, Raw) else None

@@ -14,6 +14,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.legacy_front.session import error_response
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
@@ -30,6 +31,7 @@ from gateway.stdio_front.legacy_host import LegacyHost
 from gateway.stdio_front.modern_forwarder import Forwarder
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Direction, bodies
+from gateway.transport_relay.session_relay import SessionRelay
 
 _POLL_SECONDS: Final = 0.05
 
@@ -37,12 +39,10 @@ _POLL_SECONDS: Final = 0.05
 class StdioFront:
     """Serves one host until it closes its end."""
 
-    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, relay: Connect) -> None:
-        """`relay` serves a legacy host of a legacy server that is not a child."""
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
         self._host = host
         self._handler = handler
         self._live = live
-        self._http_relay = relay
         self._tasks = live.process.tasks
         self._modern: ModernHost | None = None
         self._legacy: LegacyHost | None = None
@@ -57,7 +57,7 @@ class StdioFront:
             try:
                 await self._receive(line)
             except GatewayError as exc:
-                self._host.send(jsonrpc.failure(exc.request_id, jsonrpc.Error(exc.code, exc.message)))
+                self._host.send(error_response(exc.request_id, exc))
 
     async def _receive(self, line: bytes | None) -> None:
         if line is None:
@@ -68,7 +68,7 @@ class StdioFront:
         depth = self._live.config.limits.json_depth
         if self._legacy is not None and batch.is_batch(line):
             for member in batch.members(line, depth, batch.VERSION):
-                self._legacy.receive(member.data, member.opened)
+                self._legacy.receive(member)
             return
         try:
             check_bounds(line, depth)
@@ -82,7 +82,7 @@ class StdioFront:
         elif self._modern is None and self._legacy is None:
             self._modern = await self._new_modern()
         if self._legacy is not None:
-            self._legacy.receive(line, opened)
+            self._legacy.receive(ClientMessage(line, opened))
         elif self._modern is not None:
             self._modern.receive(line)
 
@@ -91,8 +91,7 @@ class StdioFront:
     async def _new_modern(self) -> ModernHost:
         live, headers = self._live, own_headers(self._live.route)
         if live.route.era != "bridge" and await is_modern(live, headers):
-            over_http = live.upstream.stdio is None
-            serve = Forwarder(self._host, server_of(live), headers, over_http=over_http).serve
+            serve = Forwarder(self._host, server_of(live), headers).serve
         else:
             serve = Bridge(self._host, self._handler, live).serve
         return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)
@@ -107,7 +106,7 @@ class StdioFront:
     def _relay(self, link: ClientLink) -> Backend:
         stdio = self._live.upstream.stdio
         if stdio is None:
-            return self._http_relay(link)
+            return SessionRelay(self._live, link)
         self._child = ChildBackend(stdio, link, self._tasks)
         return self._child
 
@@ -165,10 +164,5 @@ class StdioFront:
 
 def _speaks_modern(opened: jsonrpc.Message) -> bool:
     """Whether the first message of a host is one of 2026-07-28: no legacy host names its version in `_meta`."""
-    if not isinstance(opened.params, Raw):
-        return opened.method == mcp.DISCOVER
-    try:
-        params = jsonrpc.fields(opened.params)
-        return opened.method == mcp.DISCOVER or mcp.META_VERSION in jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY))
-    except ValueError:
-        return False
+    meta = jsonrpc.members(jsonrpc.members(opened.params).get("_meta"))
+    return opened.method == mcp.DISCOVER or mcp.META_VERSION in meta

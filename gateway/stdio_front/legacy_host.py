@@ -34,10 +34,9 @@ class LegacyHost:
         """Whether a request of the host is worked on, and does not wait for an answer of the host."""
         return bool(self._open - set(self._asked.values()) - self._cancelled)
 
-    def receive(self, line: bytes, opened: jsonrpc.Message) -> None:
+    def receive(self, message: ClientMessage) -> None:
         """Take one message of the host."""
-        message = ClientMessage(line, opened)
-        id_ = message.request_id
+        id_, opened = message.request_id, message.opened
         if id_ is not None:
             if id_ in self._open:
                 # An answer with this id would end the other request.
@@ -64,9 +63,7 @@ class LegacyHost:
             answered = request_id(opened.id)
             if answered not in self._open:
                 return
-            self._open.discard(answered)
-            self._cancelled.discard(answered)
-            self._asked = {question: about for question, about in self._asked.items() if about != answered}
+            self.forget(answered)
         elif isinstance(opened.id, Raw) and related_to in self._open and len(self._asked) < _MAX_ASKED:
             self._asked[request_id(opened.id)] = related_to
         self._host.send(message)
@@ -74,6 +71,12 @@ class LegacyHost:
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Answer a request with an error."""
         self.send(error_response(request, error), request)
+
+    def forget(self, request: RequestId) -> None:
+        """Count a request as answered."""
+        self._open.discard(request)
+        self._cancelled.discard(request)
+        self._asked = {question: about for question, about in self._asked.items() if about != request}
 
     def close(self) -> None:
         """The backend ends the session: answer what is open, and end."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway.legacy_front.session import error_response
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
 from gateway.mirror.tool_catalog import ToolCatalog
@@ -25,19 +26,18 @@ _CALLER: Final = ("", b"")
 class Forwarder:
     """The way from one host to one modern server."""
 
-    def __init__(self, host: Host, server: ModernServer, headers: Headers, *, over_http: bool) -> None:
+    def __init__(self, host: Host, server: ModernServer, headers: Headers) -> None:
         """`headers` are the route's own."""
         self._host = host
         self._server = server
         self._headers = headers
-        self._over_http = over_http
         self._catalog = ToolCatalog()
 
     async def serve(self, parsed: ParsedBody, line: bytes) -> None:
         """Pass a request on with everything that answers it; if cancelled, cancel it at the server."""
         assert parsed.id is not None
         target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, ""))) or ""
-        repeated = await self._repeated(parsed, target) if self._over_http else {}
+        repeated = await self._repeated(parsed, target) if self._server.reads_headers else {}
         listener = _ToHost(self._host, parsed.id)
         is_long = parsed.method == mcp.LISTEN
         request = Outgoing(line, parsed.method, target, self._headers, repeated, is_long=is_long)
@@ -77,7 +77,7 @@ class _ToHost:
             self._end()
 
     def on_failed(self, error: GatewayError, /) -> None:
-        self._host.send(jsonrpc.failure(self._id, jsonrpc.Error(error.code, error.message)))
+        self._host.send(error_response(self._id, error))
         self._end()
 
     def _end(self) -> None:

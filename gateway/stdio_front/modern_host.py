@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from msgspec import Raw
 
 from gateway.bridge.upstream_call import BUG
+from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp, request
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidRequest
+from gateway.protocol.reply_messages import is_response
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.host import Host
@@ -64,7 +66,7 @@ class ModernHost:
             raise
 
     def _refuse(self, id_: Raw | bytes | None, error: GatewayError) -> None:
-        self._host.send(jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message)))
+        self._host.send(error_response(id_, error))
 
     def _ended(self, id_: bytes) -> None:
         del self._running[id_]
@@ -88,4 +90,4 @@ def _is_response(line: bytes) -> bool:
         message = jsonrpc.message(line)
     except ValueError:
         return False
-    return message.method is None and (isinstance(message.result, Raw) or isinstance(message.error, Raw))
+    return message.method is None and is_response(message)

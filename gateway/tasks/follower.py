@@ -19,6 +19,7 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
+from gateway.routes.live_route import ProcessScope
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks
@@ -125,17 +126,14 @@ class Follower:
     """One task and its session."""
 
     def __init__(
-        self, session: Session, task_id: str, listener: Listener, headers: Callable[[], Headers], holder: str
+        self, session: Session, task_id: str, listener: Listener, headers: Callable[[], Headers], process: ProcessScope
     ) -> None:
-        """`listener` hears the questions; `headers` returns the newest ones that a client sent.
-
-        `holder` names this process, and with it the ids of the requests that are held open.
-        """
+        """`listener` hears the questions; `headers` returns the newest ones that a client sent."""
         self.session = session
         self.task_id = task_id
         self._listener = listener
         self._headers = headers
-        self._holder = holder
+        self._holder = holder(process.owner, process.epoch)
         self._tries = 0
         """How often tasks/result was sent."""
         self._is_stopped = False

@@ -49,10 +49,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 def created(result: Raw) -> Created | None:
     """The task of a CreateTaskResult; None if this is another result."""
-    try:
-        task = jsonrpc.fields(jsonrpc.fields(result)["task"])
-    except (KeyError, ValueError):
-        return None
+    task = jsonrpc.members(jsonrpc.members(result).get("task"))
     task_id = jsonrpc.text(task.get("taskId"))
     return Created(task_id, _seconds(task.get("ttl"))) if task_id else None
 
@@ -69,22 +66,15 @@ def _seconds(raw: Raw | None) -> float | None:
 
 def status(answer: Raw | jsonrpc.Error) -> Status | None:
     """The answer to tasks/get; None if the server does not know the task."""
-    opened = _opened(answer)
+    opened = jsonrpc.members(answer)
     found = jsonrpc.text(opened.get("status"))
     return Status(found, jsonrpc.text(opened.get("statusMessage")) or "") if found else None
 
 
 def is_result(answer: Raw | jsonrpc.Error) -> bool:
     """Whether the answer to tasks/result is what the tool returned."""
-    opened = _opened(answer)
+    opened = jsonrpc.members(answer)
     return "content" in opened or "structuredContent" in opened
-
-
-def _opened(answer: Raw | jsonrpc.Error) -> jsonrpc.Fields:
-    try:
-        return jsonrpc.fields(answer) if isinstance(answer, Raw) else {}
-    except ValueError:
-        return {}
 
 
 def without_task(result: Raw) -> Raw:
@@ -96,10 +86,7 @@ def without_task(result: Raw) -> Raw:
         meta = {key: raw for key, raw in jsonrpc.fields(opened["_meta"]).items() if key != mcp.META_RELATED_TASK}
     except (KeyError, ValueError):
         return result
-    kept: dict[str, bytes | Raw] = {key: raw for key, raw in opened.items() if key != "_meta"}
-    if meta:
-        kept["_meta"] = jsonrpc.merge(meta.items())
-    return Raw(jsonrpc.merge(kept.items()))
+    return Raw(jsonrpc.merge(jsonrpc.with_meta(opened, meta).items()))
 
 
 def ended(found: Status, answer: Raw | jsonrpc.Error) -> Ended:

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
-from gateway.exchange import input_requests as inputs
 from gateway.exchange.input_requests import Question
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
 from gateway.protocol.request_meta import Capabilities
 from gateway.routes.live_route import LiveRoute
@@ -27,7 +26,7 @@ from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
-from gateway.tasks.follower import Follower, Past, Relay, TaskGone, holder
+from gateway.tasks.follower import Follower, Past, Relay, TaskGone
 from gateway.tasks.kept_result import KeptResult
 from gateway.tasks.legacy_tasks import Created, Ended, Status
 from gateway.tasks.modern_tasks import View
@@ -67,11 +66,10 @@ class LiveTask:
         self.report = TaskReport(origin.live, handle.exchange, handle.issued)
         self.principal = origin.key.principal
         self._handle, self._sealed = handle, sealed
-        self._declared = origin.declared
         self._server_info = origin.server_info
         self._forget = forget
         self._created = self._updated = _now()
-        self._questions = OpenQuestions(self.id, sealer)
+        self._questions = OpenQuestions(self.id, sealer, origin.declared)
         self._result = KeptResult(origin.server_info, budget)
         self._ended: Ended | None = None
         self._is_cancelled = False
@@ -101,9 +99,7 @@ class LiveTask:
         GET stream, and they may overtake the answer that makes the task.
         """
         follower = self._follower = self._new_follower(session, created.id)
-        for question in asked:
-            if question.upstream_id is not None and question.params is not None:
-                self._questions.add(question.method, question.params, bytes(question.upstream_id))
+        self._questions.take_over(asked)
         relay.to(self)
         self._is_known.set()
         self._start(lambda: self._run(follower))
@@ -119,8 +115,7 @@ class LiveTask:
             raise
 
     def _new_follower(self, session: Session, task_id: str) -> Follower:
-        own = holder(self.live.process.owner, self.live.process.epoch)
-        return Follower(session, task_id, self, lambda: self.headers, own)
+        return Follower(session, task_id, self, lambda: self.headers, self.live.process)
 
     def continue_(self, upstream: Upstream, former_holder: str) -> None:
         """Follow a task that another replica followed; without a `former_holder` that replica may be alive."""
@@ -198,18 +193,19 @@ class LiveTask:
             except CallLost as exc:
                 self._fail(exc, TaskOutcome.LOST)
                 return
-        self._ended = replace(ended, result=None)
-        _ = self._questions.clear()
-        self._touch()
+        self._over(replace(ended, result=None))
         self.report.ended(TaskOutcome(ended.status))
 
     def _fail(self, error: GatewayError, outcome: TaskOutcome) -> None:
         if self.is_over:
             return
-        self._ended = Ended("failed", error=jsonrpc.Error(error.code, error.message))
+        self._over(Ended("failed", error=jsonrpc.Error(error.code, error.message)))
+        self.report.lost(outcome, error)
+
+    def _over(self, ended: Ended) -> None:
+        self._ended = ended
         _ = self._questions.clear()
         self._touch()
-        self.report.lost(outcome, error)
 
     def _touch(self) -> None:
         self._updated = _now()
@@ -258,37 +254,11 @@ class LiveTask:
                 pass  # tasks have no progress and no log messages
 
     def _ask(self, event: on.Nested) -> None:
-        id_ = bytes(event.id)
-        if self._questions.has_heard(id_):
-            return self._count(event.method, NestedOutcome.DUPLICATE)
-        if self.is_over:
-            error = jsonrpc.Error(mcp.INVALID_PARAMS, "The task is over, so no call is in flight (SEP-2260)")
-            return self._refuse(event, error, NestedOutcome.UNSOLICITED)
-        return self._refuse_or_open(event, id_)
-
-    def _refuse_or_open(self, event: on.Nested, id_: bytes) -> None:
-        if event.method not in inputs.KINDS:
-            return self._refuse(event, jsonrpc.Error(mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}"))
-        questions = self._questions
-        if not questions.has_room(id_):
-            return self._refuse(event, jsonrpc.Error(mcp.INVALID_REQUEST, "The task cannot ask this"))
-        questions.note(id_)
-        try:
-            asked = inputs.read(event.method, event.params, self._declared)
-        except inputs.Malformed as exc:
-            return self._refuse(event, jsonrpc.Error(mcp.INVALID_PARAMS, str(exc)), NestedOutcome.MALFORMED)
-        if not asked.allowed:
-            names = " and ".join(sorted(asked.required))
-            error = jsonrpc.Error(mcp.INVALID_PARAMS, f"The client did not declare {names} for {event.method}")
-            return self._refuse(event, error, NestedOutcome.UNDECLARED)
-        questions.add(event.method, asked.params, id_)
-        self._count(event.method, NestedOutcome.ASKED)
-        self._touch()
-        return None
-
-    def _refuse(self, event: on.Nested, error: jsonrpc.Error, outcome: NestedOutcome = NestedOutcome.REFUSED) -> None:
+        outcome, error = self._questions.hear(event, is_over=self.is_over)
         self._count(event.method, outcome)
-        if self._follower is not None and self._may_answer(self._follower):
+        if outcome is NestedOutcome.ASKED:
+            self._touch()
+        elif error is not None and self._follower is not None and self._may_answer(self._follower):
             self._follower.session.answer_later(event.id, error)
 
     def _may_answer(self, follower: Follower) -> bool:
@@ -311,7 +281,6 @@ class LiveTask:
 
     def view(self) -> View:
         """The task as it is now, if its result is in memory."""
-        error = self._ended.error if self._ended is not None else None
         return View(
             id=self._sealed,
             status=self.status,
@@ -320,9 +289,8 @@ class LiveTask:
             ttl_ms=self._handle.ttl_ms,
             questions=self._questions.open,
             server_info=self._server_info,
-            message=error.message if error is not None else "",
             result=self._result.body,
-            error=error,
+            error=self._ended.error if self._ended is not None else None,
         )
 
     async def full_view(self) -> View:

@@ -27,9 +27,13 @@ class View(msgspec.Struct, frozen=True):
     ttl_ms: int
     questions: Mapping[str, Question]
     server_info: Raw
-    message: str = ""
     result: bytes | None = None
     error: jsonrpc.Error | None = None
+
+    @property
+    def message(self) -> str:
+        """What the task says of its state."""
+        return self.error.message if self.error is not None else ""
 
 
 def create_result(view: View) -> bytes:

@@ -8,54 +8,65 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Raw
 
+from gateway.exchange import events as on
 from gateway.exchange import input_requests as inputs
-from gateway.exchange.input_requests import MAX_QUESTIONS, Question
-from gateway.exchange.nested_requests import MAX_NESTED, MAX_NESTED_ID_BYTES
-from gateway.protocol import jsonrpc
+from gateway.exchange.input_requests import Question
+from gateway.exchange.nested_requests import NestedRequests, Refusal
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, InvalidState
+from gateway.protocol.request_meta import Capabilities
 from gateway.seal.task_handle import QuestionKey, TaskSealer
+from gateway.telemetry import NestedOutcome
 
 
 class OpenQuestions:
     """The questions of one task; the ids are the server's."""
 
-    def __init__(self, task: str, sealer: TaskSealer) -> None:
+    def __init__(self, task: str, sealer: TaskSealer, declared: Capabilities) -> None:
+        """`declared` are the capabilities of the client."""
         self.is_adopted = False
         """Whether another replica followed the task before, and may have asked."""
         self._task = task
         self._sealer = sealer
-        self._open: dict[str, Question] = {}
-        self._heard: set[bytes] = set()
+        self._asked = NestedRequests(declared, None)
         self._closed: set[bytes] = set()
         """The ids of questions that were answered or withdrawn."""
 
     @property
     def open(self) -> Mapping[str, Question]:
         """The open questions by key."""
-        return self._open
+        return self._asked.open
 
-    def has_heard(self, id_: bytes) -> bool:
-        """Whether this question came before, or was answered here before it came."""
-        return id_ in self._heard or id_ in self._closed
+    def take_over(self, questions: Iterable[Question]) -> None:
+        """Open the questions of the call that made the task."""
+        for question in questions:
+            if question.upstream_id is not None:
+                self._add(question, question.upstream_id)
+        self._asked.restore(self._asked.open.copy(), ())
 
-    def has_room(self, id_: bytes) -> bool:
-        """Whether the task may ask one more question."""
-        is_full = len(self._heard) >= MAX_NESTED or len(self._open) >= MAX_QUESTIONS
-        return not is_full and len(id_) <= MAX_NESTED_ID_BYTES
+    def hear(self, event: on.Nested, *, is_over: bool) -> tuple[NestedOutcome, jsonrpc.Error | None]:
+        """Open a question of the server; returns what becomes of it, with the error that refuses it."""
+        if self._asked.has_heard(event.id) or bytes(event.id) in self._closed:
+            return NestedOutcome.DUPLICATE, None
+        if is_over:
+            error = jsonrpc.Error(mcp.INVALID_PARAMS, "The task is over, so no call is in flight (SEP-2260)")
+            return NestedOutcome.UNSOLICITED, error
+        try:
+            self._add(self._asked.read(event, may_ask=True), event.id)
+        except Refusal as exc:
+            return NestedOutcome(exc.outcome), exc.error
+        return NestedOutcome.ASKED, None
 
-    def note(self, id_: bytes) -> None:
-        """Note that a question came, whatever becomes of it."""
-        self._heard.add(id_)
-
-    def add(self, method: str, params: Raw, id_: bytes) -> None:
+    def _add(self, question: Question, id_: Raw) -> None:
         """Open a question under a key of its own. The parts are copied, because they keep the whole message."""
-        self.note(id_)
-        key = self._sealer.seal_key(QuestionKey(self._task, method, id_))
-        self._open[key] = Question(key, method, Raw(bytes(params)), Raw(id_))
+        if question.params is not None:
+            key = self._sealer.seal_key(QuestionKey(self._task, question.method, bytes(id_)))
+            copied = Raw(bytes(question.params))
+            self._asked.open[key] = Question(key, question.method, copied, Raw(bytes(id_)))
 
     def withdraw(self, id_: bytes) -> Question | None:
         """Close the question that its server has given up; returns it if it was open."""
-        found = self._remove(id_)
+        found = self._asked.withdraw(Raw(id_))
         if found is not None:
             self._closed.add(id_)
         return found
@@ -72,7 +83,7 @@ class OpenQuestions:
                 taken.setdefault(_id(question), (question, _checked(question, answer)))
         for id_ in taken:
             self._closed.add(id_)
-            _ = self._remove(id_)
+            _ = self._asked.withdraw(Raw(id_))
         return list(taken.values())
 
     def put_back(self, questions: Iterable[Question]) -> None:
@@ -80,17 +91,17 @@ class OpenQuestions:
         for question in questions:
             self._closed.discard(_id(question))
             if question.params is not None:
-                self._open[question.key] = question
+                self._asked.open[question.key] = question
 
     def clear(self) -> list[tuple[Raw, Raw | jsonrpc.Error]]:
         """Close everything; returns the ids with the answers of a client that gives none."""
-        left = [(Raw(_id(question)), *inputs.withdrawn(question)) for question in self._open.values()]
-        self._open.clear()
+        left = [(Raw(_id(question)), *inputs.withdrawn(question)) for question in self._asked.open.values()]
+        self._asked.open.clear()
         return [(id_, error or result or Raw(b"{}")) for id_, result, error in left]
 
     def _find(self, key: str) -> Question | None:
         """The question of a key, unless it is closed; another replica may have asked it."""
-        found = self._open.get(key)
+        found = self._asked.open.get(key)
         if found is not None or not self.is_adopted:
             return found
         try:
@@ -100,14 +111,8 @@ class OpenQuestions:
         id_ = opened.upstream_id
         if opened.exchange != self._task or id_ in self._closed or opened.method not in inputs.KINDS:
             return None
-        return self._with_id(id_) or Question(key, opened.method, None, Raw(id_))
-
-    def _with_id(self, id_: bytes) -> Question | None:
-        return next((question for question in self._open.values() if _id(question) == id_), None)
-
-    def _remove(self, id_: bytes) -> Question | None:
-        found = self._with_id(id_)
-        return self._open.pop(found.key) if found is not None else None
+        same = (question for question in self._asked.open.values() if _id(question) == id_)
+        return next(same, None) or Question(key, opened.method, None, Raw(id_))
 
 
 def _id(question: Question) -> bytes:

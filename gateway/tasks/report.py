@@ -17,42 +17,21 @@ class TaskReport:
     def __init__(self, live: LiveRoute, task: str, issued: float) -> None:
         """`task` is the gateway's own id of the task; `issued` is wall-clock time."""
         self._live = live
-        self._task = task
         self._issued = issued
+        self._about = {"route": live.route.path, "upstream": live.route.upstream.name, "task": task}
 
     def begun(self, target: str, request_id: str | None) -> None:
         """A call became a task."""
-        log.info(
-            Event.TOOL_TASK_BEGUN,
-            route=self._live.route.path,
-            upstream=self._live.route.upstream.name,
-            task=self._task,
-            target=target[:_TARGET_CHARACTERS],
-            request_id=request_id,
-        )
+        log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target[:_TARGET_CHARACTERS], request_id=request_id)
 
     def taken_over(self, owner: str, *, owner_is_dead: bool) -> None:
         """This replica goes on with a task of another one."""
-        log.info(
-            Event.TOOL_TASK_TAKEN_OVER,
-            route=self._live.route.path,
-            upstream=self._live.route.upstream.name,
-            task=self._task,
-            owner=owner,
-            owner_is_dead=owner_is_dead,
-        )
+        log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=owner, owner_is_dead=owner_is_dead)
 
     def ended(self, outcome: TaskOutcome) -> None:
         """The task is over, as its server or its client wants."""
         self._live.process.metrics.task_ended(self._live.route.path, outcome)
-        log.info(
-            Event.TOOL_TASK_ENDED,
-            route=self._live.route.path,
-            upstream=self._live.route.upstream.name,
-            task=self._task,
-            outcome=outcome,
-            seconds=self._seconds,
-        )
+        log.info(Event.TOOL_TASK_ENDED, **self._about, outcome=outcome, seconds=self._seconds)
 
     def lost(self, outcome: TaskOutcome, error: GatewayError) -> None:
         """Nobody will learn how the task ends."""
@@ -60,9 +39,7 @@ class TaskReport:
         say = log.warning if isinstance(error, UpstreamError) else log.info
         say(
             Event.TOOL_TASK_LOST,
-            route=self._live.route.path,
-            upstream=self._live.route.upstream.name,
-            task=self._task,
+            **self._about,
             outcome=outcome,
             seconds=self._seconds,
             cause=error.message,

@@ -19,20 +19,14 @@ def task_id(request: Request) -> str:
 
     Raises InvalidParams.
     """
-    for place in (request.params, _opened(request.task), _opened(request.user_meta.get(mcp.META_RELATED_TASK))):
+    related = request.user_meta.get(mcp.META_RELATED_TASK)
+    for place in (request.params, jsonrpc.members(request.task), jsonrpc.members(related)):
         if "taskId" in place:
             found = jsonrpc.text(place["taskId"])
             if found is None:
                 raise UnknownTask
             return found
     raise InvalidParams('"params.taskId" is missing; it names the task')
-
-
-def _opened(raw: Raw | None) -> jsonrpc.Fields:
-    try:
-        return jsonrpc.fields(raw) if raw is not None else {}
-    except ValueError:
-        return {}
 
 
 def create_result(view: View) -> bytes:

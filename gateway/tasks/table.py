@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from msgspec import Raw
-
 from gateway.bridge.call_context import Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
@@ -86,7 +84,7 @@ class TaskTable:
         ttl = live.config.tasks.ttl_seconds
         ttl = min(ttl, created.ttl_seconds or ttl)
         now, names = time.time(), live.route.bound_headers
-        server_info = context.server_info or Raw(b'{"name":"unknown","version":"0"}')
+        server_info = session.shaken.server_info
         session_id = session.channel.session_id
         handle = TaskHandle(
             issued=now,

@@ -22,7 +22,7 @@ from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
-from gateway.tasks.follower import Follower, Past, Relay, holder
+from gateway.tasks.follower import Follower, Past, Relay
 from gateway.tasks.legacy_tasks import Created, Status
 from gateway.telemetry import Step
 
@@ -78,9 +78,7 @@ class TaskCall(UpstreamCall):
         await self._drive(self._follower, Past(looked, is_shared=is_shared, former_holder=former))
 
     def _new_follower(self, session: Session, task_id: str, listener: Listener) -> Follower:
-        process = self._context.live.process
-        own = holder(process.owner, process.epoch)
-        return Follower(session, task_id, listener, lambda: self._context.headers, own)
+        return Follower(session, task_id, listener, lambda: self._context.headers, self._context.live.process)
 
     async def _run(self) -> None:
         try:

@@ -7,7 +7,6 @@ never told of the end of a session in which a call may still run; each such call
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import Raw
@@ -255,16 +254,7 @@ class SessionRelay:
                         await channel.send(jsonrpc.notification(mcp.CANCELLED, params), self._headers)
 
 
-def connect(live: LiveRoute) -> Callable[[ClientLink], SessionRelay]:
-    """Return the factory of a route's relays."""
-    return lambda link: SessionRelay(live, link)
-
-
 def _progress_token(request: jsonrpc.Message) -> RequestId | None:
     """The progress token of a request, if it has one."""
-    with suppress(ValueError):
-        if isinstance(request.params, Raw):
-            meta = jsonrpc.fields(request.params).get("_meta")
-            token = None if meta is None else jsonrpc.fields(meta).get(mcp.META_PROGRESS_TOKEN)
-            return None if token is None else request_id(token)
-    return None
+    token = jsonrpc.members(jsonrpc.members(request.params).get("_meta")).get(mcp.META_PROGRESS_TOKEN)
+    return None if token is None else request_id(token)

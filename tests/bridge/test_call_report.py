@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from gateway.bridge.call_report import Report
+from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
 from gateway.telemetry.otel import OtelTraces
@@ -180,6 +181,28 @@ async def _run_again(upstream: FakeUpstream, client: Client) -> None:
     upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
     upstream.each("tools/call", breaks, lambda turn: turn.result(text("ok")))
     assert (await client.answer(await client.call())).text == "ok"
+
+
+async def test_the_span_of_a_lost_call_says_nothing_of_the_run_that_follows(
+    upstream: FakeUpstream, begin: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand, _ = await _traced(begin)
+    client, lost = stand.client(), asyncio.Event()
+
+    async def breaks(turn: Turn) -> None:
+        asking = later(turn.elicit("q"))
+        await lost.wait()
+        _ = asking.cancel()
+        await turn.reset()
+
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.each("tools/call", breaks, lambda turn: turn.result(text("ok")))
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    lost.set()
+    await eventually(lambda: driver._exchange.state is State.BROKEN)
+    assert (await client.answer(asked)).text == "ok"
+    assert "ended span" not in caplog.text
 
 
 async def test_the_step_by_which_a_retry_continued_is_counted(

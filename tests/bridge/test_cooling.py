@@ -51,6 +51,8 @@ async def test_a_call_may_be_cold_in_each_of_its_rounds(begin: Start, upstream: 
         assert list(asked.questions) == [f"q{rounds}"]
         await eventually(lambda: cold(stand) == 1, "the call is cold")
         await eventually(upstream.of("resume")[-1].cut.is_set, "its stream is closed")
+        (record,) = stand.gateway.lot.cold._calls.values()
+        assert not record.is_taken_over, "no other replica sent it"
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT] * 3
     assert store.resumed == 3
     assert ended(stand) == {"resumed": 3}
@@ -280,6 +282,23 @@ async def test_a_cold_call_without_a_place_stays_cold(begin: Start, upstream: Fa
     assert (cold(stand), ended(stand)) == (1, {"resumed": 1})
     store.hold.set()
     assert json.loads((await working).text) == [ACCEPT]
+
+
+async def test_a_cold_call_without_a_session_stays_cold_and_can_be_continued_later(
+    begin: Start, upstream: FakeUpstream, store: FakeStore
+) -> None:
+    stand = await begin(hold=SOON, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    asked = await cool(stand, upstream)
+    store.hold.clear()
+    other = await cool(stand, upstream)
+    working = later(stand.client().answer(other))
+    await upstream.saw("answer")
+    assert (await stand.client().answer(asked)).status == 503
+    assert (cold(stand), mcp.CANCELLED in upstream.words) == (1, False)
+    store.hold.set()
+    assert json.loads((await working).text) == [ACCEPT]
+    await eventually(lambda: not stand.sessions("busy"), "the session is free")
+    assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
 
 
 async def test_the_log_says_that_a_call_is_cold(

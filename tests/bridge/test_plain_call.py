@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.bridge import plain_call
+from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
@@ -219,3 +220,18 @@ async def test_a_call_whose_message_cannot_be_made_gives_its_session_back(
         assert (await client.call()).error["code"] == -32603
     stand.planted_bugs = 1
     assert stand.sessions("idle") == 1
+
+
+async def test_the_limit_of_its_leg_counts_from_the_beginning_of_the_call(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(timeouts={"keepalive_seconds": 0.2})
+    client, waiting = stand.client(), Waiting(upstream)
+    await warm(client, upstream)
+    upstream.tool(waiting.run)
+    call = later(client.call())
+    await eventually(lambda: bool(stand.gateway.downstream._legs._running), "the time of the keep-alive has come")
+    (driver,) = stand.gateway.downstream.running
+    assert list(driver._timers._handles) == [Timer.LEG], "a timer of its own, for the rest of the limit"
+    waiting.go.set()
+    assert (await call).text == "done"

@@ -1,20 +1,20 @@
 """Connections to other replicas are reused, and only a refused one proves a death."""
 
 import asyncio
-import gc
 import json
 import socket
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
-import aiohttp
 import pytest
 from yarl import URL
 
-from gateway.cluster.peer_connections import PeerConnections, PeerHttpRequest
+from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
-from gateway.protocol.errors import OwnerStalled
+from gateway.protocol.errors import OwnerSilent, OwnerStalled
+from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
@@ -169,58 +169,14 @@ async def test_a_peer_is_reached_from_any_listener_of_its_address_family(listen:
     """Only the address of one interface is the source of requests; that of all interfaces would fix the family."""
     connections = connections_from(listen)
     assert await connections.ask_name(f"127.0.0.1:{free_port()}", "") is None, "refused, and so reached"
-    await connections.close()
+    connections.close()
 
 
 async def test_requests_come_from_the_address_of_the_peer_listener() -> None:
     connections = connections_from("[::1]:8081")
     with pytest.raises(TimeoutError):
         await connections.ask_name(f"127.0.0.1:{free_port()}", "")
-    await connections.close()
-
-
-class EndedConnector(aiohttp.TCPConnector):
-    """Its connections take no more bytes when it hands them out, and are lost a little later."""
-
-    async def connect(self, *args: Any, **options: Any) -> Any:
-        connection = await super().connect(*args, **options)
-        transport = connection.transport
-        assert transport is not None
-        transport.write(bytes(1 << 24))  # more than the socket takes
-        transport.close()
-        self.end = asyncio.get_running_loop().create_task(self._lose(transport))
-        return connection
-
-    async def _lose(self, transport: asyncio.Transport) -> None:
-        for _ in range(5):  # the task that writes the body ends before
-            await asyncio.sleep(0)
-        transport.abort()
-
-
-async def test_a_connection_that_ends_before_its_request_leaves_no_exception_behind() -> None:
-    """The task of aiohttp that writes the body fails then, and nothing awaits it."""
-    unheard: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-
-    async def read_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await over.wait()
-        writer.close()
-
-    async def post(http: aiohttp.ClientSession) -> str:
-        try:
-            async with http.post(f"http://{host}:{port}", data=b"x", expect100=True):
-                return "answered"
-        except aiohttp.ClientConnectionError:
-            return "failed"  # the exception, and so the task, is freed here
-
-    over = asyncio.Event()
-    server = await asyncio.start_server(read_nothing, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with server, aiohttp.ClientSession(request_class=PeerHttpRequest, connector=EndedConnector()) as http:
-        assert await post(http) == "failed"
-        over.set()
-        gc.collect()
-    assert unheard == []
+    connections.close()
 
 
 async def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
@@ -232,7 +188,22 @@ async def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
         question = PeerRequest(kind="who", to=address, issued=0, nonce=messages.nonce())
         with pytest.raises(OwnerStalled, match="with more than 65536 bytes"):
             await connections.question(address, question, fresh=True)
-    await connections.close()
+    connections.close()
+
+
+async def test_a_name_that_does_not_resolve_in_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name has as long as the peer; the time for a connection begins behind the lookup."""
+
+    async def never(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    connections = connections_from(None, Timeouts(peer_connect_seconds=0.001, peer_accept_seconds=0.05))
+    question = PeerRequest(kind="who", to="gw-2", issued=0, nonce=messages.nonce())
+    with pytest.raises(OwnerSilent, match="did not resolve in time") as silence:
+        await connections.question("gw-2.test:80", question, fresh=False)
+    assert silence.value.is_local
+    connections.close()
 
 
 async def test_peers_are_reached_without_the_proxy_of_the_environment(
@@ -248,6 +219,6 @@ async def test_peers_are_reached_without_the_proxy_of_the_environment(
     assert steps(two)["forwarded"] == 1
 
 
-def connections_from(listen: Address | None) -> PeerConnections:
+def connections_from(listen: Address | None, timeouts: Timeouts | None = None) -> PeerConnections:
     sealer = PeerSealer(InForce(Keyring((bytes(32),), "peer")))
-    return PeerConnections(InForce(Timeouts()), listen, "gw-1", sealer)
+    return PeerConnections(InForce(timeouts or Timeouts()), listen, "gw-1", sealer, Tasks(Mock()))

@@ -1,21 +1,37 @@
 """The peer listener serves sealed requests of replicas, and nothing else."""
 
+import asyncio
 import io
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
+from gateway.downstream import legs
+from gateway.http import connection as connections
+from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Data, End, Gone, Head, Identity, PeerRequest, PeerSealer
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from tests.support.fake_peer import KEY, Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import Cluster, ask, asked_peers, frames_of, orphan, peer_request_for, retry_params
-from tests.support.workbench import Stand
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.replicas import (
+    TOKEN,
+    Cluster,
+    Gate,
+    ask,
+    asked_peers,
+    frames_of,
+    orphan,
+    peer_request_for,
+    retry_params,
+    steps,
+)
+from tests.support.workbench import Reply, Stand, eventually
 
 
 def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
@@ -159,4 +175,234 @@ async def test_a_peer_request_with_a_wrong_path_or_body_gets_the_errors_of_a_cli
         assert isinstance(head, Head)
         assert head.status == status
         assert end == End("rejected", code)
+    assert upstream.seen == []
+
+
+# -- requests that need no task -------------------------------------------------------------------------------------
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+RING = Keyring((KEY,), "peer")
+
+
+def head_of(body: bytes, *, expects: bool = True) -> bytes:
+    """The head of a request as the replicas of this version send it."""
+    expect = "Expect: 100-continue\r\n" if expects else ""
+    what = f"POST /peer HTTP/1.1\r\nHost: gw-1:1\r\nContent-Type: application/octet-stream\r\n{expect}"
+    return f"{what}Content-Length: {len(body)}\r\n\r\n".encode()
+
+
+def whole_request(stand: Stand, asked: Reply) -> PeerRequest:
+    """A retry as the replicas of this version forward it."""
+    return replace(peer_request_for("gw-1", "owner", asked, stand.client()), takes_whole=True)
+
+
+async def ask_to_send(raw: RawConnection, body: bytes) -> None:
+    """Send the head of a request, and wait until its body is wanted."""
+    await raw.send(head_of(body))
+    assert await raw.until(b"\r\n\r\n") == CONTINUE
+
+
+async def whole(raw: RawConnection, peer_request: PeerRequest) -> list[Frame]:
+    """The frames of a reply of known length."""
+    head = await raw.until(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
+    async with asyncio.timeout(DEADLINE):
+        return Frames(RING, peer_request.nonce, 1 << 24).feed(await raw._reader.readexactly(length))
+
+
+async def streamed(raw: RawConnection, frames: Frames) -> list[Frame]:
+    """The frames of the next chunk; none if it is the last one."""
+    size = int(await raw.line(), 16)
+    async with asyncio.timeout(DEADLINE):
+        data = await raw._reader.readexactly(size + 2)
+    return frames.feed(data[:-2])
+
+
+def hops(stand: Stand) -> int:
+    """How many retries of other replicas no task serves."""
+    return len(stand.gateway.downstream._hops)
+
+
+async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    upstream.tool(ask)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        for _ in range(3):
+            asked = await one.client().call()
+            peer_request = whole_request(one, asked)
+            body = PeerSealer(InForce(RING)).seal(peer_request)
+            await ask_to_send(raw, body)
+            await raw.send(body)
+            (frame,) = await whole(raw, peer_request)
+            assert isinstance(frame, Whole)
+            assert b"Ada" in frame.data
+            assert (frame.status, frame.headers, frame.outcome) == (200, (), "complete")
+    assert steps(one) == {"held": 3}
+    assert one.gateway.downstream.in_flight == 0
+
+
+async def test_a_head_is_answered_before_anything_is_known_of_its_body(cluster: Cluster) -> None:
+    """The other replica has proof that this one reacts before it sends anything that this one could run."""
+    (one,) = await cluster.begin("gw-1")
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        await ask_to_send(raw, bytes(1000))
+        await raw.send(bytes(1000))
+        assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
+    assert refused(one) == {"unknown_key": 1}
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task takes over while a body or a reply is waited for."""
+    monkeypatch.setattr(connections, "_BODY_SECONDS", 60.0)
+    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+
+
+async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> PeerRequest:
+    """Begin a retry of a held call, which the tool lets wait."""
+    asked = asked or await stand.client().call()
+    peer_request = whole_request(stand, asked)
+    body = PeerSealer(InForce(RING)).seal(peer_request)
+    await ask_to_send(raw, body)
+    await raw.send(body)
+    return peer_request
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_drain_sees_the_calls_of_such_retries(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        peer_request = await hop(one, raw)
+        await eventually(lambda: hops(one) == 1, "no task serves it")
+        assert one.gateway.downstream.in_flight == 1
+        assert len(one.gateway.downstream.relayed) == 1
+        assert not one.gateway.downstream.running
+        gate.go.set()
+        assert len(await whole(raw, peer_request)) == 1
+    assert (one.gateway.downstream.in_flight, one.gateway.downstream.relayed) == (0, set())
+
+
+async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUpstream, cluster: Cluster) -> None:
+    """The other replica tells by this that the request was taken, and waits for the rest as long as it must."""
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        peer_request = await hop(one, raw)
+        assert b"chunked" in await raw.until(b"\r\n\r\n")
+        assert (hops(one), len(one.gateway.downstream.relayed)) == (0, 1)
+        gate.go.set()
+        frames = Frames(RING, peer_request.nonce, 1 << 24)
+        head, _, end = await streamed(raw, frames)
+        assert (head, end) == (Head(200, (), streamed=False), End("complete"))
+    assert steps(one) == {"held": 1}
+
+
+async def test_a_notification_makes_such_a_reply_a_stream(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        token = turn.body["params"]["_meta"]["progressToken"]
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.result({"content": []})
+
+    (one,) = await cluster.begin("gw-1")
+    upstream.tool(tool)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        client = one.client()
+        asked = await client.call(meta=TOKEN)
+        headers, body = client.build("tools/call", retry_params(asked), meta=TOKEN)
+        raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
+        peer_request = replace(peer_request_for("gw-1"), headers=raw_headers, body=body, takes_whole=True)
+        sent = PeerSealer(InForce(RING)).seal(peer_request)
+        await ask_to_send(raw, sent)
+        await raw.send(sent)
+        assert b"chunked" in await raw.until(b"\r\n\r\n")
+        frames, heard = Frames(RING, peer_request.nonce, 1 << 24), list[Frame]()
+        while not any(isinstance(each, End) for each in heard):
+            heard += await streamed(raw, frames)
+    assert heard[0] == Head(200, (), streamed=True)
+    assert b'"progress":1' in b"".join(each.data for each in heard if isinstance(each, Data))
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        asked = await one.client().call()
+        await hop(one, raw, asked)
+        await eventually(lambda: hops(one) == 1)
+        await gate.answered.wait()
+    await eventually(lambda: one.gateway.downstream.in_flight == 0)
+    assert one.gateway.downstream.relayed == set()
+    (driver,) = one.gateway.lot
+    assert driver._was_relayed, "another replica may have resumed the call"
+    gate.go.set()
+    assert (await one.client().answer(asked)).text == "done", "the client may come back"
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    peer_request = peer_request_for("gw-1", "owner", asked, one.client())
+    body = PeerSealer(InForce(RING)).seal(peer_request)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        await ask_to_send(raw, body)
+        await raw.send(body[:20])
+        await eventually(lambda: not peer_connection(one)._held)
+        await raw.send(body[20:])
+        assert b"chunked" in await raw.until(b"\r\n\r\n"), "there is no second 100"
+        assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
+
+
+def peer_connection(stand: Stand) -> connections.Connection:
+    (found,) = stand.gateway._listeners[0]._server.connections
+    assert isinstance(found, connections.Connection)
+    return found
+
+
+@pytest.mark.parametrize("sends_ahead", [False, True])
+async def test_a_request_in_the_form_of_another_version_is_served(
+    upstream: FakeUpstream, cluster: Cluster, *, sends_ahead: bool
+) -> None:
+    """Older versions send chunks and take a reply in several frames; the body may also come with the head."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body[:10]
+        yield body[10:]
+
+    (one,) = await cluster.begin("gw-1")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    peer_request = peer_request_for("gw-1", "owner", asked, one.client())
+    body = PeerSealer(InForce(RING)).seal(peer_request)
+    if sends_ahead:
+        async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+            await raw.send(head_of(body) + body)
+            assert b"chunked" in await raw.until(b"\r\n\r\n")
+            frames = await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24))
+    else:
+        url = f"http://{cluster.peers['gw-1']}/peer"
+        async with cluster.http.post(url, data=chunks(), expect100=True) as response:
+            assert response.status == 200
+            frames = Frames(RING, peer_request.nonce, 1 << 24).feed(await response.read())
+    assert frames[-1] == End("complete")
+
+
+@pytest.mark.parametrize("replay", [False, True])
+async def test_a_request_that_came_whole_is_refused_like_any_other(
+    upstream: FakeUpstream, cluster: Cluster, *, replay: bool
+) -> None:
+    (one,) = await cluster.begin("gw-1")
+    body = sealed() if replay else sealed()[:-1]
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        if replay:
+            await raw.send(head_of(body, expects=False) + body)
+            assert b" 200 OK" in await raw.until(b"0\r\n\r\n")
+        await raw.send(head_of(body, expects=False) + body)
+        assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
+    assert refused(one) == {"replayed" if replay else "forged": 1}
     assert upstream.seen == []

@@ -95,7 +95,7 @@ def test_the_authority_of_the_keys_must_be_readable(tmp_path: Path) -> None:
 
 def test_the_end_of_each_certificate_is_known_by_its_key(tmp_path: Path, ca: Authority) -> None:
     listener, client = ca.sign("listener", days=5), ca.sign("client", days=7)
-    upstream = {"url": "https://127.0.0.1:1/mcp", "tls": {"cert_file": str(client)}}
+    upstream = {"url": "https://127.0.0.1:1/mcp", "tls": {"cert_file": str(client), "ca_file": str(client)}}
     config = parse(
         configuration("https://127.0.0.1:1/mcp", tls={"cert_file": str(listener)}, route={"upstream": upstream}),
         "test",

@@ -8,6 +8,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -36,22 +37,16 @@ def test_each_telemetry_page_is_the_output_of_its_script(page: str, name: str) -
 
 
 def written() -> dict[str, set[str]]:
-    """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts."""
+    """By event, the fields that the code logs with it: keywords, and the keys of unpacked dicts, `self._about` too."""
     found: dict[str, set[str]] = {event.name: set() for event in Event}
     through: set[str] = set()
     for tree in (ast.parse(source.read_text()) for source in SOURCES):
+        about = {key for node in ast.walk(tree) if _names_about(node) for key in _keys(node)}
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args):
             first = call.args[0]
             fields = {keyword.arg for keyword in call.keywords if keyword.arg}
-            fields |= {
-                key.value
-                for keyword in call.keywords
-                if keyword.arg is None
-                for part in ast.walk(keyword.value)
-                if isinstance(part, ast.Dict)
-                for key in part.keys
-                if isinstance(key, ast.Constant)
-            }
+            for unpacked in (keyword.value for keyword in call.keywords if keyword.arg is None):
+                fields |= about if ast.unparse(unpacked) == "self._about" else _keys(unpacked)
             if isinstance(first, ast.Attribute) and isinstance(first.value, ast.Name) and first.value.id == "Event":
                 found[first.attr] |= fields
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "_log":
@@ -62,6 +57,17 @@ def written() -> dict[str, set[str]]:
         found[name] |= found[""]
     _ = found.pop("", None)
     return found
+
+
+def _names_about(node: ast.AST) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name == "_about"
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._about"
+
+
+def _keys(node: ast.AST) -> set[Any]:
+    dicts = [part for part in ast.walk(node) if isinstance(part, ast.Dict)]
+    return {key.value for part in dicts for key in part.keys if isinstance(key, ast.Constant)}
 
 
 def test_every_event_is_logged_somewhere_and_its_fields_are_the_documented_ones() -> None:

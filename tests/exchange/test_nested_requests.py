@@ -10,7 +10,7 @@ from gateway.exchange.input_requests import MAX_QUESTIONS, Question
 from gateway.exchange.nested_requests import MAX_NESTED, MAX_NESTED_ID_BYTES, NestedRequests, Refusal
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidParams
-from gateway.protocol.request import Capabilities
+from gateway.protocol.request_meta import Capabilities
 from tests.support.playbook import ACCEPT, ALL, FORM, SAMPLED, asked, raw
 
 

@@ -275,7 +275,7 @@ async def test_notifications_of_a_call_that_the_client_left_make_room_too(begin:
     for count in (1, 2):
         call = later(client.call())
         _ = await sse_server.heard(mcp.TOOLS_CALL, count)
-        stream = session._open[b"%d" % count]
+        stream = session._open[b"%d" % count].stream
         assert stream is not None
         _ = stream.put(b"x" * 600, is_droppable=True)
         session.abandon(stream)

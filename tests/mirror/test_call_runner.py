@@ -51,10 +51,13 @@ class FakeHears:
 class Stage:
     """One call whose tool the gateway knows, before a server that the test plays."""
 
-    def __init__(self, tasks: Tasks, seconds: float = 60.0) -> None:
+    def __init__(self, tasks: Tasks, seconds: float = 60.0, *, is_child: bool = False) -> None:
         self.server, self.hears, self.tasks = FakeServer(), FakeHears(), tasks
         catalog = ToolCatalog()
-        catalog.learn(("/mcp", b"ada"), b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}')
+        if is_child:
+            self.server.reads_headers = False
+        else:
+            catalog.learn(("/mcp", b"ada"), b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}')
         self.call = call()
         upstream = Upstream(self.server, catalog, ("/mcp", b"ada"), tasks, task_seconds=seconds)
         self.runner = Runner(self.call, upstream, self.hears, lambda: None)
@@ -93,6 +96,11 @@ async def tasks() -> AsyncIterator[Tasks]:
 
 def says(sent: Sent, status: str, **more: Any) -> None:
     sent.completes(taskId="t1", status=status, pollIntervalMs=1, **more)
+
+
+async def test_a_server_that_reads_no_headers_is_not_asked_for_its_tools(tasks: Tasks) -> None:
+    stage = Stage(tasks, is_child=True)
+    assert [sent.request.method for sent in stage.server.sent] == [mcp.TOOLS_CALL]
 
 
 async def test_a_task_is_polled_with_its_id_in_mcp_name(tasks: Tasks) -> None:

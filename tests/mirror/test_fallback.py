@@ -50,6 +50,9 @@ class FakeLink:
     def send(self, message: bytes, _related_to: bytes | None) -> None:
         self.sent.append(message)
 
+    def forget(self, request: bytes) -> None:
+        raise AssertionError(request)
+
     def refuse(self, request: bytes, error: GatewayError) -> None:
         self.refused.append((request, error))
 

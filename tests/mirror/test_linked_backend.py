@@ -15,8 +15,10 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
-from tests.support.fake_modern import FORM
+from tests.mirror.conftest import Begin
+from tests.support.fake_modern import FORM, FakeModern
 from tests.support.fake_server import FakeServer, Sent
+from tests.support.legacy_client import SseClient
 from tests.support.workbench import eventually
 
 Json = dict[str, Any]
@@ -29,6 +31,7 @@ class FakeLink:
     def __init__(self) -> None:
         self.sent: list[tuple[Json, bytes | None]] = []
         self.refused: list[tuple[bytes, GatewayError]] = []
+        self.forgotten: list[bytes] = []
         self.is_closed = False
 
     def send(self, message: bytes, related_to: bytes | None) -> None:
@@ -36,6 +39,9 @@ class FakeLink:
 
     def refuse(self, request: bytes, error: GatewayError) -> None:
         self.refused.append((request, error))
+
+    def forget(self, request: bytes) -> None:
+        self.forgotten.append(request)
 
     def close(self) -> None:
         self.is_closed = True
@@ -110,7 +116,23 @@ async def test_a_cancelled_call_ends_at_the_server_without_a_response(host: Host
     assert sent.is_aborted
     host.says(method=mcp.CANCELLED, params={"requestId": 1})
     host.says(method=mcp.CANCELLED, params={"requestId": 9})
-    assert host.link.sent == []
+    assert (host.link.sent, host.link.forgotten) == ([], [b"1"])
+
+
+async def test_a_cancelled_call_takes_no_place_in_a_session_over_http_sse(begin: Begin, server: FakeModern) -> None:
+    async def wait(_: Any) -> Json:
+        await asyncio.Event().wait()
+        return {}
+
+    server.tools["wait"] = wait
+    stand = await begin()
+    client = await SseClient(stand).initialize()
+    call = client.call_message("wait")
+    assert (await client.post(call))[0] == 202
+    await eventually(lambda: server.of(mcp.TOOLS_CALL))
+    assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": call["id"]}}))[0] == 202
+    assert stand.gateway.downstream.front.sessions.open_requests == 0
+    client.stream.close()
 
 
 async def test_a_failure_of_the_server_is_refused(host: Host) -> None:

@@ -1,4 +1,4 @@
-"""The headers of a request that passes through, and those of a probe on its behalf."""
+"""The headers of a request that passes through, and those of a message on its behalf."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.config import Config, InForce, Route, Upstream, parse
 from gateway.http.incoming import Incoming
 from gateway.http_client.request_head import HeaderLines
-from gateway.passthrough.header_rules import HeaderRules, probe_headers
+from gateway.passthrough.header_rules import HeaderRules
 from gateway.protocol.errors import InvalidRequest
 
 CLAIMED = {"Forwarded": "for=1", "X-Real-IP": "1", "X-Forwarded-For": "1", "X-User": "ada"}
@@ -69,12 +69,14 @@ def test_a_request_that_was_here_before_is_refused() -> None:
     assert caught.value.status == 508
 
 
-def test_a_probe_has_the_credentials_of_its_request_and_no_header_of_its_message() -> None:
+def test_a_message_of_the_gateway_has_the_credentials_of_its_request_and_no_header_of_its_message() -> None:
     headers = CIMultiDict(
         Authorization="t", Accept="a", **{"X-A": "1", "Mcp-Session-Id": "s", "Content-Type": "c", "Last-Event-ID": "1"}
     )
     headers.add("X-A", "2")
-    assert probe_headers(headers) == {"Authorization": "t", "X-A": "1, 2"}
+    incoming = Incoming("/mcp", CIMultiDictProxy(headers), "10.0.0.1")
+    sent = HeaderRules(InForce(config()), "abc").on_behalf(incoming, ROUTE)
+    assert sent == {"Authorization": "t", "X-A": "1, 2", "Via": "1.1 mrtr-abc"}
 
 
 @pytest.mark.parametrize("value", ["100%", "%s", "é", "a\tb", ""])

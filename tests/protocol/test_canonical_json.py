@@ -89,6 +89,11 @@ def test_canonical_json_sorts_keys() -> None:
     assert canonical({"b": 1, "a": {"d": 1, "c": "é"}}) == b'{"a":{"c":"\\u00e9","d":1},"b":1}'
 
 
+def test_plain_text_and_plain_numbers_need_no_decoding() -> None:
+    assert canonical_members({"b": Raw(b'"plain"'), "a": Raw(b"[1]")}) == b'{"a":[1],"b":"plain"}'
+    check_numbers(b'{"a":[1,-2.5,"x"]}')
+
+
 def test_numbers_are_not_checked_in_a_value_that_is_compared_as_text() -> None:
     check_numbers(b"[%b,1e999]" % NUMBERS)
 

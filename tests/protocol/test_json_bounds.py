@@ -75,6 +75,7 @@ def test_an_object_with_more_members_than_the_gateway_takes_out_of_one_is_refuse
 def test_values_that_are_spliced_may_have_any_size() -> None:
     check_members(b'{"structuredContent":%b,"content":[]}' % NUMBERS)
     check_members(json.dumps({"text": "," * 2 * MANY}).encode())
+    check_values([json.dumps("," * 2 * MANY).encode()])
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_an_array_with_more_items_than_the_gateway_takes_out_of_one_is_refused(d
 
 def test_an_array_of_few_objects_may_have_any_number_of_values_in_them() -> None:
     check_items(b"[%b,{}]" % MEMBERS)
+    check_items(b"[]")
 
 
 @pytest.mark.parametrize("data", [NUMBERS, MEMBERS, b"[%b]" % b",".join([b"[]"] * MANY)])

@@ -33,6 +33,18 @@ def test_what_is_no_message_is_a_value_error(data: bytes) -> None:
         jsonrpc.message(data)
 
 
+def test_members_are_empty_for_what_is_no_object() -> None:
+    assert jsonrpc.members(Raw(b'{"a":1}')) == {"a": Raw(b"1")}
+    for other in (None, UNSET, Raw(b"[]"), Raw(b'{"a"'), b"1", 7):
+        assert jsonrpc.members(other) == {}
+
+
+def test_an_object_gets_another_meta_or_none() -> None:
+    opened = jsonrpc.fields(b'{"a":1,"_meta":{"b":2}}')
+    assert jsonrpc.merge(jsonrpc.with_meta(opened, {"c": Raw(b"3")}).items()) == b'{"a":1,"_meta":{"c":3}}'
+    assert jsonrpc.merge(jsonrpc.with_meta(opened, {}).items()) == b'{"a":1}'
+
+
 def test_deep_nesting_is_a_value_error_and_not_a_crash() -> None:
     with pytest.raises(ValueError, match="too deeply"):
         jsonrpc.message(b'{"params":' + DEEP)
@@ -41,6 +53,7 @@ def test_deep_nesting_is_a_value_error_and_not_a_crash() -> None:
 
 
 ERRORS = [
+    (b'{"code":-1,"message":7}', -32603, "the upstream answered with a malformed JSON-RPC error"),
     (b'{"code":1,"message":"no","data":[1]}', 1, "no"),
     (b'{"code":0}', 0, ""),
     (b'{"code":"x","message":"no"}', -32603, "the upstream answered with a malformed JSON-RPC error"),
@@ -302,3 +315,33 @@ def test_a_huge_number_beside_an_unpaired_surrogate_is_refused_too() -> None:
     assert jsonrpc.value(b'["\\ud83d",1e9]') == ["\ud83d", 1e9]
     with pytest.raises(ValueError, match="out of range"):
         jsonrpc.value(b'["\\ud83d",1e999]')
+
+
+def test_a_value_may_be_long_as_long_as_it_has_few_values() -> None:
+    assert jsonrpc.value(b'["%b"]' % (b"x" * 60_000)) == ["x" * 60_000]
+
+
+def test_what_is_only_looked_at_may_be_too_deep() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        jsonrpc.inspect(msgspec.json.Decoder().decode, DEEP)
+
+
+RESULT = b'{"a":1}'
+SPELLED_RESPONSES = [
+    (b'{"jsonrpc":"2.0","id":1,"result":%b}' % RESULT, RESULT),
+    (b'{"result":%b,"jsonrpc":"2.0","id":1}' % RESULT, RESULT),
+    (b'{"jsonrpc":"2.0","id":1,"result":%b' % RESULT[:-1], None),
+    (b'{"jsonrpc":"2.0","id":2,"result":%b}' % RESULT, None),
+    (b'{"result":%b,"jsonrpc":"2.0","id":2}' % RESULT, None),
+]
+
+
+@pytest.mark.parametrize(("response", "result"), SPELLED_RESPONSES, ids=range(len(SPELLED_RESPONSES)))
+def test_a_result_is_found_in_the_forms_of_the_sdks(response: bytes, result: bytes | None) -> None:
+    found = jsonrpc.unchecked_result(response, b"1")
+    assert (found and bytes(found)) == result
+
+
+def test_an_answer_is_a_result_or_a_failure() -> None:
+    assert jsonrpc.answer(b"1", Raw(RESULT)) == b'{"jsonrpc":"2.0","id":1,"result":{"a":1}}'
+    assert json.loads(jsonrpc.answer(b"1", jsonrpc.Error(-1, "no")))["error"] == {"code": -1, "message": "no"}

@@ -24,6 +24,7 @@ from gateway.seal.peer_messages import (
     Identity,
     PeerRequest,
     PeerSealer,
+    Whole,
 )
 from gateway.telemetry.metrics.labels import PEER_REASONS
 
@@ -46,6 +47,7 @@ FRAMES: list[Frame] = [
     Data(bytes(70_000)),
     Identity("gw-1"),
     Gone(),
+    Whole(401, (("WWW-Authenticate", "Bearer"),), b"no", "error", "-32603"),
     End("complete"),
 ]
 MAX = 100_000

@@ -298,11 +298,16 @@ async def test_an_invalid_session_is_refused(stands: list[Stand], tools: Tools) 
     assert tools.calls() == 0
 
 
-async def test_a_call_of_a_session_can_be_cancelled(client: PaperClient, tools: Tools) -> None:
+@pytest.mark.parametrize("id_", ["mine", "caf\u00e9"])  # which the client escapes
+async def test_a_call_of_a_session_can_be_cancelled(
+    client: PaperClient, stands: list[Stand], tools: Tools, id_: str
+) -> None:
     await client.initialize()
-    async with client.call("wait", {"logLevel": "info"}, id_="mine") as stream:
+    async with client.call("wait", {"logLevel": "info"}, id_=id_) as stream:
         assert (await stream.message())["method"] == mcp.LOG
-        assert await client.notify(mcp.CANCELLED, {"requestId": "mine"}) == 202
+        calls = [call for stand in stands for call in stand.gateway.downstream.stateless._of_sessions.values()]
+        assert await client.notify(mcp.CANCELLED, {"requestId": id_}) == 202
+        assert [call._runner.is_over for call in calls] == [True], "also at another replica, before it was accepted"
         with pytest.raises(EOFError):
             await stream.message()
     await eventually(tools.left.is_set, "the server's request is cut")

@@ -2,6 +2,7 @@
 
 from unittest.mock import Mock
 
+from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.stdio_front.legacy_host import LegacyHost
 
@@ -10,7 +11,7 @@ def test_an_answer_whose_id_is_escaped_in_another_way_reaches_the_host() -> None
     host = Mock()
     legacy = LegacyHost(host, lambda _: Mock(), Mock())
     line = '{"jsonrpc":"2.0","id":"caf\u00e9","method":"tools/list"}'.encode()
-    legacy.receive(line, jsonrpc.message(line))
+    legacy.receive(ClientMessage(line, jsonrpc.message(line)))
     answer = b'{"jsonrpc":"2.0","id":"caf\\u00e9","result":{}}'
     legacy.send(answer, None)
     host.send.assert_called_once_with(answer)
@@ -25,7 +26,7 @@ class Bench:
         self.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
 
     def host_says(self, line: str) -> None:
-        self.legacy.receive(line.encode(), jsonrpc.message(line.encode()))
+        self.legacy.receive(ClientMessage(line.encode(), jsonrpc.message(line.encode())))
 
     def server_asks(self, id_: str, about: bytes | None = b"1") -> None:
         self.legacy.send(f'{{"jsonrpc":"2.0","id":{id_},"method":"roots/list"}}'.encode(), about)
@@ -38,6 +39,14 @@ def test_a_request_that_waits_for_an_answer_of_the_host_is_not_worked_on() -> No
     assert not bench.legacy.is_busy
     bench.host_says('{"jsonrpc":"2.0","id":"caf\u00e9","result":{"roots":[]}}')
     assert bench.legacy.is_busy
+
+
+def test_the_id_of_a_request_that_gets_no_response_is_free_again() -> None:
+    bench = Bench()
+    bench.server_asks("5")
+    bench.host_says('{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}')
+    bench.legacy.forget(b"1")
+    assert (bench.legacy._open, bench.legacy._cancelled, bench.legacy._asked) == (set(), set(), {})
 
 
 def test_questions_are_remembered_no_longer_than_their_request() -> None:

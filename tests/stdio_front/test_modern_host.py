@@ -4,10 +4,24 @@ import asyncio
 import json
 from unittest.mock import Mock
 
+from gateway.protocol.errors import CallLost
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Metrics
+
+
+async def test_an_error_of_the_gateway_keeps_its_reason() -> None:
+    async def fails(_parsed: ParsedBody, _line: bytes) -> None:
+        raise CallLost("gone")
+
+    host, tasks = Mock(), Tasks(Metrics("test"))
+    modern = ModernHost(host, fails, tasks, 64)
+    modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
+    while modern.is_busy:
+        await asyncio.sleep(0)
+    answer = json.loads(host.send.call_args.args[0])
+    assert answer["error"] == {"code": -32603, "message": "gone", "data": {"reason": "call_lost"}}
 
 
 async def test_a_request_that_a_fault_of_the_gateway_ends_is_answered() -> None:

@@ -78,6 +78,7 @@ class FakeModern:
         """Its answer to `initialize`."""
         self.credential: str | None = None
         """The only `Authorization` that it accepts."""
+        self.challenge = 'Bearer realm="fake"'
         self.left = 0
         """Requests whose client went away."""
         self._runner: web.ServerRunner | None = None
@@ -104,7 +105,7 @@ class FakeModern:
             return web.Response(status=405)
         body = json.loads(await http.read())
         if self.credential is not None and http.headers.get("Authorization") != self.credential:
-            return web.Response(status=401, headers={"WWW-Authenticate": 'Bearer realm="fake"'})
+            return web.Response(status=401, headers={"WWW-Authenticate": self.challenge})
         if http.headers.get(mcp.PROTOCOL_VERSION) != mcp.MODERN:
             refused = {"code": -32022, "message": "no", "data": {"supported": [mcp.MODERN], "requested": "?"}}
             return web.json_response({"jsonrpc": "2.0", "id": body.get("id"), "error": refused}, status=400)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
 from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer, Whole
 from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
@@ -73,14 +73,11 @@ class Asked:
     async def take(self) -> PeerRequest:
         """Accept the request, and read it."""
         await self.raw(_CONTINUE)
-        body = bytearray()
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            body += await self._reader.readexactly(size)
-            await self._reader.readexactly(2)
-        await self._reader.readexactly(2)
+        length = self.head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        body = await self._reader.readexactly(int(length))
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
-        self.peer_request = PeerSealer(InForce(ring)).open(bytes(body), time.time())
+        self.peer_request = PeerSealer(InForce(ring)).open(body, time.time())
         self.frames = Frames(ring, self.peer_request.nonce, _MAX_BYTES)
         return self.peer_request
 
@@ -111,14 +108,21 @@ class Asked:
         await self.say(Head(status, tuple((headers or {}).items()), streamed=False), Data(body), End("complete"))
         await self.end()
 
+    async def whole(self, body: bytes, status: int = 200) -> None:
+        """Send a whole reply in one frame, as a replica does that serves a request without a task."""
+        data = self.frames.seal(Whole(status, (), body, "complete"))
+        await self.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+
     def die(self) -> None:
         self._writer.transport.abort()
         raise ConnectionResetError
 
-    async def silence(self) -> None:
-        """Stay silent until the other side closes."""
-        while await self._reader.read(65_536):
-            pass
+    async def silence(self) -> int:
+        """Stay silent until the other side closes; return how many bytes came behind the head."""
+        count = 0
+        while data := await self._reader.read(65_536):
+            count += len(data)
+        return count
 
 
 Script = Callable[[Asked], Awaitable[None]]

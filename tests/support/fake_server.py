@@ -46,6 +46,8 @@ class Sent:
 class FakeServer:
     """A server whose requests wait for the test."""
 
+    reads_headers = True
+
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 

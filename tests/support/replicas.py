@@ -134,7 +134,7 @@ async def crash(stand: Stand) -> None:
         await listener.close()
     await gateway.tasks.close()
     gateway._client.close()
-    await gateway._peer_connections.close()
+    gateway._peer_connections.close()
 
 
 class Cluster:

@@ -39,10 +39,10 @@ def test_a_new_task_is_flat_and_works_whatever_it_does_by_now() -> None:
         ),
         (replace(VIEW, status="completed", result=b'{"content":[]}'), {"result": {"content": []}}),
         (
-            replace(VIEW, status="failed", error=jsonrpc.Error(-32603, "broke"), message="broke"),
+            replace(VIEW, status="failed", error=jsonrpc.Error(-32603, "broke")),
             {"error": {"code": -32603, "message": "broke"}, "statusMessage": "broke"},
         ),
-        (replace(VIEW, status="cancelled", result=b"{}", error=jsonrpc.Error(1, "x")), {}),
+        (replace(VIEW, status="cancelled", result=b"{}", error=jsonrpc.Error(1, "x")), {"statusMessage": "x"}),
     ],
 )
 def test_tasks_get_has_the_members_of_the_status_and_no_others(view: View, more: dict[str, Any]) -> None:

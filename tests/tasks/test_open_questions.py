@@ -4,13 +4,16 @@ import pytest
 from msgspec import Raw
 
 from gateway.config import InForce
-from gateway.exchange.input_requests import MAX_QUESTIONS
+from gateway.exchange import events as on
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question
 from gateway.exchange.nested_requests import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidParams
+from gateway.protocol.request_meta import Capabilities
 from gateway.seal.keyring import Keyring
 from gateway.seal.task_handle import PURPOSE, QuestionKey, TaskSealer
 from gateway.tasks.open_questions import OpenQuestions
+from gateway.telemetry import NestedOutcome
 
 SEALER = TaskSealer(InForce(Keyring([bytes(range(32))], PURPOSE)))
 FORM = Raw(b'{"message":"Who?","requestedSchema":{"type":"object","properties":{}}}')
@@ -19,11 +22,17 @@ DECLINE = Raw(b'{"action":"decline"}')
 
 
 def questions(*ids: bytes, adopted: bool = False) -> OpenQuestions:
-    found = OpenQuestions("task", SEALER)
+    found = OpenQuestions("task", SEALER, Capabilities(form=True, roots=True))
     found.is_adopted = adopted
     for id_ in ids:
-        found.add(mcp.ELICIT, FORM, id_)
+        assert heard(found, id_) is NestedOutcome.ASKED
     return found
+
+
+def heard(found: OpenQuestions, id_: bytes, method: str = mcp.ELICIT, params: Raw = FORM) -> NestedOutcome:
+    outcome, error = found.hear(on.Nested(Raw(id_), method, params), is_over=False)
+    assert (error is None) is (outcome in (NestedOutcome.ASKED, NestedOutcome.DUPLICATE))
+    return outcome
 
 
 def taken(found: OpenQuestions, **responses: Raw) -> list[tuple[bytes, Raw]]:
@@ -51,9 +60,25 @@ def test_a_question_with_two_keys_is_answered_once() -> None:
 def test_a_question_that_comes_after_its_answer_is_not_asked_again() -> None:
     (former,) = questions(b"1").open
     asked = questions(adopted=True)
-    assert not asked.has_heard(b"1")
     assert taken(asked, **{former: ACCEPT}) == [(b"1", ACCEPT)]
-    assert asked.has_heard(b"1")
+    assert heard(asked, b"1") is NestedOutcome.DUPLICATE
+    assert not asked.open
+
+
+def test_the_questions_of_the_call_that_made_the_task_are_asked_once() -> None:
+    asked = questions()
+    without_id = Question("url", mcp.ELICIT, FORM, None)
+    asked.take_over([Question("a", mcp.ELICIT, FORM, Raw(b"1")), without_id])
+    assert [question.upstream_id for question in asked.open.values()] == [Raw(b"1")]
+    assert heard(asked, b"1") is NestedOutcome.DUPLICATE
+
+
+def test_what_the_client_cannot_answer_is_refused() -> None:
+    asked = questions()
+    assert heard(asked, b"1", "x/y") is NestedOutcome.REFUSED
+    assert heard(asked, b"2", mcp.ELICIT, Raw(b"{}")) is NestedOutcome.MALFORMED
+    assert heard(asked, b"3", mcp.SAMPLE, Raw(b'{"messages":[],"maxTokens":1}')) is NestedOutcome.UNDECLARED
+    assert not asked.open
 
 
 def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
@@ -94,7 +119,7 @@ def test_keys_of_other_tasks_and_of_the_owner_alone_are_ignored() -> None:
 
 def test_what_is_left_is_answered_for_a_client_that_gives_no_answer() -> None:
     asked = questions(b"1")
-    asked.add(mcp.ROOTS, Raw(b"{}"), b"2")
+    assert heard(asked, b"2", mcp.ROOTS, Raw(b"{}")) is NestedOutcome.ASKED
     (id_, cancelled), (other, refused) = asked.clear()
     assert (id_, cancelled, other) == (Raw(b"1"), Raw(b'{"action":"cancel"}'), Raw(b"2"))
     assert not isinstance(refused, Raw)
@@ -104,12 +129,11 @@ def test_what_is_left_is_answered_for_a_client_that_gives_no_answer() -> None:
 
 def test_a_task_has_room_for_so_many_questions() -> None:
     asked = questions(*(b"%d" % number for number in range(MAX_QUESTIONS - 1)))
-    assert asked.has_room(b"x")
-    assert not asked.has_room(b"x" * (MAX_NESTED_ID_BYTES + 1))
-    asked.add(mcp.ELICIT, FORM, b"x")
-    assert not asked.has_room(b"y")
+    assert heard(asked, b"1" * (MAX_NESTED_ID_BYTES + 1)) is NestedOutcome.REFUSED
+    assert heard(asked, b"700") is NestedOutcome.ASKED
+    assert heard(asked, b"701") is NestedOutcome.REFUSED
     _ = asked.clear()
-    assert asked.has_room(b"y")
+    assert heard(asked, b"702") is NestedOutcome.ASKED
     for number in range(MAX_NESTED):
-        asked.note(b"n%d" % number)
-    assert not asked.has_room(b"y")
+        _ = heard(asked, b"%d" % (1000 + number), "x/y")
+    assert heard(asked, b"9000") is NestedOutcome.REFUSED

@@ -68,7 +68,7 @@ def test_a_request_must_name_its_task() -> None:
 def test_a_new_task_and_a_task_have_the_form_of_2025_11_25() -> None:
     made = json.loads(sep_2322_form.create_result(VIEW))
     assert (made["resultType"], made["task"]) == ("complete", TASK)
-    shown = json.loads(sep_2322_form.task(replace(VIEW, message="busy")))
+    shown = json.loads(sep_2322_form.task(replace(VIEW, error=jsonrpc.Error(1, "busy"))))
     assert {**TASK, "statusMessage": "busy"}.items() <= shown.items()
     assert shown["_meta"][mcp.META_RELATED_TASK] == {"taskId": "id"}
 

@@ -7,7 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from gateway.http.reply import NO_RESPONSE, ReplyWriter, WrappedReply
-from gateway.legacy_front.batch import Member
+from gateway.legacy_front.backend import ClientMessage
 from gateway.legacy_front.session import error_response
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
@@ -18,7 +18,7 @@ _SIGN_IN: Final = (401, 403)
 Serve = Callable[[bytes, ReplyWriter], Awaitable[object]]
 
 
-async def answer(reply: ReplyWriter, members: Sequence[Member], serve: Serve) -> web.StreamResponse:
+async def answer(reply: ReplyWriter, members: Sequence[ClientMessage], serve: Serve) -> web.StreamResponse:
     """Serve the members of a batch concurrently; raises as `serve` does, except for errors of single requests.
 
     A refused credential refuses the whole batch, because only its HTTP status makes a client sign in.
@@ -46,7 +46,7 @@ class _Refused(Exception):
         self.body, self.status, self.headers, self.ending = body, status, headers, ending
 
 
-async def _serve(member: Member, reply: "_MemberReply", serve: Serve) -> None:
+async def _serve(member: ClientMessage, reply: "_MemberReply", serve: Serve) -> None:
     try:
         _ = await serve(member.data, reply)
     except GatewayError as exc:

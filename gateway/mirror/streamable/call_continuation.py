@@ -4,10 +4,10 @@ It is here, at the replica that its place names, or continued from the id alone 
 """
 
 import time
-from fnmatch import fnmatchcase
 
 from aiohttp import web
 
+from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.retry_routing import TakeOver
 from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question
@@ -20,7 +20,7 @@ from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session
 from gateway.mirror.upstream import server_of
 from gateway.passthrough.rejections import not_allowed
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled
 from gateway.telemetry import COMPLETE, Step
 from gateway.upstream.channel import NO_HEADERS
@@ -46,9 +46,8 @@ class CallContinuation:
         if held is not None:
             at.continued(Step.HELD)
         elif not at.holds(nested.place):
-            found = await self._replicas.route(nested.place, at.incoming, at.reply)
+            found = await self._replicas.route(at, nested.place)
             if not isinstance(found, TakeOver):
-                at.continued(Step.FORWARDED)
                 return found[0]
             held = shared.lot.find(nested.place.exchange)
             if held is None:
@@ -89,9 +88,8 @@ class CallContinuation:
             raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
         is_own, is_proven, lot = at.holds(mark.place), True, self._shared.lot
         if lot.find(mark.place.exchange) is None and not is_own:
-            found = await self._replicas.route(mark.place, at.incoming, at.reply)
+            found = await self._replicas.route(at, mark.place)
             if not isinstance(found, TakeOver):
-                at.continued(Step.FORWARDED)
                 return found[0]
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
@@ -134,12 +132,10 @@ class CallContinuation:
 
         A task has one driver, because the second one would cancel it when its client stays away.
         """
-        request, route, catalog = mark.request, at.live.route, self._shared.catalog
+        request, catalog = mark.request, self._shared.catalog
         if request is None or mark.progress.task is not None:
             return request is not None and is_proven
-        if request.method != mcp.TOOLS_CALL or route.continuation == "replay":
-            return True
-        if any(fnmatchcase(request.target, pattern) for pattern in route.ephemeral):
+        if allows_rerun(at.live.route, request.method, request.target):
             return True
         if not catalog.knows(at.caller_key, request.target):
             await catalog.read(at.caller_key, server_of(at.live), session.profile, at.headers)

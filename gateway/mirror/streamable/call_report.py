@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question, Request
+from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, UpstreamError
@@ -42,7 +42,8 @@ class CallReport:
         traces, request, path = self._live.process.traces, self._request, self._live.route.path
         if traces is not None:
             about = Operation(request.method, request.target, self._version, path)
-            self._span = incoming.begin_span(traces, about, request.id, _meta(request))
+            meta = jsonrpc.members(jsonrpc.members(request.params).get("_meta"))
+            self._span = incoming.begin_span(traces, about, request.id, meta)
 
     def asked(self, questions: tuple[Question, ...]) -> None:
         """The client is asked."""
@@ -82,15 +83,18 @@ class CallReport:
         """This replica continues a call that another one began."""
         log.info(
             Event.CALL_TAKEN_OVER,
-            route=self._live.route.path,
-            upstream=self._live.route.upstream.name,
-            target=self._request.target[:_TARGET_CHARACTERS],
+            **self._about,
             owner=owner,
             owner_is_dead=owner_is_dead,
             round=round_,
             resumable=True,
-            request_id=self.request_id,
         )
+
+    @property
+    def _about(self) -> dict[str, str]:
+        """What every event in the log says."""
+        route, target = self._live.route, self._request.target[:_TARGET_CHARACTERS]
+        return {"route": route.path, "upstream": route.upstream.name, "target": target, "request_id": self.request_id}
 
     def failed(self, error: GatewayError) -> None:
         """The call ends with an error of the gateway."""
@@ -123,20 +127,10 @@ class CallReport:
         say = log.warning if isinstance(error, UpstreamError) else log.info
         say(
             Event.EXCHANGE_FINISHED,
-            route=path,
-            upstream=self._live.route.upstream.name,
+            **self._about,
             method=self._request.method[:_TARGET_CHARACTERS],
-            target=self._request.target[:_TARGET_CHARACTERS],
             rounds=rounds,
             outcome=ending.outcome,
             seconds=round(seconds, 3),
-            request_id=self.request_id,
             **({"cause": error.message, "fix": error.fix} if error is not None else {}),
         )
-
-
-def _meta(request: Request) -> jsonrpc.Fields:
-    try:
-        return jsonrpc.fields(jsonrpc.fields(request.params).get("_meta", jsonrpc.EMPTY))
-    except ValueError:
-        return {}  # it is refused when the call is sent

@@ -42,9 +42,8 @@ def taken(message: jsonrpc.Message, live: LiveRoute, session: Session) -> tuple[
         return message, None  # its `_meta` is not an object, which the call reports
     if sealed is None:
         return message, None
-    others = {key: raw for key, raw in params.items() if key != "_meta"}
-    kept = others | {"_meta": Raw(jsonrpc.merge(meta.items()))} if meta else others
-    return replace(message, params=Raw(jsonrpc.merge(kept.items()))), _opened(sealed, live, session)
+    kept = Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
+    return replace(message, params=kept), _opened(sealed, live, session)
 
 
 def _opened(sealed: Raw, live: LiveRoute, session: Session) -> Level | None:

@@ -37,7 +37,7 @@ from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, server_of
-from gateway.passthrough.header_rules import HeaderRules, probe_headers
+from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, ShuttingDown
@@ -67,26 +67,23 @@ class Mirror:
         self.stopping = False
         self.refuses_calls = False
         """Whether new calls are refused, because no other replica could go on with them."""
-        self._tokens = tokens
         self._replicas = replicas
         self._headers = HeaderRules(in_force, epoch)
-        self._catalog = ToolCatalog()
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
-        self._homes = Homes(tokens, results)
-        self._shared = Shared(tokens, self.lot, self._homes, self._catalog)
+        self._shared = Shared(tokens, self.lot, Homes(tokens, results), ToolCatalog())
         self._calls = CallContinuation(self._shared, replicas)
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
-        return self._tokens.is_session(incoming.headers.get(mcp.SESSION_ID))
+        return self._shared.tokens.is_session(incoming.headers.get(mcp.SESSION_ID))
 
     async def serve(self, came: Arrival) -> web.StreamResponse:
         """Serve one request of a legacy client; raises GatewayError."""
         incoming, live = came.incoming, came.live
-        headers = probe_headers(self._headers.upstream(incoming, live.route))
+        headers = self._headers.on_behalf(incoming, live.route)
         at = MirrorArrival(incoming, came.reply, live, came.caller, headers)
         match incoming.method:
             case "POST":
@@ -136,9 +133,9 @@ class Mirror:
         version = at.incoming.headers.get(mcp.PROTOCOL_VERSION)
         if version is not None and version not in mcp.LEGACY_VERSIONS:
             raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
-        session = at.session(token, self._tokens)
+        session = at.session(token, self._shared.tokens)
         with at.counted():
-            self._homes.check(session)
+            self._shared.homes.check(session)
         return session
 
     async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
@@ -146,7 +143,7 @@ class Mirror:
             raise ShuttingDown("try again")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
-        token = self._tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
+        token = self._shared.tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
     async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
@@ -166,22 +163,22 @@ class Mirror:
         if keeps_level:
             message, known = client_state_item.taken(message, at.live, session)
             if known is not None:
-                self._homes.learn_level(session, known)
+                self._shared.homes.learn_level(session, known)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
                 level = Level(level_of(params_of(message)), time.time())
-                self._homes.set_level(session, level)
+                self._shared.homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
                 if keeps_level:
                     response = client_state_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._check_home(at)
-                found = await self._replicas.at_home(session.key, at.incoming, at.reply)
+                found = await self._replicas.at_home(at, session.key)
                 if found is not None:
                     return found[0]
-                home = self._homes.of(session, at.live, server_of(at.live))
+                home = self._shared.homes.of(session, at.live)
                 await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
             case _:
                 if len(id_) > _MAX_ID_BYTES:
@@ -202,16 +199,16 @@ class Mirror:
     async def _get(self, at: MirrorArrival) -> web.StreamResponse:
         session = self._session(at)
         place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
-        if place is not None and (subscribed := self._tokens.subscribed(place, session)) is None:
+        if place is not None and (subscribed := self._shared.tokens.subscribed(place, session)) is None:
             return await self._calls.resume(at, session, place)
         self._check_home(at)
         if self.stopping:
             raise ShuttingDown("open the stream again")
         self.long_lived += 1
         try:
-            found = await self._replicas.at_home(session.key, at.incoming, at.reply)
+            found = await self._replicas.at_home(at, session.key)
             if found is None:
-                home = self._homes.of(session, at.live, server_of(at.live))
+                home = self._shared.homes.of(session, at.live)
                 found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
@@ -229,7 +226,7 @@ class Mirror:
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
             held.abandon()
-        self._homes.end(session)
+        self._shared.homes.end(session)
         await self._replicas.tell_all(at.incoming)
         return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
 
@@ -237,4 +234,5 @@ class Mirror:
 
     def connect(self, at: Arrival) -> Connect:
         """Make backends for links that hold their own state."""
-        return partial(MirrorBackend, Upstream.of(at.live, (at.incoming.path, at.caller.principal), self._catalog))
+        caller = at.incoming.path, at.caller.principal
+        return partial(MirrorBackend, Upstream.of(at.live, caller, self._shared.catalog))

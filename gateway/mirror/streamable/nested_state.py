@@ -35,8 +35,8 @@ class InvalidRequestState(InvalidState):
 def with_state(question: Question, state: str) -> Question:
     """The question with its state."""
     params = jsonrpc.fields(question.params)
-    meta = _meta(params) | {KEY: Raw(jsonrpc.encode(state))}
-    return replace(question, params=jsonrpc.merge({**params, "_meta": Raw(jsonrpc.merge(meta.items()))}.items()))
+    meta = jsonrpc.members(params.get("_meta")) | {KEY: Raw(jsonrpc.encode(state))}
+    return replace(question, params=jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
 
 
 def is_echo(nested: Nested, message: jsonrpc.Message) -> bool:
@@ -46,7 +46,8 @@ def is_echo(nested: Nested, message: jsonrpc.Message) -> bool:
 
 def taken(nested: Nested, message: jsonrpc.Message, tokens: Tokens) -> tuple[Nested, jsonrpc.Message]:
     """What the state of a response says, and the response without it; raises InvalidRequestState."""
-    result, meta = _opened(message)
+    result = jsonrpc.members(message.result)
+    meta = jsonrpc.members(result.get("_meta"))
     raw = meta.pop(KEY, None)
     state = None if raw is None else jsonrpc.text(raw)
     if not is_echo(nested, message):
@@ -59,24 +60,4 @@ def taken(nested: Nested, message: jsonrpc.Message, tokens: Tokens) -> tuple[Nes
         nested = tokens.echoed(state, nested)
     except InvalidState as exc:
         raise InvalidRequestState(exc.reason) from exc
-    if meta:
-        result["_meta"] = Raw(jsonrpc.merge(meta.items()))
-    else:
-        del result["_meta"]
-    return nested, replace(message, result=Raw(jsonrpc.merge(result.items())))
-
-
-def _opened(message: jsonrpc.Message) -> tuple[jsonrpc.Fields, jsonrpc.Fields]:
-    """The result of a response with its `_meta`; empty if they are not objects."""
-    try:
-        result = jsonrpc.fields(message.result) if isinstance(message.result, Raw) else {}
-    except ValueError:
-        result = {}
-    return result, _meta(result)
-
-
-def _meta(fields: jsonrpc.Fields) -> jsonrpc.Fields:
-    try:
-        return jsonrpc.fields(fields.get("_meta", jsonrpc.EMPTY))
-    except ValueError:
-        return {}
+    return nested, replace(message, result=Raw(jsonrpc.merge(jsonrpc.with_meta(result, meta).items())))

@@ -17,10 +17,11 @@ from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, HttpReply, ReplyWriter, WrappedReply
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Place
 from gateway.protocol.errors import OwnerStalled
 from gateway.runtime.budget import Share
-from gateway.telemetry import Ending
+from gateway.telemetry import Ending, Step
 
 
 class Replicas:
@@ -36,25 +37,27 @@ class Replicas:
         """The id of this replica."""
         return self._membership.own
 
-    async def route(self, place: Place, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
+    async def route(self, at: MirrorArrival, place: Place) -> Replied | TakeOver:
         """Have the owner of a call serve a request, or have this replica take the call over.
 
         Raises OwnerStalled; for a request that came through another replica also PeerReplaced.
         """
-        found = await self._routing.route(place, incoming, OneStream(reply))
+        found = await self._routing.route(place, at.incoming, OneStream(at.reply))
         if isinstance(found, TakeOver):
-            _check_unstarted(reply)
+            _check_unstarted(at.reply)
+        else:
+            at.continued(Step.FORWARDED)
         return found
 
-    async def at_home(self, key: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def at_home(self, at: MirrorArrival, key: str) -> Replied | None:
         """Have the home of a session serve a request; None if that is this replica."""
-        for member in await self._before_own(key, incoming):
+        for member in await self._before_own(key, at.incoming):
             try:
-                return await self._peers.forward("heir", member, incoming, OneStream(reply))
+                return await self._peers.forward("heir", member, at.incoming, OneStream(at.reply))
             except PeerStuck:
                 raise
             except (PeerFailed, OwnerStalled):
-                _check_unstarted(reply)  # the next home must have the newest event id
+                _check_unstarted(at.reply)  # the next home must have the newest event id
         return None
 
     async def _before_own(self, key: str, incoming: Incoming) -> list[str]:

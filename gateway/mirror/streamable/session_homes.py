@@ -13,19 +13,22 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.subscription import Filter
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.change_subscription import Changes, Honoured
-from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.change_subscription import Changes
+from gateway.mirror.client_requests import DEFAULT_LEVEL
+from gateway.mirror.streamable import reply_stream
 from gateway.mirror.streamable.client_state_item import Level
+from gateway.mirror.streamable.reply_stream import Item
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
+from gateway.mirror.upstream import server_of
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.newest import Newest
-from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import Headers
 
 _MAX_HOMES: Final = 10_000
@@ -50,7 +53,7 @@ class Homes:
         if session.key in self._ended:
             raise NoSession("ended")
 
-    def of(self, session: Session, live: LiveRoute, server: ModernServer) -> "Home":
+    def of(self, session: Session, live: LiveRoute) -> "Home":
         """The home of a session; the one that was used longest ago makes room for a new one."""
         home = self._homes.get(session.key)
         if home is not None and home.live.upstream is not live.upstream:
@@ -58,7 +61,7 @@ class Homes:
             home = None
         if home is None:
             new_share = partial(self._budget.share, partial(self._forget, session.key))
-            home = Home(session, live, server, self._tokens, new_share)
+            home = Home(session, live, self._tokens, new_share)
         oldest = self._homes.keep(session.key, home)
         if oldest is not None:
             oldest.close()
@@ -85,23 +88,21 @@ class Homes:
         """Remember the log level of a session."""
         _ = self._levels.keep(session.key, level)
 
-    def level(self, session: Session, default: str) -> str:
+    def level(self, session: Session) -> str:
         """The log level of a session."""
         level = self._levels.get(session.key)
-        return default if level is None else level.name
+        return DEFAULT_LEVEL if level is None else level.name
 
 
 class Home:
     """One session at its home (`routes.live_route.Endable`)."""
 
-    def __init__(
-        self, session: Session, live: LiveRoute, server: ModernServer, tokens: Tokens, new_share: Callable[[], Share]
-    ) -> None:
+    def __init__(self, session: Session, live: LiveRoute, tokens: Tokens, new_share: Callable[[], Share]) -> None:
         """`new_share` makes the share of the session's subscriptions."""
         self.live = live
         self._session = session
         self._tokens = tokens
-        self._changes = Changes(server, live.process.tasks, session.profile, self._tell)
+        self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell)
         self._new_share = new_share
         self._share: Share | None = None
         self._users = 0
@@ -165,7 +166,7 @@ class Home:
             self._count()
             return await self._write(reply, honoured, request_id)
 
-    async def _write(self, reply: ReplyWriter, honoured: Honoured, request_id: str) -> Replied:
+    async def _write(self, reply: ReplyWriter, honoured: Filter, request_id: str) -> Replied:
         live = self.live
         self._end_stream()
         leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
@@ -175,19 +176,19 @@ class Home:
         self._had_stream = True
         live.upstream.streams.add(self)
         live.process.metrics.subscribed(live.route.path, 1)
-        queue.begin_writing(reply.share_unread)
         try:
-            await reply.start()
-            await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)
-            while not isinstance(item := await queue.take(), FinalMessage):
-                await reply.write(sse.KEEP_ALIVE if item is None else item)
-            return await reply.end(COMPLETE), COMPLETE
+            return await reply_stream.finish(reply, await reply_stream.write(queue, reply, self._first(queue, reply)))
         finally:
-            queue.end_writing()
             live.process.metrics.subscribed(live.route.path, -1)
             if self._queue is queue:
                 self._queue = None
                 live.upstream.streams.discard(self)
+
+    async def _first(self, queue: ResponseQueue, reply: ReplyWriter) -> Item:
+        """The first change, after an event that begins the stream."""
+        await reply.start()
+        await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)
+        return await queue.take()
 
     def end(self) -> None:
         """See `Endable`."""

@@ -23,10 +23,10 @@ from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
 from gateway.mirror.call_runner import Runner
-from gateway.mirror.client_requests import DEFAULT_LEVEL
-from gateway.mirror.streamable import nested_state
+from gateway.mirror.streamable import nested_state, reply_stream
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
+from gateway.mirror.streamable.reply_stream import Item
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
@@ -80,7 +80,7 @@ class StreamedCall:
         upstream, progress = Upstream.of(at.live, at.caller_key, shared.catalog), progress or Progress()
         drives = upstream.drives_tasks
         self.call = call = MirroredCall(request, session.profile, exchange, progress, drives_tasks=drives)
-        level = shared.homes.level(session, DEFAULT_LEVEL)
+        level = shared.homes.level(session)
         self.runner = Runner(call, upstream, self, lambda: level)
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
@@ -182,22 +182,13 @@ class StreamedCall:
         return Mark(self._placed(), self._number, call.request.id, request=call.request, progress=progress)
 
     def _mark_asking(self) -> Mark:
-        call = self.call
-        asking = {question.key: question for question in self._round_questions()}
-        return Mark(
-            self._placed(),
-            self._number,
-            call.request.id,
-            request=call.request,
-            progress=call.progress,
-            asking=tuple(asking.values()),
-            answered=tuple(key for key in asking if key not in call.open),
-        )
-
-    def _round_questions(self) -> tuple[Question, ...]:
-        if self._mark_now.progress.round == self.call.progress.round and self._mark_now.asking:
-            return self._mark_now.asking
-        return tuple(self.call.open.values())
+        """The place of a call whose client is asked, with all questions of the round."""
+        call, before = self.call, self._mark_now
+        is_same_round = before.progress.round == call.progress.round
+        asking = (before.asking if is_same_round else ()) or tuple(call.open.values())
+        answered = tuple(question.key for question in asking if question.key not in call.open)
+        mark = Mark(self._placed(), self._number, call.request.id, request=call.request, progress=call.progress)
+        return replace(mark, asking=asking, answered=answered)
 
     def _move(self, mark: Callable[[], Mark]) -> None:
         """Tell the client of a new place in the stream."""
@@ -208,7 +199,7 @@ class StreamedCall:
 
     def _prime(self, mark: Mark) -> bytes:
         """An event that only marks a place."""
-        return b"id: %b\ndata: \n\n" % self._shared.tokens.event_id(mark).encode()
+        return self._with_id(b"data: \n\n", mark)
 
     def _with_id(self, event: bytes, mark: Mark) -> bytes:
         if not self._resumes:
@@ -313,15 +304,10 @@ class StreamedCall:
             queue.send(events)
         if self._final is not None:
             queue.finish(self._final)
-        queue.begin_writing(reply.share_unread)
         try:
-            if after is not None:
-                await reply.start()
-                if not missed and self._final is None:
-                    await reply.write(self._prime(self._mark_now))
-            return await self._write(queue, reply, is_primed=after is not None or bool(missed))
+            last = await reply_stream.write(queue, reply, self._first(queue, reply, after, has_missed=bool(missed)))
+            return await reply_stream.finish(reply, last, self._final_event)
         finally:
-            queue.end_writing()
             if self._queue is queue:
                 self._queue = self._reply = None
                 self._left()
@@ -336,27 +322,13 @@ class StreamedCall:
         else:
             self.abandon()
 
-    async def _write(self, queue: ResponseQueue, reply: ReplyWriter, *, is_primed: bool) -> Replied:
-        item = await self._first(queue, reply, is_primed=is_primed)
-        while not isinstance(item, FinalMessage):
-            if not reply.started:
-                await reply.start()
-            await reply.write(sse.KEEP_ALIVE if item is None else item)
-            item = await queue.take()
-        if not item.body:
-            if not reply.started:
-                await reply.start()
-            return await reply.end(item.ending), item.ending
-        if not reply.started:
-            return await reply.whole(item.body, item.status, item.headers, item.ending), item.ending
-        await reply.write(self._final_event)
-        return await reply.end(item.ending), item.ending
-
-    async def _first(
-        self, queue: ResponseQueue, reply: ReplyWriter, *, is_primed: bool
-    ) -> bytes | FinalMessage | None:
+    async def _first(self, queue: ResponseQueue, reply: ReplyWriter, after: int | None, *, has_missed: bool) -> Item:
         """The first item, after a priming event if the client may have to come back for the others."""
-        if is_primed or not self._resumes:
+        if after is not None:
+            await reply.start()
+            if not has_missed and self._final is None:
+                await reply.write(self._prime(self._mark_now))
+        if after is not None or has_missed or not self._resumes:
             return await queue.take()
         item = None
         with suppress(TimeoutError):

@@ -8,7 +8,7 @@ import errno
 import re
 import secrets
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Final
 
 from msgspec import Raw
@@ -114,13 +114,7 @@ async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes |
     status, where = response.status, endpoint.where
     body = await read_response(response, _ERROR_BODY_BYTES, where)
     if status in (401, 403):
-        whose = "the credentials" if endpoint.as_client else "the credentials of routes[].credentials"
-        raise Refused(
-            f"{where} refused {whose} (HTTP {status})",
-            status=status,
-            challenge=_challenge(response),
-            is_clients=endpoint.as_client,
-        )
+        raise refused(endpoint, status, response.headers.getall("WWW-Authenticate", ()))
     opened = lost_session.opened(body)
     is_own = lost_session.is_own(opened, sent)
     if is_own and isinstance(opened.result, Raw):
@@ -135,11 +129,13 @@ async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes |
     raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
 
 
-def _challenge(response: AwaitedReply) -> str | None:
-    """The challenges for the client, as one header; those that the client could not receive are left out."""
-    values = [value for value in response.headers.getall("WWW-Authenticate", ()) if is_valid_value(value)]
-    challenge = ", ".join(values)
-    return challenge if 0 < len(challenge) <= _CHALLENGE_CHARACTERS else None
+def refused(endpoint: Endpoint, status: int, challenges: Iterable[str]) -> Refused:
+    """The error for credentials that are not accepted; challenges that the client could not receive are left out."""
+    whose = "the credentials" if endpoint.as_client else "the credentials of routes[].credentials"
+    joined = ", ".join(filter(is_valid_value, challenges))
+    challenge = joined if 0 < len(joined) <= _CHALLENGE_CHARACTERS else None
+    words = f"{endpoint.where} refused {whose} (HTTP {status})"
+    return Refused(words, status=status, challenge=challenge, is_clients=endpoint.as_client)
 
 
 def ping_id() -> bytes:

@@ -263,6 +263,16 @@ async def test_a_refused_credential_reaches_the_client_with_its_challenge(begin:
         assert "Bearer" in stream.response.headers["WWW-Authenticate"]
 
 
+async def test_a_challenge_that_clients_could_not_receive_is_left_out(begin: Begin, server: FakeModern) -> None:
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer good"})
+    server.tools["ask"] = ask
+    _ = await client.initialize()
+    server.credential, server.challenge = "Bearer other", 'Bearer scope="' + "x" * 8190 + '"'
+    async with client.call("ask") as stream:
+        assert (stream.response.status, "WWW-Authenticate" in stream.response.headers) == (401, False)
+
+
 async def test_auto_mirrors_where_initialize_is_refused(begin: Begin, server: FakeModern) -> None:
     stand = await begin(route={"era": "auto"})
     server.tools["ask"] = ask
@@ -321,11 +331,11 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
     client = LegacyClient(stand.http, stand.url)
     _ = await client.initialize()
     mirror = stand.gateway.downstream._legacy.mirror
-    session = mirror._tokens._session(client.session or "")
-    client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
+    session = mirror._shared.tokens._session(client.session or "")
+    client.session = mirror._shared.tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
     async with client.request("ping") as stream:
         assert stream.response.status == 404
-    client.session = mirror._tokens.new_session("/mcp", session.principal, session.profile, session.issued - 50)
+    client.session = mirror._shared.tokens.new_session("/mcp", session.principal, session.profile, session.issued - 50)
     assert (await client.ask("ping"))["result"] == {}
 
 

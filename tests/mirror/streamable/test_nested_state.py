@@ -313,10 +313,10 @@ async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: C
             await cluster.crash(one)
     mirror = two.gateway.downstream._legacy.mirror
     assert client.session is not None
-    session = mirror._tokens._session(client.session)
-    nested = mirror._tokens.nested(question["id"], session)
+    session = mirror._shared.tokens._session(client.session)
+    nested = mirror._shared.tokens.nested(question["id"], session)
     nested = replace(nested, place=replace(nested.place, issued=nested.place.issued - 601))
-    old = {"id": json.loads(mirror._tokens.nested_id(nested))}
-    answer = ACCEPT | {"_meta": {KEY: mirror._tokens.state(nested)}}
+    old = {"id": json.loads(mirror._shared.tokens.nested_id(nested))}
+    answer = ACCEPT | {"_meta": {KEY: mirror._shared.tokens.state(nested)}}
     assert await client.refusal(old, answer, two.url) == REFUSED
     assert len(server.of(mcp.TOOLS_CALL)) == 1

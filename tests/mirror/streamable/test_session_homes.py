@@ -20,7 +20,7 @@ async def session(stand: Stand) -> LegacyClient:
 
 
 def homes(stand: Stand) -> list[Home]:
-    return list(stand.gateway.downstream._legacy.mirror._homes._homes.values())
+    return list(stand.gateway.downstream._legacy.mirror._shared.homes._homes.values())
 
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:

@@ -64,7 +64,7 @@ class Job:
 
 def names_task(stand: Stand, place: str) -> bool:
     """Whether a client that comes back with this event id continues a task."""
-    sealed = stand.gateway.downstream._legacy.mirror._tokens._rings.value.events.open(place)
+    sealed = stand.gateway.downstream._legacy.mirror._shared.tokens._rings.value.events.open(place)
     return msgspec.msgpack.Decoder(Mark).decode(sealed).progress.task == "t1"
 
 

@@ -65,6 +65,8 @@ def test_what_is_only_read_does_not_become_a_series() -> None:
     assert kind.value("open", route="/mcp") is None
     kind.open["/mcp",].inc()
     assert kind.open.value("/mcp") == kind.value("open", route="/mcp") == 1
+    kind.open["/mcp",].set(7)
+    assert kind.value("open", route="/mcp") == 7
 
 
 def test_the_duration_buckets_are_those_of_the_semantic_conventions() -> None:

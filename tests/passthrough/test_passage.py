@@ -4,7 +4,7 @@ import pytest
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.reply_head import ReplyHead
-from gateway.passthrough.upstream_reply import ReplyCut, next_part
+from gateway.passthrough.passage import UpstreamCut, next_part
 from tests.support.fake_carrier import FakeCarrier
 
 
@@ -27,5 +27,5 @@ async def test_a_part_that_came_before_a_failure_is_handed_over_first() -> None:
     reply.on_body(b"a")
     carrier.cut()
     assert await next_part(reply, None) == b"a"
-    with pytest.raises(ReplyCut):
+    with pytest.raises(UpstreamCut):
         _ = await next_part(reply, None)

@@ -1,0 +1,100 @@
+"""One request to another replica, with the reply to it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gateway.cluster.worker import Address
+from gateway.http.awaited_reply import AwaitedReply
+from gateway.http_client.errors import RequestFailed
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.protocol.errors import InvalidState
+from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
+from gateway.telemetry import Ending, Outcome
+
+_WHOLE_BYTES: Final = 1 << 20
+"""More is never here at once."""
+_OK: Final = 200
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
+
+
+class PeerExchange(AwaitedReply):
+    """The reply, for a coroutine, or for a future that waits until its first part is here."""
+
+    __slots__ = ("_is_late", "address", "deadline", "frames", "is_connected", "peer_request")
+
+    def __init__(
+        self,
+        begin: Callable[[ReplyListener], PendingRequest],
+        address: Address,
+        peer_request: PeerRequest,
+        frames: Callable[[], Frames],
+        deadline: float,
+    ) -> None:
+        """`begin` sends the request, and `frames` makes a decoder of its reply."""
+        super().__init__(begin)
+        self.address = address
+        self.peer_request = peer_request
+        self.frames = frames
+        self.deadline = deadline
+        """Until when the peer has to accept the request, by the clock of the event loop."""
+        self._is_late = False
+        self.is_connected = True
+        """False if there was no connection until the deadline."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the peer may have received the request: it has reacted to its head."""
+        return not self._pending.awaits_continue
+
+    async def accepted(self) -> None:
+        """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
+        timer = asyncio.get_running_loop().call_at(self.deadline, self._expire)
+        try:
+            _ = await self.begun()
+        except RequestFailed as exc:
+            if self._is_late:
+                raise TimeoutError from exc
+            raise
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._is_late, self.is_connected = True, not self._pending.is_connecting
+        self.cut()
+
+    def first_part(self) -> asyncio.Future[None]:
+        """Return a future that is done when a part of the reply is here, or nothing will come."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def whole(self) -> bytes | None:
+        """Return the rest of the body if the reply is complete; it is empty if it was returned before."""
+        return self.whole_at_most(_WHOLE_BYTES)
+
+    def message(self) -> tuple[bytes, Ending] | None:
+        """Return the reply if it is complete, and one message without a status and headers of its own."""
+        data = self.whole() if self._is_begun and self.status == _OK else None
+        if data is None:
+            return None
+        found = _message(self.frames(), data)
+        if found is None:
+            self._parts.append(data)  # for the coroutine
+        return found
+
+
+def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
+    try:
+        found = frames.feed(data)
+    except InvalidState:
+        return None
+    match found:
+        case [Whole(status=200, headers=(), data=body) as whole]:
+            return body, ending(whole)
+        case _:
+            return None
+
+
+def ending(end: End | Whole) -> Ending:
+    """Labels for the metrics; an outcome that only a newer replica knows counts as an error, its reply is complete."""
+    return Ending(_OUTCOMES.get(end.outcome, Outcome.ERROR), end.error_type)

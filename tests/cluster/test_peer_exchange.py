@@ -1,0 +1,182 @@
+"""Retries that are forwarded without a task, and what makes them need one."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.downstream import legs
+from tests.cluster.test_reply_relay import BROKEN
+from tests.downstream.test_direct_call import direct, reply, request
+from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.replicas import (
+    TWICE,
+    Cluster,
+    Gate,
+    ask,
+    asked_peers,
+    dies_at_once,
+    in_time,
+    orphan,
+    retry_params,
+    steps,
+)
+from tests.support.workbench import Stand, eventually
+
+RESULT = b'{"jsonrpc":"2.0","id":"c2","result":{"resultType":"complete","content":[]}}'
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task takes over because a reply takes long."""
+    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+
+
+class Owner:
+    """A FAKE owner that serves the first retries well, and the others as `script` does."""
+
+    def __init__(self) -> None:
+        self.script: Callable[[Asked], Any] | None = None
+
+    async def __call__(self, asked: Asked) -> None:
+        if self.script is not None:
+            await self.script(asked)
+            return
+        await asked.take()
+        await asked.whole(RESULT)
+
+
+@asynccontextmanager
+async def forwarding(
+    upstream: FakeUpstream, cluster: Cluster
+) -> AsyncIterator[tuple[Stand, Owner, FakePeer, RawConnection, bytes]]:
+    """A replica that has forwarded three retries, so that it forwards the next one without a task."""
+    owner = Owner()
+    peer = await cluster.fake(FakePeer(owner))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2")
+    sent = request(one, body=one.client().build("tools/call", retry_params(asked))[1])
+    async with raw_connection(one) as raw:
+        for _ in range(3):
+            await raw.send(sent)
+            assert (await reply(raw))[1] == RESULT
+        yield one, owner, peer, raw, sent
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_forwarded_retry_needs_no_task_on_either_side(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    async with raw_connection(two) as raw:
+        for number in itertools.count(1):
+            gate = Gate(upstream)
+            asked = await one.client().call()
+            await raw.send(request(two, body=two.client().build("tools/call", retry_params(asked))[1]))
+            await in_time(gate.answered.wait())
+            found = direct(two), len(one.gateway.downstream._hops)
+            assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, set())
+            gate.go.set()
+            assert json.loads((await reply(raw))[1])["result"]["content"][0]["text"] == "done"
+            if found == (1, 1):  # a head is known once it came twice, and the length in it may differ
+                break
+            assert number < 20, "each retry takes a task"
+    assert steps(two) == {"forwarded": number}
+    assert steps(one) == {"held": number}
+    assert asked_peers(two) == {"served": number}
+
+
+async def test_a_task_waits_for_a_reply_that_takes_long(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await go.wait()
+        await asked.whole(RESULT)
+
+    go = asyncio.Event()
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = script
+        await raw.send(sent)
+        await eventually(lambda: direct(one) == 1)
+        await eventually(lambda: direct(one) == 0, "a task has taken over")
+        go.set()
+        assert (await reply(raw))[1] == RESULT
+    assert len(peer.asked) == 4, "the request was sent once"
+    assert asked_peers(one) == {"served": 4}
+
+
+async def test_a_reply_with_a_status_of_its_own_takes_a_task(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.whole(b'{"error":1}', 429)
+
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = script
+        await raw.send(sent)
+        head, body = await reply(raw)
+        assert (head.split(b" ")[1], body) == (b"429", b'{"error":1}')
+    assert (len(peer.asked), asked_peers(one)) == (4, {"served": 4})
+
+
+@pytest.mark.parametrize("script", BROKEN)
+async def test_a_reply_that_breaks_off_is_asked_for_once_more(
+    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+) -> None:
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = script
+        await raw.send(sent)
+        head, body = await reply(raw)
+        assert b" 503 " in head
+        assert json.loads(body)["error"]["data"]["reason"] == "owner_stalled"
+    assert (len(peer.asked), asked_peers(one)) == (5, {"served": 3, "broke": 2})
+    assert steps(one) == {"forwarded": 3}
+
+
+async def test_a_kept_connection_that_has_ended_is_replaced(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = dies_at_once
+        await raw.send(sent)
+        assert b"limits.connections" in (await reply(raw))[1], "the second connection ended too"
+        owner.script = None
+        await raw.send(sent)
+        assert (await reply(raw))[1] == RESULT
+    assert asked_peers(one) == {"served": 4, "stalled": 1}
+    assert peer.connections == 3
+
+
+async def test_an_owner_that_falls_silent_gets_nothing_to_run(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        behind.append(await asked.silence())
+
+    behind: list[int] = []
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = script
+        await raw.send(sent)
+        assert json.loads((await reply(raw))[1])["error"]["data"]["reason"] == "owner_stalled"
+        await eventually(lambda: behind)
+        assert behind == [0], "a process that wakes up later has nothing to run"
+    assert asked_peers(one) == {"served": 3, "stalled": 1}
+    assert len(peer.kinds) == 3
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_client_that_leaves_ends_the_request_to_the_owner(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        taken.set()
+        await asked.silence()
+        left.set()
+
+    taken, left = asyncio.Event(), asyncio.Event()
+    async with forwarding(upstream, cluster) as (one, owner, _, raw, sent):
+        owner.script = script
+        await raw.send(sent)
+        await in_time(taken.wait())
+        assert direct(one) == 1
+    await in_time(left.wait())
+    await eventually(lambda: one.gateway.downstream.in_flight == 0)
+    assert asked_peers(one) == {"served": 3, "broke": 1}

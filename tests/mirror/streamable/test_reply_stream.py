@@ -1,0 +1,98 @@
+"""The messages of a queue on their way to a reply."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.bridge.response_queue import FinalMessage
+from gateway.http.reply import NO_RESPONSE, ReplyWriter
+from gateway.mirror.streamable import reply_stream
+from gateway.mirror.streamable.reply_stream import Item
+from gateway.protocol import sse
+from gateway.runtime.budget import Share
+from gateway.telemetry import Ending
+
+EVENT, OWN = b"data: 1\n\n", b"id: 2\ndata: {}\n\n"
+
+
+class FakeQueue:
+    """A FAKE queue that has these items."""
+
+    def __init__(self, *items: Item) -> None:
+        self.items = list(items)
+        self.is_written = False
+
+    async def take(self) -> Item:
+        assert self.is_written
+        return self.items.pop(0)
+
+    def begin_writing(self, _: object) -> None:
+        self.is_written = True
+
+    def end_writing(self) -> None:
+        self.is_written = False
+
+
+class FakeReply(ReplyWriter):
+    """A FAKE reply that writes down what its client gets."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes | str] = []
+
+    def share_unread(self) -> Share:
+        raise AssertionError("nothing waits")
+
+    async def start(self) -> None:
+        assert not self.started
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        assert self.started
+        self.got.append(data)
+
+    async def end(self, _: Ending) -> web.StreamResponse:
+        assert self.started
+        self.got.append("end")
+        return NO_RESPONSE
+
+    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+        self.got.append(f"only {body.decode()}")
+        return NO_RESPONSE
+
+
+@pytest.mark.parametrize(
+    ("items", "keeps_alive", "event", "got"),
+    [
+        ((FinalMessage(b"{}"),), True, OWN, ["only {}"]),
+        ((EVENT, FinalMessage(b"{}")), True, b"", [EVENT, sse.encode(b"{}"), "end"]),
+        ((EVENT, FinalMessage(b"{}")), True, OWN, [EVENT, OWN, "end"]),
+        ((FinalMessage(b""),), True, OWN, ["end"]),
+        ((EVENT, FinalMessage(b"")), True, OWN, [EVENT, "end"]),
+        ((None, FinalMessage(b"{}")), True, b"", [sse.KEEP_ALIVE, sse.encode(b"{}"), "end"]),
+        ((None, FinalMessage(b"{}")), False, b"", ["only {}"]),
+    ],
+)
+async def test_a_client_gets_one_body_or_a_stream(
+    items: tuple[Item, ...], event: bytes, got: list[bytes | str], *, keeps_alive: bool
+) -> None:
+    queue: Any = FakeQueue(*items)
+    reply = FakeReply()
+    last = await reply_stream.write(queue, reply, keeps_alive=keeps_alive)
+    assert not queue.is_written
+    _ = await reply_stream.finish(reply, last, event)
+    assert reply.got == got
+
+
+async def test_the_first_item_may_come_after_something_else() -> None:
+    queue: Any = FakeQueue(FinalMessage(b""))
+    reply = FakeReply()
+
+    async def first() -> Item:
+        await reply.start()
+        await reply.write(EVENT)
+        return await queue.take()
+
+    _ = await reply_stream.write(queue, reply, first())
+    assert reply.got == [EVENT]
