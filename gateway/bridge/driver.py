@@ -179,6 +179,7 @@ class Driver(ExchangeRunner):
         self._lot.cold.add(record)
 
     def fire(self, timer: Timer) -> None:
+        """Take the end of a timer."""
         if timer is COLD:
             self._cool()
             return

@@ -90,7 +90,7 @@ class ExchangeRunner(ABC):
     @property
     def kept_bytes(self) -> int:
         """The memory that the exchange takes after its end: its result, and the request that its caller sent."""
-        return self._replies.last_bytes + sum(map(len, self._context.request.params.values()))
+        return self._replies.last_bytes + self._context.request.params_size
 
     def forget(self) -> None:
         """Drop the kept result."""

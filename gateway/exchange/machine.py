@@ -214,13 +214,15 @@ class Exchange:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
+        ledger = self._ledger
+        matched, late = self._nested_requests.answered(event.answers), ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
         self._nested_requests.check_askable(event.answers)
         self._claim(event)
-        self._ledger.note(matched, self.round)
-        self._ledger.note(late, self.round, sent=False)
+        ledger.note(matched, self.round)
+        if late:
+            ledger.note(late, self.round, sent=False)
         out: Commands = [_DISARM_TTL, _ARM_LEG]
         for question, _ in matched:
             del self.questions[question.key]
