@@ -327,6 +327,16 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
     never.set()
 
 
+@pytest.mark.parametrize(("path", "asked"), [("/caf\u00e9", "/caf%C3%A9"), ("/a b", "/a%20b"), ("/\ud800", "/%3F")])
+async def test_the_path_of_an_authorization_server_may_need_escapes(
+    begin: Any, issuer: FakeIssuer, path: str, asked: str
+) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    issuer.says(oauth_metadata.RESOURCE + "/mcp", authorization_servers=[f"{issuer.origin}{path}"])
+    assert (await browser.refusal(oauth_metadata.SERVER + "/mcp"))[0] == 404
+    assert oauth_metadata.SERVER + asked in issuer.paths
+
+
 async def test_only_so_many_wait_for_authorization_servers(
     begin: Any, issuer: FakeIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
