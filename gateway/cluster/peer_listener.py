@@ -111,7 +111,7 @@ class PeerListener:
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        return await self._handle_opened(peer_request, http, is_local=is_local)
+        return await self._handle_opened(peer_request, self._frames(peer_request), http, is_local=is_local)
 
     def begin(
         self, connection: Connection, head: ParsedHead, body: bytes, *, is_local: bool = False
@@ -121,22 +121,24 @@ class PeerListener:
             peer_request = self._sealer.open(body, time.time())
         except InvalidState:
             return None
-        serve = partial(self._handle_opened, peer_request, is_local=is_local)
+        frames = self._frames(peer_request)
+        serve = partial(self._handle_opened, peer_request, frames, is_local=is_local)
         if peer_request.kind != "owner" or peer_request.leg_seconds is not None or not peer_request.takes_whole:
             return _Opened(head, serve)
-        encode = partial(_whole_reply, self._frames(peer_request))
+        encode = partial(_whole_reply, frames)
         return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
 
     async def _handle_opened(
         self,
         peer_request: PeerRequest,
+        frames: Frames,
         http: web.BaseRequest,
         serving: Serving | None = None,
         *,
         is_local: bool,
     ) -> web.StreamResponse:
         """Serve a request that is authentic; `serving` if it has begun."""
-        reply = PeerReply(http, self._frames(peer_request), self._in_force.value.timeouts.send_seconds)
+        reply = PeerReply(http, frames, self._in_force.value.timeouts.send_seconds)
         await reply.open()
         if peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
@@ -146,6 +148,7 @@ class PeerListener:
         return await reply.close()
 
     def _frames(self, peer_request: PeerRequest) -> Frames:
+        """The encoder of the reply, under the keys of now: a reload must not change them in the middle of a reply."""
         return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
 
     def _reject(self, reason: str, remote: str | None) -> None:
