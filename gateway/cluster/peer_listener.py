@@ -41,6 +41,8 @@ _REJECTED_FIX: Final = (
 
 _KNOWN: Final = 512
 """How many headers of clients are remembered."""
+_KNOWN_BYTES: Final = 4096
+"""Longer ones are not."""
 _WHOLE_BYTES: Final = 65_536
 """A longer request does not come in one piece."""
 _HEAD: Final = re.compile(
@@ -275,11 +277,18 @@ def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
     )
 
 
-@lru_cache(_KNOWN)
 def _headers(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
     """The headers of a request, which clients send again and again."""
+    size = sum([len(name) + len(value) for name, value in pairs])
+    return (_known_headers if size <= _KNOWN_BYTES else _decoded)(pairs)
+
+
+def _decoded(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
     headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in pairs]))
     return headers, KnownValues(partial(headers.getall, default=()))
+
+
+_known_headers: Final = lru_cache(_KNOWN)(_decoded)
 
 
 def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> list[messages.Frame]:

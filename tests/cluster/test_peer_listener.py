@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.cluster import peer_listener
 from gateway.config import InForce
 from gateway.downstream import legs
 from gateway.http import connection as connections
@@ -406,3 +407,12 @@ async def test_a_request_that_came_whole_is_refused_like_any_other(
         assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
     assert refused(one) == {"replayed" if replay else "forged": 1}
     assert upstream.seen == []
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(4000, True), (5000, False)])
+def test_headers_are_remembered_unless_they_are_large(size: int, *, is_kept: bool) -> None:
+    """A client may send a megabyte of headers, which differ in each of its retries."""
+    pairs = ((b"X-Padding", b"a" * size), (b"Accept", b"*/*"))
+    first, again = peer_listener._headers(pairs)[0], peer_listener._headers(pairs)[0]
+    assert first == again
+    assert (first is again) is is_kept
