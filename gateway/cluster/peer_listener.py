@@ -113,7 +113,7 @@ class PeerListener:
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        return await self._handle_opened(peer_request, http, is_local=is_local)
+        return await self._handle_opened(peer_request, self._frames(peer_request), http, is_local=is_local)
 
     def begin(
         self, connection: Connection, head: ParsedHead, body: bytes, *, is_local: bool = False
@@ -123,23 +123,30 @@ class PeerListener:
             peer_request = self._sealer.open(body, time.time())
         except InvalidState:
             return None
-        serve = partial(self._handle_opened, peer_request, is_local=is_local)
+        frames = self._frames(peer_request)
+        serve = partial(self._handle_opened, peer_request, frames, is_local=is_local)
         if peer_request.kind != "owner" or peer_request.leg_seconds is not None or not peer_request.takes_whole:
             return _Opened(head, serve)
-        encode = partial(_whole_reply, self._frames(peer_request))
+        encode = partial(_whole_reply, frames)
         return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
 
     async def _handle_opened(
         self,
         peer_request: PeerRequest,
+        frames: Frames,
         http: web.BaseRequest,
         serving: Serving | None = None,
         *,
         is_local: bool,
     ) -> web.StreamResponse:
         """Serve a request that is authentic; `serving` if it has begun."""
-        reply = PeerReply(http, self._frames(peer_request), self._in_force.value.timeouts.send_seconds)
-        await reply.open()
+        reply = PeerReply(http, frames, self._in_force.value.timeouts.send_seconds)
+        try:
+            await reply.open()
+        except ConnectionError:
+            if serving is None:
+                raise
+            # What has begun must notice that the other replica has left: its next write fails, or it is cancelled.
         if peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:

@@ -27,6 +27,7 @@ from tests.support.replicas import (
     ask,
     asked_peers,
     frames_of,
+    in_time,
     orphan,
     peer_request_for,
     retry_params,
@@ -283,6 +284,42 @@ async def test_a_drain_sees_the_calls_of_such_retries(upstream: FakeUpstream, cl
         gate.go.set()
         assert len(await whole(raw, peer_request)) == 1
     assert (one.gateway.downstream.in_flight, one.gateway.downstream.relayed) == (0, set())
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_replica_that_leaves_as_a_task_takes_its_retry_over_is_missed(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """The task begins when nothing can be written any more, and a moment before the connection counts as lost."""
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        asked = await one.client().call()
+        await hop(one, raw, asked)
+        await in_time(gate.answered.wait())
+        (driver,) = one.gateway.downstream.relayed
+        connection = peer_connection(one)
+        assert connection.transport is not None
+        connection.serve_by_task()
+        connection.transport.close()
+        await eventually(lambda: one.gateway.downstream.in_flight == 0)
+        assert driver._was_relayed, "the leg has ended"
+    gate.go.set()
+    assert (await one.client().answer(asked)).text == "done"
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_reply_keeps_the_keys_of_its_request(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        peer_request = await hop(one, raw)
+        await in_time(gate.answered.wait())
+        one.gateway._peer_sealer._keyring.replace(Keyring((bytes(32), KEY), "peer"))
+        peer_connection(one).serve_by_task()
+        assert b"chunked" in await raw.until(b"\r\n\r\n")
+        gate.go.set()
+        assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
 
 
 async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUpstream, cluster: Cluster) -> None:
