@@ -155,6 +155,7 @@ class PeerListener:
         return await reply.close()
 
     def _frames(self, peer_request: PeerRequest) -> Frames:
+        """The encoder of the reply, under the keys of now: a reload must not change them in the middle of a reply."""
         return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
 
     def _reject(self, reason: str, remote: str | None) -> None:

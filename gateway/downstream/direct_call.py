@@ -53,7 +53,7 @@ class DirectCall:
         all_.add(self)
 
     def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
-        """Send it upstream, or to the replica that holds its call, unless it takes a task to find out where it goes."""
+        """Send it upstream, or to the replica that holds its call, unless only a task can find out where it goes."""
         self.round = round_
         try:
             self.plain = begin(round_)

@@ -69,11 +69,6 @@ class Session(HearingSession):
         self.state: SessionState | None = None
 
     @property
-    def is_joiner(self) -> bool:
-        """Whether another session object owns the upstream session."""
-        return self.shared.owner is not self
-
-    @property
     def can_be_joined(self) -> bool:
         """Whether others can speak in the session: it is open, and has an id."""
         return not self.lost and self.opened and self.channel.session_id is not None
@@ -85,8 +80,8 @@ class Session(HearingSession):
         Only then may its streams be closed while the call waits: a question on the side stream would be lost.
         """
         shared = self.shared
-        is_exclusive = not (self._is_shared or self.group.is_affine or self.is_joiner or shared.joiners)
-        return is_exclusive and not shared.asked_aside
+        is_alone = shared.owner is self and not (self._is_shared or self.group.is_affine or shared.joiners)
+        return is_alone and not shared.asked_aside
 
     @property
     def pending(self) -> bool:

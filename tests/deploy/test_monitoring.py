@@ -25,7 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway import telemetry
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics import labels
-from gateway.telemetry.metrics.saturation import Load, Use
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
 from tests.parts.clients.drive import ModernClient, available, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream
@@ -114,23 +113,16 @@ def test_each_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 # --- names ---
 
 
-def loaded() -> Load:
-    """The load of a process without a route."""
-    return Load(is_ready=True, connections=Use(0, 1), requests_in_flight=0, held_of_one_address=Use(0, 1), routes={})
-
-
 def families() -> dict[str, tuple[str, ...]]:
     """Every sample name of the gateway, with its labels."""
     found: dict[str, tuple[str, ...]] = {}
     metrics = Metrics("1", ["/mcp"])
-    _ = metrics.watch_load(loaded)
-    registry = metrics._registry
-    for collector in registry._collector_to_names:
-        labels = tuple(getattr(collector, "_labelnames", ()))
-        for family in collector.collect():
-            ends = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",)}.get(family.type, ("",))
-            for end in ends:
-                found[family.name + end] = (*labels, "le") if end == "_bucket" else labels
+    _ = metrics.watch_load(lambda _: None)
+    for family in metrics._registry.collect():
+        labels = tuple(getattr(family, "_labelnames", ()))
+        ends = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",)}.get(family.type, ("",))
+        for end in ends:
+            found[family.name + end] = (*labels, "le") if end == "_bucket" else labels
     return found
 
 

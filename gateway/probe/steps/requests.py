@@ -8,7 +8,7 @@ from yarl import URL
 
 from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import Client
-from gateway.http_client.errors import RequestFailed
+from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.protocol import jsonrpc, reply_messages
 from gateway.upstream.channel import Headers
 
@@ -52,13 +52,18 @@ class Request(NamedTuple):
 async def ask(
     client: Client, request: Request, seconds: float, enough: Callable[[Reply], bool] = lambda _: False
 ) -> Reply:
-    """Send a request; return its reply, up to the point where it ends, breaks, is `enough`, or takes too long.
+    """Send a request that may run twice; return its reply, up to where it ends, breaks, is `enough`, or is late.
 
     Raises TimeoutError if no reply begins in time, or RequestFailed.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with asyncio.timeout_at(deadline):
-        coming = await client.send(*request, is_lenient=True)
+        try:
+            coming = await client.send(*request, is_lenient=True)
+        except NoReply as exc:
+            if not exc.reused:
+                raise
+            coming = await client.send(*request, is_lenient=True)  # the server had closed an idle connection
     reply = Reply(coming)
     try:
         async with asyncio.timeout_at(deadline):

@@ -330,7 +330,9 @@ class PlainReply(BegunReply):
             self._break(exc)
             return
         if self._hand_over(events):
-            self._hold(0 if self._parser is None else self._parser.unfinished_bytes)
+            size = 0 if self._parser is None else self._parser.unfinished_bytes
+            if size > SMALL_BYTES or self._arrival is not None:  # nearly never
+                self._hold(size)
 
     def _hand_over(self, events: Sequence[sse.Event]) -> bool:
         """Hand over messages; returns whether more are wanted."""
