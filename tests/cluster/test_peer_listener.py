@@ -4,7 +4,8 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -405,15 +406,12 @@ def peer_connection(stand: Stand) -> connections.Connection:
 async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadline(cluster: Cluster) -> None:
     """The task of the connection would wait for it for ever."""
 
-    class Full:
-        def write(self, _: bytes) -> None:
-            connection.pause_writing()
-
     (one,) = await cluster.begin("gw-1")
     async with raw_connection(one, cluster.peers["gw-1"]):
         await eventually(lambda: one.gateway._listeners[0].connections and peer_connection(one)._waiter)
         connection = peer_connection(one)
-        connection._out = cast("Any", Full())
+        out = Mock(write=lambda _: connection.pause_writing())
+        connection._out = out
         connection.data_received(head_of(b"x" * 100))
         assert connection.unread._stall_timer is not None
 
