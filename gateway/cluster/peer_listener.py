@@ -41,6 +41,8 @@ _REJECTED_FIX: Final = (
 
 _KNOWN: Final = 512
 """How many headers of clients are remembered."""
+_KNOWN_BYTES: Final = 4096
+"""Longer ones are not."""
 _WHOLE_BYTES: Final = 65_536
 """A longer request does not come in one piece."""
 _HEAD: Final = re.compile(
@@ -139,7 +141,12 @@ class PeerListener:
     ) -> web.StreamResponse:
         """Serve a request that is authentic; `serving` if it has begun."""
         reply = PeerReply(http, frames, self._in_force.value.timeouts.send_seconds)
-        await reply.open()
+        try:
+            await reply.open()
+        except ConnectionError:
+            if serving is None:
+                raise
+            # What has begun must notice that the other replica has left: its next write fails, or it is cancelled.
         if peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
@@ -278,11 +285,18 @@ def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
     )
 
 
-@lru_cache(_KNOWN)
 def _headers(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
     """The headers of a request, which clients send again and again."""
+    size = sum([len(name) + len(value) for name, value in pairs])
+    return (_known_headers if size <= _KNOWN_BYTES else _decoded)(pairs)
+
+
+def _decoded(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
     headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in pairs]))
     return headers, KnownValues(partial(headers.getall, default=()))
+
+
+_known_headers: Final = lru_cache(_KNOWN)(_decoded)
 
 
 def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> list[messages.Frame]:
