@@ -1,15 +1,21 @@
 """The timers of one exchange."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, Timer
 from gateway.routes.live_route import LiveRoute
 
 _NONE: Final[dict[Timer, asyncio.TimerHandle]] = {}
 """No timer of the event loop, as nearly always: it is replaced, never changed."""
+
+
+class Owner(Protocol):
+    """The exchange whose timers they are."""
+
+    def fire(self, timer: Timer) -> None:
+        """Take the end of a timer."""
 
 
 class Timers:
@@ -30,11 +36,11 @@ class Timers:
         shared = self._live.deadlines.shared.get(timer)
         return timer in self._handles or (shared is not None and shared.deadline(self) is not None)
 
-    def arm(self, timer: Timer, fire: Callable[[Timer], None], seconds: float | None = None) -> None:
+    def arm(self, timer: Timer, owner: Owner, seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual.
 
-        `fire` is held while the timer runs and no longer, so that a finished exchange is not part of a reference
-        cycle.
+        `owner` is held while the timer runs and no longer, so that a finished exchange is not part of a reference
+        cycle. It is not a bound method, because that would take memory of its own while a call is held.
         """
         live = self._live
         if timer is LEG and not live.config.legs.rounds:
@@ -44,7 +50,7 @@ class Timers:
         shared = live.deadlines.shared.get(timer)
         if shared is not None:
             if seconds is None:
-                shared.arm(self, fire, timer)
+                shared.arm(self, _fire, owner, timer)
                 return
             shared.disarm(self)
         elif timer is QUIET:
@@ -53,7 +59,7 @@ class Timers:
             seconds = live.config.hold.grace_seconds
         if seconds is None:
             return  # COLD, if calls do not go cold
-        guarded = live.process.tasks.guard(partial(self._ring, timer, fire), "timer " + timer)
+        guarded = live.process.tasks.guard(partial(self._ring, timer, owner), "timer " + timer)
         handle = asyncio.get_running_loop().call_later(seconds, guarded)
         self._handles = self._handles or {}
         self._handles[timer] = handle
@@ -95,6 +101,10 @@ class Timers:
         for handle in handles.values():
             handle.cancel()
 
-    def _ring(self, timer: Timer, fire: Callable[[Timer], None]) -> None:
+    def _ring(self, timer: Timer, owner: Owner) -> None:
         self._cancel(timer)
-        fire(timer)
+        owner.fire(timer)
+
+
+def _fire(owner: Owner, timer: Timer) -> None:
+    owner.fire(timer)

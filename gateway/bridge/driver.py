@@ -61,7 +61,7 @@ class Driver(ExchangeRunner):
         self._replies.add(queue)
         self._feed(on.Called(queue.leg))
         if seconds > TICK_SECONDS and LEG in self._timers:
-            self._timers.arm(LEG, self._fire, max(0.0, self.live.config.legs.limit_seconds - seconds))
+            self._timers.arm(LEG, self, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
     def take_over(
         self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None
@@ -145,7 +145,7 @@ class Driver(ExchangeRunner):
 
     def expire(self) -> None:
         """End a held exchange as if its time was over, because its client cannot come back."""
-        self._fire(TTL)
+        self.fire(TTL)
 
     # -- from the upstream's side -------------------------------------------------------------------------------
 
@@ -171,14 +171,15 @@ class Driver(ExchangeRunner):
         is_taken_over = self._is_of_another_replica and call.runs == 0
         record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):
-            self._timers.arm(COLD, self._fire)
+            self._timers.arm(COLD, self)
             return
         self._report.cooled()
         call.let_go()
         self._feed(on.LetGo(cancel=False))
         self._lot.cold.add(record)
 
-    def _fire(self, timer: Timer) -> None:
+    def fire(self, timer: Timer) -> None:
+        """Take the end of a timer."""
         if timer is COLD:
             self._cool()
             return

@@ -90,7 +90,7 @@ class ExchangeRunner(ABC):
     @property
     def kept_bytes(self) -> int:
         """The memory that the exchange takes after its end: its result, and the request that its caller sent."""
-        return self._replies.last_bytes + sum(map(len, self._context.request.params.values()))
+        return self._replies.last_bytes + self._context.request.params_size
 
     def forget(self) -> None:
         """Drop the kept result."""
@@ -101,7 +101,7 @@ class ExchangeRunner(ABC):
         """Take one event of the upstream call."""
 
     @abstractmethod
-    def _fire(self, timer: Timer) -> None:
+    def fire(self, timer: Timer) -> None:
         """Take the end of a timer."""
 
     @abstractmethod
@@ -163,7 +163,7 @@ class ExchangeRunner(ABC):
             self._upstream_call.rest(resting=False)
             self._report.unparked()
         if after is PARKED:
-            self._timers.arm(COLD, self._fire)
+            self._timers.arm(COLD, self)
         elif before is PARKED:
             self._timers.disarm(COLD)
         if after is ENDED:
@@ -202,7 +202,7 @@ class ExchangeRunner(ABC):
             self._replies.ask(ask, body)
 
     _OBEY: ClassVar[dict[type[do.Command], Callable[["ExchangeRunner", Any], None]]] = {
-        do.Arm: lambda self, it: self._timers.arm(it.timer, self._fire),
+        do.Arm: lambda self, it: self._timers.arm(it.timer, self),
         do.Ask: lambda self, it: self._ask(it),
         do.CancelCall: lambda self, it: self._cancel(it.reason),
         do.Count: lambda self, it: self.live.process.metrics.nested_request(

@@ -121,10 +121,10 @@ class Exchange:
     """One exchange; all events go through `handle`."""
 
     __slots__ = (
+        "_answers",
         "_declared",
         "_digests",
         "_final",
-        "_ledger",
         "_nested_requests",
         "_owes_answers",
         "_policy",
@@ -152,7 +152,8 @@ class Exchange:
         """The final message, for legs that come later."""
         self._owes_answers = False
         """Whether an earlier call in the session left a nested request unanswered."""
-        self._ledger = ReplayLedger()
+        self._answers: ReplayLedger | None = None
+        """Made with the first answer, or withdrawn question: most held calls have neither."""
         self.sheds = 0
         """State-only rounds so far."""
 
@@ -161,7 +162,7 @@ class Exchange:
         if self.state is not IDLE:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be restored")
         self.state, self.round, self.sheds = past.state, past.round, past.sheds
-        self._ledger = ReplayLedger(past.record)
+        self._answers = ReplayLedger(past.record)
         self._nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
 
     @property
@@ -172,7 +173,17 @@ class Exchange:
     @property
     def record(self) -> tuple[Recorded, ...] | None:
         """The answers that went upstream so far, in their order; None if the call cannot be run again."""
-        return self._ledger.record
+        return () if self._answers is None else self._answers.record
+
+    @property
+    def _ledger(self) -> ReplayLedger:
+        if self._answers is None:
+            self._answers = ReplayLedger()
+        return self._answers
+
+    def _forget_withdrawn(self) -> None:
+        if self._answers is not None:
+            self._answers.forget_withdrawn()
 
     def handle(self, event: on.Event) -> Commands:
         """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
@@ -185,7 +196,7 @@ class Exchange:
         """End after a bug: whoever feeds the exchange ends its legs, its call and its timers."""
         self.state, self.legs = ENDED, ()
         self.questions.clear()
-        self._ledger.forget_withdrawn()
+        self._forget_withdrawn()
 
     # -- downstream ---------------------------------------------------------------------------------------------
 
@@ -203,13 +214,15 @@ class Exchange:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
+        ledger = self._ledger
+        matched, late = self._nested_requests.answered(event.answers), ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
         self._nested_requests.check_askable(event.answers)
         self._claim(event)
-        self._ledger.note(matched, self.round)
-        self._ledger.note(late, self.round, sent=False)
+        ledger.note(matched, self.round)
+        if late:
+            ledger.note(late, self.round, sent=False)
         out: Commands = [_DISARM_TTL, _ARM_LEG]
         for question, _ in matched:
             del self.questions[question.key]
@@ -345,7 +358,7 @@ class Exchange:
             if exc.lacks is None or self._policy.refuse_undeclared:
                 return out
             return out + self._abort(MissingCapability(exc.lacks, event.method))
-        recorded = self._ledger.next_answer(question)
+        recorded = None if self._answers is None else self._answers.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
         early = self._nested_requests.given_answer(question)
@@ -398,7 +411,7 @@ class Exchange:
         return self._complete(do.Fail((), event.error))
 
     def _complete(self, final: Ending) -> Commands:
-        if self._ledger.owes_run:
+        if self._answers is not None and self._answers.owes_run:
             return self._run_again_in_time(completed=True)
         return self._end(final, completed=True)
 
@@ -429,7 +442,7 @@ class Exchange:
 
     def _break(self, event: on.Broke) -> Commands:
         if not event.replayable or not self._ledger.can_run_again:
-            self._ledger.forget_withdrawn()  # the call cannot be run again, so late answers are useless
+            self._forget_withdrawn()  # the call cannot be run again, so late answers are useless
             return self._end(do.Fail((), event.error), completed=False)
         return self._run_again_in_time(completed=False)
 
@@ -500,7 +513,7 @@ class Exchange:
         self.round += 1
         self.state = state
         self._nested_requests.show()
-        self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
+        self._forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self.legs = self.legs, ()
         resting = state if holds or state is REFERRED else BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
@@ -567,7 +580,7 @@ class Exchange:
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
-        self._ledger.forget_withdrawn()  # a late answer must not run the call again
+        self._forget_withdrawn()  # a late answer must not run the call again
         return [*self._cancel(error.message), *self._end(do.Fail((), error), completed=False)]
 
     def _give_up(self, reason: str) -> Commands:

@@ -138,8 +138,9 @@ class NestedRequests:
     # -- what the client has --------------------------------------------------------------------------------------
 
     def show(self) -> None:
-        """The client gets all open questions."""
-        self.shown = tuple(self.open)
+        """The client gets all open questions: nearly always one, the only one of its run, whose tuple is shared."""
+        shown = tuple(self.open)
+        self.shown = self.keys if isinstance(self.keys, tuple) and self.keys == shown else shown
 
     def answered(self, answers: Mapping[str, Raw]) -> tuple[tuple[Question, Raw], ...]:
         """The open questions that the client answered, with checked answers; unknown keys are ignored.

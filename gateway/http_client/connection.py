@@ -26,6 +26,13 @@ _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 
 
+class HasFileno(Protocol):
+    """A socket, as far as it can be polled."""
+
+    def fileno(self) -> int:
+        """The number of the file."""
+
+
 class Owner(Protocol):
     """The client that a connection belongs to."""
 
@@ -73,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._familiar = familiar
         self._transport: asyncio.Transport | None = None
-        self._socket = -1
+        self._socket: HasFileno | None = None
         self._poll: select.poll | None = None
         """Made when the connection is used again."""
         self._parser: ReplyParser | None = None
@@ -110,11 +117,12 @@ class Connection(asyncio.Protocol):
         poll = self._poll
         if poll is None:
             poll = self._poll = select.poll()
+            assert self._socket is not None, "the connection is open"
             poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
 
-    def uses(self, socket: int) -> None:
-        """The connection will be opened on this socket, by its number."""
+    def uses(self, socket: HasFileno) -> None:
+        """The connection will be opened on this socket, which the event loop keeps; its number would take memory."""
         self._socket = socket
 
     def start(self, pending: PendingRequest, head: bytes, body: bytes, *, is_head: bool) -> None:

@@ -69,7 +69,7 @@ class Connector:
             interleave=1,
             loop=loop,
         )
-        connection.uses(sock.fileno())  # asked later, the transport would make one more object for the answer
+        connection.uses(sock)  # asked later, the transport would make one more object for the answer
         try:
             _ = await loop.create_connection(
                 lambda: connection, sock=sock, ssl=origin.tls, server_hostname=origin.server_name
@@ -84,7 +84,7 @@ class Connector:
 async def _connect_unix(connection: Connection) -> None:
     path = connection.origin.host
     transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
-    connection.uses(transport.get_extra_info("socket").fileno())
+    connection.uses(transport.get_extra_info("socket"))
 
 
 def _failure(exc: Exception) -> NotConnected:

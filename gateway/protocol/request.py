@@ -7,6 +7,7 @@ Sources: specification 2026-07-28 basic/index (`_meta`), basic/transports/stream
 Validation), server/utilities/logging.
 """
 
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Final, Literal
 
 import msgspec
@@ -57,6 +58,37 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """JSON of the name of the tool, if this is the usual call, whose numbers were checked."""
 
 
+class HeldParams(Mapping[str, Raw]):
+    """The params of a call that waits long, as one text: opened, they take far more memory, and are seldom read."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, params: Mapping[str, Raw]) -> None:
+        self._text = jsonrpc.encode(params)
+
+    def __getitem__(self, key: str) -> Raw:
+        return jsonrpc.fields(self._text)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(jsonrpc.fields(self._text))
+
+    def __len__(self) -> int:
+        return len(jsonrpc.fields(self._text))
+
+    def items(self) -> ItemsView[str, Raw]:
+        """All of them, opened once."""
+        return jsonrpc.fields(self._text).items()
+
+    def values(self) -> ValuesView[Raw]:
+        """As `items`."""
+        return jsonrpc.fields(self._text).values()
+
+    @property
+    def size(self) -> int:
+        """How many bytes they take."""
+        return len(self._text)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked modern request.
 
@@ -67,7 +99,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: Raw
     method: str
     version: str
-    params: jsonrpc.Fields
+    params: Mapping[str, Raw]
     user_meta: jsonrpc.Fields
     target: str
     client_info: Raw
@@ -80,6 +112,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     task: Raw | None = None
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
+    @property
+    def params_size(self) -> int:
+        """How many bytes the params take."""
+        params = self.params
+        return params.size if type(params) is HeldParams else sum(map(len, params.values()))
+
     def held(self) -> "Request":
         """The same for a call that waits long: its body, of which each value is a part, need not stay in memory.
 
@@ -89,7 +127,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return msgspec.structs.replace(
             self,
             id=_NO_ID,
-            params={key: value.copy() for key, value in self.params.items()},
+            params=HeldParams(self.params),
             user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
             progress_token=self.progress_token and self.progress_token.copy(),
             client_info=UNKNOWN_CLIENT,

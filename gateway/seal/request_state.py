@@ -8,7 +8,7 @@ basic/patterns/mrtr (Server Requirements 4 and 5), SEP-1685.
 import hashlib
 import hmac
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -159,7 +159,7 @@ def _remembered_target(target: str) -> bytes:
     return hashlib.sha256(target.encode("utf-8", "surrogatepass")).digest()
 
 
-def _digest(members: jsonrpc.Fields) -> bytes:
+def _digest(members: Mapping[str, Raw]) -> bytes:
     """The digest of a request's members; raises ValueError or RecursionError."""
     names, values = tuple(members), tuple(map(bytes, members.values()))
     if len("".join(names)) + sum(map(len, values)) > _REMEMBERED_BYTES:

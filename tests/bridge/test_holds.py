@@ -178,7 +178,7 @@ def reach_leg_limit(stand: Stand) -> None:
     """Let the time of the one leg that waits pass."""
     (driver,) = stand.gateway.downstream.running
     driver._timers.disarm(Timer.LEG)
-    driver._fire(Timer.LEG)
+    driver.fire(Timer.LEG)
 
 
 CAPS = [{"max_calls": 1}, {"max_calls_per_principal": 1}]

@@ -118,7 +118,7 @@ def only(stand: Stand) -> Any:
 
 async def expire(stand: Stand) -> None:
     """Let the one parked call expire."""
-    only(stand)._fire(Timer.TTL)
+    only(stand).fire(Timer.TTL)
     await is_quiet(stand)
 
 
@@ -473,7 +473,7 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsew
     await upstream.saw("answer")
     retry.cancel()
     await eventually(lambda: driver._exchange.state is State.DETACHED)
-    driver._fire(Timer.GRACE)
+    driver.fire(Timer.GRACE)
     await is_quiet(one)
     go.set()
     assert driver._exchange.state is State.ENDED
@@ -537,7 +537,7 @@ async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times)
     async with stored(upstream, "first", "second"):
         asked = await one.client().call()
-        only(one)._fire(Timer.TTL)
+        only(one).fire(Timer.TTL)
         await in_time(arrived.wait())
         asked = await one.client().answer(asked)
         go.set()

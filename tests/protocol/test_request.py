@@ -113,6 +113,10 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     held = whole.held()
     for name in ("method", "target", "params", "user_meta", "declared", "log_level", "progress_token"):
         assert getattr(held, name) == getattr(whole, name)
+    assert list(held.params.items()) == list(whole.params.items())
+    assert [held.params[key] for key in held.params] == list(held.params.values())
+    assert len(held.params) == len(whole.params)
+    assert held.params_size >= whole.params_size
     del whole
     assert sys.getrefcount(data) == references
 
@@ -123,6 +127,14 @@ def test_a_held_request_knows_that_it_brought_answers_but_keeps_neither_them_nor
     held = read(data).held()
     assert (held.input_responses, held.task) == ({}, None)
     assert sys.getrefcount(data) == references
+
+
+@pytest.mark.parametrize("said", [rb'{"\ud800":"\ud800"},"\ud800\"":1.50', '{"ü":"😀"},"ü":[ ]'.encode(), b"{ }"])
+def test_the_params_of_a_held_request_are_those_of_the_body_whatever_they_say(said: bytes) -> None:
+    data = with_params(arguments=0).replace(b'"arguments": 0', b'"arguments": ' + said)
+    assert said in data
+    whole = read(data)
+    assert list(whole.held().params.items()) == list(whole.params.items())
 
 
 def test_what_is_optional_may_be_missing() -> None:

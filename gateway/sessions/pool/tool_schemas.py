@@ -7,7 +7,7 @@ A server that processes the body must refuse a call whose headers differ from it
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Raw
 
@@ -38,7 +38,7 @@ def usable(pool: Pool, result: Raw) -> Raw:
     return kept
 
 
-def learn(group: Group[Session], params: jsonrpc.Fields, result: Raw, headers: Headers) -> None:
+def learn(group: Group[Session], params: Mapping[str, Raw], result: Raw, headers: Headers) -> None:
     """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
     try:
         opened = jsonrpc.fields(result)
