@@ -255,7 +255,7 @@ class Connection(RequestHandler):
         head, body = known
         if not body:
             if head.rest:
-                self._out.write(CONTINUE)
+                self._write(CONTINUE)
                 data = head.rest
             self._held, self._held_timer = data, self._loop.call_later(_BODY_SECONDS, self._parse_held)
             return True
@@ -285,10 +285,14 @@ class Connection(RequestHandler):
         self.in_hand = None
         if self.transport is None or self.transport.is_closing():
             return
-        self._finishing = True
-        self.transport.write(whole)  # whoever cannot read it now is watched while this is set
-        self._finishing = False
+        self._write(whole)
         self._begin_idle_time()
+
+    def _write(self, data: bytes) -> None:
+        """Write something that no task waits for."""
+        self._finishing = True
+        self._out.write(data)  # whoever cannot read it now is watched while this is set
+        self._finishing = False
 
     def _begin_idle_time(self) -> None:
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout

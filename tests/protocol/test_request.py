@@ -124,6 +124,14 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     assert sys.getrefcount(data) == references
 
 
+def test_a_held_request_knows_that_it_brought_answers_but_keeps_neither_them_nor_its_task() -> None:
+    data = with_params(inputResponses={"a": {}}, task={"ttl": 1})
+    references = sys.getrefcount(data)
+    held = read(data).held()
+    assert (held.input_responses, held.task) == ({}, None)
+    assert sys.getrefcount(data) == references
+
+
 @pytest.mark.parametrize("said", [rb'{"\ud800":"\ud800"},"\ud800\"":1.50', '{"ü":"😀"},"ü":[ ]'.encode(), b"{ }"])
 def test_the_params_of_a_held_request_are_those_of_the_body_whatever_they_say(said: bytes) -> None:
     data = with_params(arguments=0).replace(b'"arguments": 0', b'"arguments": ' + said)
