@@ -395,6 +395,6 @@ async def test_a_task_does_not_go_cold(begin: Start, upstream: FakeUpstream) -> 
     asked = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
     assert driver._context.is_state_whole
-    driver._fire(Timer.COLD)
+    driver.fire(Timer.COLD)
     assert (cold(stand), stand.held) == (0, 1)
     assert (await stand.client().answer(asked)).text == "accept"
