@@ -48,6 +48,20 @@ def test_many_requests_are_remembered_as_few_are() -> None:
     assert len(requests.open) == 20
 
 
+def test_the_client_has_only_the_questions_that_its_round_showed() -> None:
+    requests = nested()
+    first = opened(requests, 0)
+    requests.show()
+    assert requests.shown == (first.key,)
+    del requests.open[first.key]
+    second = opened(requests, 1)
+    requests.show()
+    assert requests.shown == (second.key,)
+    requests.put_back({first.key: first})
+    answers = dict.fromkeys((first.key, second.key), ACCEPT)
+    assert [question for question, _ in requests.answered(answers)] == [second], "the first is shown in no round"
+
+
 @pytest.mark.parametrize(
     ("event", "outcome", "code"),
     [
