@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
@@ -86,7 +87,8 @@ class OAuthUpstream:
         sent = CIMultiDict(headers)
         sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
-        return self._client_for(route.path).exchange(method, url, sent, body, where(route))
+        send = self._client_for(route.path).send
+        return Exchange(partial(send, method, url, sent, body, is_lenient=True), where(route))
 
 
 async def body_of(reply: AwaitedReply, route: Route) -> bytes:

@@ -14,6 +14,8 @@ from gateway.telemetry import Ending, Outcome
 
 _WHOLE_BYTES: Final = 1 << 20
 """More is never here at once."""
+_MESSAGE_BYTES: Final = 65_536
+"""A task takes a larger reply, and writes it in pieces."""
 _OK: Final = 200
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
@@ -74,7 +76,7 @@ class PeerExchange(AwaitedReply):
 
     def message(self) -> tuple[bytes, Ending] | None:
         """Return the reply if it is complete, and one message without a status and headers of its own."""
-        data = self.whole() if self._is_begun and self.status == _OK else None
+        data = self.whole_at_most(_MESSAGE_BYTES) if self._is_begun and self.status == _OK else None
         if data is None:
             return None
         found = _message(self.frames(), data)

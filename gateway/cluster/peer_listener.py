@@ -41,6 +41,8 @@ _REJECTED_FIX: Final = (
 
 _KNOWN: Final = 512
 """How many headers of clients are remembered."""
+_KNOWN_BYTES: Final = 4096
+"""Longer ones are not."""
 _WHOLE_BYTES: Final = 65_536
 """A longer request does not come in one piece."""
 _HEAD: Final = re.compile(
@@ -111,7 +113,7 @@ class PeerListener:
             return web.Response(status=403)
         except GatewayError as exc:
             return web.Response(status=exc.status)
-        return await self._handle_opened(peer_request, http, is_local=is_local)
+        return await self._handle_opened(peer_request, self._frames(peer_request), http, is_local=is_local)
 
     def begin(
         self, connection: Connection, head: ParsedHead, body: bytes, *, is_local: bool = False
@@ -121,23 +123,30 @@ class PeerListener:
             peer_request = self._sealer.open(body, time.time())
         except InvalidState:
             return None
-        serve = partial(self._handle_opened, peer_request, is_local=is_local)
+        frames = self._frames(peer_request)
+        serve = partial(self._handle_opened, peer_request, frames, is_local=is_local)
         if peer_request.kind != "owner" or peer_request.leg_seconds is not None or not peer_request.takes_whole:
             return _Opened(head, serve)
-        encode = partial(_whole_reply, self._frames(peer_request))
+        encode = partial(_whole_reply, frames)
         return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
 
     async def _handle_opened(
         self,
         peer_request: PeerRequest,
+        frames: Frames,
         http: web.BaseRequest,
         serving: Serving | None = None,
         *,
         is_local: bool,
     ) -> web.StreamResponse:
         """Serve a request that is authentic; `serving` if it has begun."""
-        reply = PeerReply(http, self._frames(peer_request), self._in_force.value.timeouts.send_seconds)
-        await reply.open()
+        reply = PeerReply(http, frames, self._in_force.value.timeouts.send_seconds)
+        try:
+            await reply.open()
+        except ConnectionError:
+            if serving is None:
+                raise
+            # What has begun must notice that the other replica has left: its next write fails, or it is cancelled.
         if peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
@@ -146,6 +155,7 @@ class PeerListener:
         return await reply.close()
 
     def _frames(self, peer_request: PeerRequest) -> Frames:
+        """The encoder of the reply, under the keys of now: a reload must not change them in the middle of a reply."""
         return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
 
     def _reject(self, reason: str, remote: str | None) -> None:
@@ -275,11 +285,18 @@ def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
     )
 
 
-@lru_cache(_KNOWN)
 def _headers(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
     """The headers of a request, which clients send again and again."""
+    size = sum([len(name) + len(value) for name, value in pairs])
+    return (_known_headers if size <= _KNOWN_BYTES else _decoded)(pairs)
+
+
+def _decoded(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
     headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in pairs]))
     return headers, KnownValues(partial(headers.getall, default=()))
+
+
+_known_headers: Final = lru_cache(_KNOWN)(_decoded)
 
 
 def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> list[messages.Frame]:

@@ -42,7 +42,7 @@ class DirectCall:
         self.round: Round | None = None
         """Set if it is a modern request that passed all checks."""
         self.plain: PlainCall | Retry | Forwarded | None = None
-        """Set once it was sent upstream."""
+        """Set once it was sent upstream, or to another replica."""
         self.error: Exception | None = None
         """Why it was not sent."""
         self._connection = connection
@@ -53,7 +53,7 @@ class DirectCall:
         all_.add(self)
 
     def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
-        """Send it upstream, if it is a plain call or a retry of a call that is held here."""
+        """Send it upstream, or to the replica that holds its call, unless only a task can find out where it goes."""
         self.round = round_
         try:
             self.plain = begin(round_)

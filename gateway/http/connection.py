@@ -258,7 +258,7 @@ class Connection(RequestHandler):
         if not body:
             seconds = _BODY_SECONDS
             if head.rest:
-                self._out.write(CONTINUE)
+                self._write(CONTINUE)
                 data, seconds = head.rest, _CONTINUED_SECONDS
             self._held, self._held_timer = data, self._loop.call_later(seconds, self._parse_held)
             return True
@@ -288,10 +288,14 @@ class Connection(RequestHandler):
         self.in_hand = None
         if self.transport is None or self.transport.is_closing():
             return
-        self._finishing = True
-        self.transport.write(whole)  # whoever cannot read it now is watched while this is set
-        self._finishing = False
+        self._write(whole)
         self._begin_idle_time()
+
+    def _write(self, data: bytes) -> None:
+        """Write something that no task waits for."""
+        self._finishing = True
+        self._out.write(data)  # whoever cannot read it now is watched while this is set
+        self._finishing = False
 
     def _begin_idle_time(self) -> None:
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout

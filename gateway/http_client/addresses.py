@@ -1,9 +1,12 @@
 """The network addresses of a host, looked up once for all connections of a few seconds."""
 
 import asyncio
+import ipaddress
 import socket
 import time
 from typing import Any, Final
+
+from aiohappyeyeballs import addr_to_addr_infos
 
 AddressInfo = tuple[int, int, int, str, Any]
 """What getaddrinfo returns for one address."""
@@ -23,6 +26,9 @@ class Addresses:
 
     async def of(self, host: str, port: int) -> list[AddressInfo]:
         """The addresses of a host, at least one. Raises OSError or UnicodeError."""
+        if _is_literal(host):
+            # The resolver has a few threads for all hosts, and a name server that is silent can occupy them all.
+            return addr_to_addr_infos((host, port)) or []
         key = (host, port)
         known = self._known.get(key)
         if known is not None and known[0] > time.monotonic():
@@ -51,6 +57,15 @@ class Addresses:
         while len(self._known) >= _MAX_HOSTS:
             del self._known[next(iter(self._known))]
         self._known[key] = (time.monotonic() + self._fresh_seconds, task.result())
+
+
+def _is_literal(host: str) -> bool:
+    """Whether a host is an address; one with the name of an interface has to be looked up."""
+    try:
+        _ = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host
 
 
 async def _look_up(host: str, port: int) -> list[AddressInfo]:

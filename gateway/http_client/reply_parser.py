@@ -1,8 +1,8 @@
 """Parses the replies on one connection with llhttp, for their listeners.
 
 Rule: llhttp parses strictly. Allowed are lines that end in a bare LF, and spaces behind the size of a chunk, which
-servers send in the wild. For a request that passes through, the values of headers may have control characters too;
-llhttp then allows spaces behind a name as well, which is checked here. The bodies of replies that end with the
+servers send in the wild. Where the caller wants it, the values of headers may be folded or have control characters
+too; llhttp then allows spaces behind a name as well, which is checked here. The bodies of replies that end with the
 connection are delimited here, because httptools does not offer llhttp's `finish`.
 """
 

@@ -28,6 +28,9 @@ ENDPOINTS: Final = {
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _METADATA_PARAMETER: Final = re.compile(r'(\bresource_metadata=)(?:"([^"]*)"|([^\s,"]+))', re.IGNORECASE)
 
+_PATH: Final = "/%:@!$&'()*+,;=~"
+"""The punctuation that a path may have (RFC 3986), or has in its escapes."""
+
 Document = dict[str, Any]
 
 
@@ -108,10 +111,10 @@ def protected_resource(document: Document, place: Place) -> Document:
 
 
 def own_server(document: Document | None, place: Place) -> str:
-    """The path of the authorization server on the upstream's origin; empty for its root."""
+    """The path of the authorization server on the upstream's origin, as it is sent; empty for its root."""
     servers = (document or {}).get("authorization_servers")
     own = [each for each in servers if place.owns(each)] if isinstance(servers, list) else []
-    return urlsplit(own[0]).path.rstrip("/") if own else ""
+    return quote(urlsplit(own[0]).path.rstrip("/"), safe=_PATH, errors="replace") if own else ""
 
 
 def authorization_server(document: Document, place: Place, asked: str) -> Document:

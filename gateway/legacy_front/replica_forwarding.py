@@ -89,7 +89,7 @@ def _named(incoming: Incoming, given: str) -> Incoming:
     """The request with the id of its session in its headers, also if the client of HTTP+SSE has it in its address."""
     headers = CIMultiDict(incoming.headers)
     headers[mcp.SESSION_ID] = given
-    return msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers))
+    return msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
 
 
 class _WatchedReply(WrappedReply):

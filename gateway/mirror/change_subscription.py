@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -40,8 +40,12 @@ _LISTS: Final = {
 }
 
 
+class _Honoured(Filter):
+    taskIds: Any = None  # noqa: N815  (legacy clients hear of no tasks, so it may be anything)
+
+
 class _Acknowledged(msgspec.Struct):
-    notifications: Filter = msgspec.field(default_factory=Filter)
+    notifications: _Honoured = msgspec.field(default_factory=_Honoured)
 
 
 _decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode

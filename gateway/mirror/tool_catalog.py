@@ -96,7 +96,7 @@ class ToolCatalog:
             return
         reading = self._reading[caller] = asyncio.get_running_loop().create_future()
         try:
-            with suppress(GatewayError, TimeoutError):
+            with suppress(GatewayError, ValueError, TimeoutError):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._read(caller, server, profile, headers)
         finally:

@@ -306,6 +306,19 @@ async def test_keys_that_cannot_be_used_change_nothing(
     assert log.warning.call_args.kwargs["note"] == "keys fetched before that stay in use: 1"
 
 
+async def test_keys_may_come_with_a_header_that_http_1_1_has_given_up(endpoint: Endpoint, begin: Start) -> None:
+    async def answer(http: web.BaseRequest) -> web.StreamResponse:
+        assert http.transport is not None
+        head = b"HTTP/1.1 200 OK\r\nX: folded\r\n header\r\nContent-Length: %d\r\n\r\n" % len(ONE)
+        http.transport.write(head + ONE.encode())
+        http.transport.close()
+        return web.Response()
+
+    endpoint.answer = answer
+    stand = await begin(principal=verified(endpoint))
+    assert await keys_of(stand).principal(bearer())
+
+
 async def test_a_secret_in_the_url_of_the_keys_is_not_logged(
     endpoint: Endpoint, log_lines: Lines, begin: Start
 ) -> None:

@@ -62,6 +62,17 @@ class FakeIssuer:
 
         self.handlers[path] = answer
 
+    def sends(self, path: str, head: bytes, body: bytes) -> None:
+        """Answer with a head that aiohttp would not write."""
+
+        async def send(http: web.BaseRequest) -> web.StreamResponse:
+            assert http.transport is not None
+            http.transport.write(b"HTTP/1.1 200 OK\r\n%b\r\nContent-Length: %d\r\n\r\n%b" % (head, len(body), body))
+            http.transport.close()
+            return web.Response()
+
+        self.handlers[path] = send
+
     @property
     def paths(self) -> list[str]:
         return [path for _, path, _, _ in self.seen]
@@ -278,6 +289,15 @@ async def test_headers_that_are_not_text_are_not_forwarded(begin: Any, issuer: F
     assert await status(b"GET /authorize/mcp HTTP/1.1") == b"502"
 
 
+async def test_a_page_may_have_headers_that_http_1_1_has_given_up(begin: Any, issuer: FakeIssuer) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    issuer.sends("/sso/authorize", b"Content-Security-Policy: default-src 'self';\r\n  img-src *\r\nX: \x01", b"<p>")
+    response, body = await browser.ask("/authorize/mcp")
+    assert (response.status, body) == (200, b"<p>")
+    assert response.headers["Content-Security-Policy"].split() == ["default-src", "'self';", "img-src", "*"]
+    assert "X" not in response.headers
+
+
 async def test_only_pages_of_an_allowed_origin_may_ask(begin: Any, issuer: FakeIssuer) -> None:
     browser = Browser(
         await begin(url=f"{issuer.origin}/mcp", security={"allowed_origins": ["https://app.example.com"]})
@@ -325,6 +345,16 @@ async def test_an_upstream_that_fails_is_a_bad_gateway_and_not_a_missing_documen
     issuer.handlers[oauth_metadata.SERVER] = good  # a failure is not remembered
     assert (await browser.document(oauth_metadata.SERVER + "/mcp"))["issuer"] == f"{browser.base}/mcp"
     never.set()
+
+
+@pytest.mark.parametrize(("path", "asked"), [("/caf\u00e9", "/caf%C3%A9"), ("/a b", "/a%20b"), ("/\ud800", "/%3F")])
+async def test_the_path_of_an_authorization_server_may_need_escapes(
+    begin: Any, issuer: FakeIssuer, path: str, asked: str
+) -> None:
+    browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
+    issuer.says(oauth_metadata.RESOURCE + "/mcp", authorization_servers=[f"{issuer.origin}{path}"])
+    assert (await browser.refusal(oauth_metadata.SERVER + "/mcp"))[0] == 404
+    assert oauth_metadata.SERVER + asked in issuer.paths
 
 
 async def test_only_so_many_wait_for_authorization_servers(

@@ -6,13 +6,20 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from gateway.cluster.peer_exchange import PeerExchange
 from gateway.downstream import legs
+from gateway.http_client.reply_head import ReplyHead
+from gateway.seal import peer_messages as messages
+from gateway.seal.keyring import Keyring
+from gateway.seal.peer_messages import Frames, PeerRequest, Whole
+from gateway.telemetry import COMPLETE
 from tests.cluster.test_reply_relay import BROKEN
 from tests.downstream.test_direct_call import direct, reply, request
-from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
@@ -120,6 +127,20 @@ async def test_a_reply_with_a_status_of_its_own_takes_a_task(upstream: FakeUpstr
         head, body = await reply(raw)
         assert (head.split(b" ")[1], body) == (b"429", b'{"error":1}')
     assert (len(peer.asked), asked_peers(one)) == (4, {"served": 4})
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(65_000, True), (66_000, False)])
+async def test_a_large_reply_is_left_to_the_task_that_writes_it(size: int, *, is_taken: bool) -> None:
+    """A replica of another version may send more in one frame; what was taken would not be there a second time."""
+    ring, nonce, body = Keyring((KEY,), "peer"), messages.nonce(), b"x" * size
+    peer_request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
+    exchange = PeerExchange(Mock(), "gw-2:1", peer_request, lambda: Frames(ring, nonce, 1 << 24), 0)
+    sealed = Frames(ring, nonce, 1 << 24).seal(Whole(200, (), body, "complete"))
+    exchange.on_head(ReplyHead(200, "1.1", []))
+    exchange.on_body(sealed)
+    exchange.on_end()
+    assert exchange.message() == ((body, COMPLETE) if is_taken else None)
+    assert exchange.whole() == (b"" if is_taken else sealed)
 
 
 @pytest.mark.parametrize("script", BROKEN)

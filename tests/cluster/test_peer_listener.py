@@ -5,10 +5,12 @@ import io
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
 
+from gateway.cluster import peer_listener
 from gateway.config import InForce
 from gateway.downstream import legs
 from gateway.http import connection as connections
@@ -26,6 +28,7 @@ from tests.support.replicas import (
     ask,
     asked_peers,
     frames_of,
+    in_time,
     orphan,
     peer_request_for,
     retry_params,
@@ -300,6 +303,42 @@ async def test_a_body_that_is_asked_for_may_take_longer_than_one_that_follows_it
         assert len(await whole(raw, peer_request)) == 1
 
 
+@pytest.mark.usefixtures("_patient")
+async def test_a_replica_that_leaves_as_a_task_takes_its_retry_over_is_missed(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """The task begins when nothing can be written any more, and a moment before the connection counts as lost."""
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        asked = await one.client().call()
+        await hop(one, raw, asked)
+        await in_time(gate.answered.wait())
+        (driver,) = one.gateway.downstream.relayed
+        connection = peer_connection(one)
+        assert connection.transport is not None
+        connection.serve_by_task()
+        connection.transport.close()
+        await eventually(lambda: one.gateway.downstream.in_flight == 0)
+        assert driver._was_relayed, "the leg has ended"
+    gate.go.set()
+    assert (await one.client().answer(asked)).text == "done"
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_reply_keeps_the_keys_of_its_request(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        peer_request = await hop(one, raw)
+        await in_time(gate.answered.wait())
+        one.gateway._peer_sealer._keyring.replace(Keyring((bytes(32), KEY), "peer"))
+        peer_connection(one).serve_by_task()
+        assert b"chunked" in await raw.until(b"\r\n\r\n")
+        gate.go.set()
+        assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
+
+
 async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUpstream, cluster: Cluster) -> None:
     """The other replica tells by this that the request was taken, and waits for the rest as long as it must."""
     (one,) = await cluster.begin("gw-1")
@@ -380,6 +419,19 @@ def peer_connection(stand: Stand) -> connections.Connection:
     return found
 
 
+async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadline(cluster: Cluster) -> None:
+    """The task of the connection would wait for it for ever."""
+
+    (one,) = await cluster.begin("gw-1")
+    async with raw_connection(one, cluster.peers["gw-1"]):
+        await eventually(lambda: one.gateway._listeners[0].connections and peer_connection(one)._waiter)
+        connection = peer_connection(one)
+        out = Mock(write=lambda _: connection.pause_writing())
+        connection._out = out
+        connection.data_received(head_of(b"x" * 100))
+        assert connection.unread._stall_timer is not None
+
+
 @pytest.mark.parametrize("sends_ahead", [False, True])
 async def test_a_request_in_the_form_of_another_version_is_served(
     upstream: FakeUpstream, cluster: Cluster, *, sends_ahead: bool
@@ -422,3 +474,12 @@ async def test_a_request_that_came_whole_is_refused_like_any_other(
         assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
     assert refused(one) == {"replayed" if replay else "forged": 1}
     assert upstream.seen == []
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(4000, True), (5000, False)])
+def test_headers_are_remembered_unless_they_are_large(size: int, *, is_kept: bool) -> None:
+    """A client may send a megabyte of headers, which differ in each of its retries."""
+    pairs = ((b"X-Padding", b"a" * size), (b"Accept", b"*/*"))
+    first, again = peer_listener._headers(pairs)[0], peer_listener._headers(pairs)[0]
+    assert first == again
+    assert (first is again) is is_kept

@@ -83,6 +83,26 @@ async def test_closing_ends_the_lookups(resolver: FakeResolver) -> None:
         await waiting
 
 
+@pytest.mark.parametrize(
+    ("host", "family", "address"),
+    [
+        ("127.0.0.1", socket.AF_INET, ("127.0.0.1", 80)),
+        ("::1", socket.AF_INET6, ("::1", 80, 0, 0)),
+        ("fe80::1%lo", None, None),
+        ("127.1", None, None),
+    ],
+)
+async def test_an_address_is_not_looked_up(resolver: FakeResolver, host: str, family: Any, address: Any) -> None:
+    """Other replicas stay within reach while the name service does not answer."""
+    resolver.go.set()
+    (found,) = await Addresses().of(host, 80)
+    if family is None:
+        assert resolver.asked == [host]
+    else:
+        assert (found[:3], found[4]) == ((family, socket.SOCK_STREAM, socket.IPPROTO_TCP), address)
+        assert resolver.asked == []
+
+
 async def test_the_resolver_of_the_system_is_asked() -> None:
     found = await Addresses().of("localhost", 80)
     assert {info[4][0] for info in found} <= {"127.0.0.1", "::1"}

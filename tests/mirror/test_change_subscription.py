@@ -81,6 +81,13 @@ async def test_the_last_of_several_streams_has_everything_that_is_wanted(bench: 
     assert len(bench.streams) == 2
 
 
+async def test_what_an_acknowledgement_says_of_tasks_is_not_looked_at(bench: Bench) -> None:
+    subscribed = bench.subscribe("a:b")
+    stream = await bench.opened(1)
+    stream.says(method=mcp.ACKNOWLEDGED, params={"notifications": {"resourceSubscriptions": ["a:b"], "taskIds": None}})
+    await subscribed
+
+
 async def test_a_refused_subscription_is_not_asked_for_again(bench: Bench) -> None:
     refused = bench.subscribe("a:b")
     (await bench.opened(1)).acknowledges()

@@ -70,6 +70,15 @@ async def test_a_list_that_failed_is_asked_for_again(bench: Bench) -> None:
     assert bench.catalog.knows(ADA, "t")
 
 
+async def test_a_list_that_cannot_be_asked_for_is_missing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("a header has a control character in its value")
+
+    monkeypatch.setattr(bench.server, "begin", refuse)
+    await bench.read()
+    assert not bench.catalog.knows(ADA, "t")
+
+
 def test_the_tools_of_all_callers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_TOOLS", 3)
     catalog = ToolCatalog()
