@@ -120,6 +120,11 @@ class Report:
         if span is not None:
             span.note("step", step)
 
+    def completed(self) -> Ending:
+        """The legs end with a result, whatever an earlier one ended with; returns how they end."""
+        self._outcome, self._cause, self._error = COMPLETE.outcome, "", None
+        return self.ending
+
     def failed(self, error: GatewayError | jsonrpc.Error) -> None:
         """The legs end with an error, of the gateway or of the upstream."""
         self._outcome = Outcome.ERROR

@@ -213,7 +213,7 @@ class ExchangeRunner(ABC):
         do.Fail: lambda self, it: self._replies.fail(it.legs, it.error),
         do.Forward: lambda self, it: self._replies.queue(it.leg).send(it.message),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
-        do.Reply: lambda self, it: self._replies.end(it.legs, it.result, self._report.ending),
+        do.Reply: lambda self, it: self._replies.end(it.legs, it.result, self._report.completed()),
         do.Respond: lambda self, it: self._upstream_call.respond(
             it.upstream_id, it.error if it.result is None else it.result
         ),

@@ -14,7 +14,7 @@ from gateway.protocol.json_text.json_bounds import TooMany
 from gateway.protocol.request import Request
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
-from gateway.telemetry import TOOL_FAILED, Span
+from gateway.telemetry import COMPLETE, TOOL_FAILED, Span
 
 _TRACESTATE: Final = "tracestate"
 
@@ -65,8 +65,7 @@ def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulte
                 f"that {flaw}; the call may have had effects"
             )
         )
-    if modern.is_tool_error:
-        report.ending = TOOL_FAILED
+    report.ending = TOOL_FAILED if modern.is_tool_error else COMPLETE  # an earlier run may have ended otherwise
     return on.Resulted(modern.body)
 
 

@@ -204,11 +204,11 @@ class UpstreamCall(ABC):
         self._context.live.deadlines.idle.arm(self, self._check_silence)
 
     def _check_silence(self) -> None:
-        """End a call whose upstream is silent. A call that waits for its client is not silent."""
+        """End a call whose upstream is silent. A call that waits for its client, or for a session, is not silent."""
         limit, exchange = self._context.live.config.timeouts.idle_seconds, self._context.exchange
-        if self._call is None or not exchange.calling:
+        if not exchange.calling:
             return
-        if exchange.questions or time.monotonic() - self._call.heard < limit:
+        if self._call is None or exchange.questions or time.monotonic() - self._call.heard < limit:
             # Silence is noticed after one to two times the limit.
             self.watch_silence()
             return

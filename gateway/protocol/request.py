@@ -40,6 +40,7 @@ _ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _USUAL_DIGITS: Final = 20
 _QUOTE: Final = b'"'[0]
 _NO_META: Final[jsonrpc.Fields] = {}
+_NO_ANSWERS: Final[jsonrpc.Fields] = {}
 _NO_ID: Final = Raw(b"null")
 _NOTHING: Final = Raw(b"")
 
@@ -83,7 +84,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def held(self) -> "Request":
         """The same for a call that waits long: its body, of which each value is a part, need not stay in memory.
 
-        What only the first round needs is gone: its id, which each leg has of its own, and what the pool key holds.
+        What only the first round needs is gone: its id, which each leg has of its own, what the pool key holds, the
+        answers that it brought.
         """
         return msgspec.structs.replace(
             self,
@@ -93,6 +95,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             progress_token=self.progress_token and self.progress_token.copy(),
             client_info=UNKNOWN_CLIENT,
             capabilities=jsonrpc.EMPTY,
+            input_responses=None if self.input_responses is None else _NO_ANSWERS,
+            task=None,
         )
 
 

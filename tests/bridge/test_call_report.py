@@ -1,6 +1,7 @@
 """What log, metrics, traces and the status page say of one exchange."""
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, one_question, text
 from tests.support.logs import Lines
 from tests.support.replicas import later, opened, steps
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, Client, Stand, eventually, leave
 
 
 async def test_a_plain_call_is_told_by_its_request_alone(log_lines: Lines, client: Client) -> None:
@@ -35,6 +36,22 @@ async def test_a_call_of_two_rounds_is_logged_and_counted(
     assert (line["level"], line["target"], line["rounds"], line["outcome"]) == ("info", "tool", 2, "complete")
     assert "cause" not in line
     assert stand.metric("mcp_gateway_rounds_per_exchange_count") == 1
+
+
+async def test_a_call_whose_answer_was_refused_at_first_is_logged_as_it_ends(
+    log_lines: Lines, upstream: FakeUpstream, client: Client
+) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(401)
+
+    upstream.tool(one_question)
+    upstream.once("answer", refuse)
+    asked = await client.call()
+    assert (await client.answer(asked)).status == 401
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
+    (line,) = log_lines(Event.EXCHANGE_FINISHED)
+    assert (line["level"], line["rounds"], line["outcome"]) == ("info", 2, "complete")
+    assert "cause" not in line
 
 
 async def test_a_broken_call_is_a_warning_with_cause_and_fix(

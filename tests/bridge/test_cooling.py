@@ -11,7 +11,7 @@ from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.telemetry import SessionState
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.replicas import later, steps
 from tests.support.stand import Start
@@ -375,3 +375,26 @@ async def test_a_caller_whose_credential_the_upstream_refuses_learns_nothing_of_
     assert (await stand.client(USER_2).answer(asked)).status == 401
     assert (cold(stand), "answer" in upstream.words) == (1, False)
     assert json.loads((await stand.client(USER_1).answer(asked)).text) == [ACCEPT]
+
+
+async def test_a_task_does_not_go_cold(begin: Start, upstream: FakeUpstream) -> None:
+    upstream.capabilities = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
+    upstream.tools = [
+        {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}},
+    ]
+    task = {"taskId": "t", "status": "working", "ttl": 60_000, "createdAt": "", "lastUpdatedAt": ""}
+    upstream.tool(lambda turn: turn.result({"task": task}))
+
+    async def wait(turn: Turn) -> None:
+        asked = upstream.expect(turn.session, 0)
+        await turn.say({"id": 0, "method": mcp.ELICIT, "params": FORM}, "e1")
+        await turn.result(text((await asked)["result"]["action"]))
+
+    upstream.on(mcp.TASKS_RESULT, wait)
+    stand = await begin(hold={**SOON, "cold_seconds": 600})
+    asked = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    assert driver._context.is_state_whole
+    driver._fire(Timer.COLD)
+    assert (cold(stand), stand.held) == (0, 1)
+    assert (await stand.client().answer(asked)).text == "accept"

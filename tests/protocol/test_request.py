@@ -118,6 +118,14 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     assert sys.getrefcount(data) == references
 
 
+def test_a_held_request_knows_that_it_brought_answers_but_keeps_neither_them_nor_its_task() -> None:
+    data = with_params(inputResponses={"a": {}}, task={"ttl": 1})
+    references = sys.getrefcount(data)
+    held = read(data).held()
+    assert (held.input_responses, held.task) == ({}, None)
+    assert sys.getrefcount(data) == references
+
+
 def test_what_is_optional_may_be_missing() -> None:
     found = read(with_meta({mcp.META_CLIENT_INFO: None}))
     assert json.loads(bytes(found.client_info)) == {"name": "unknown", "version": "0"}

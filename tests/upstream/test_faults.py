@@ -606,6 +606,25 @@ async def test_a_silent_upstream_is_given_up(upstream: FakeUpstream, begin: Star
     assert "DELETE" not in upstream.words
 
 
+async def test_a_call_whose_session_came_late_is_given_up_when_it_is_silent(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    is_late = asyncio.Event()
+
+    async def late(turn: Turn) -> None:
+        asyncio.get_running_loop().call_later(0.4, is_late.set)  # the limits of leg and silence pass meanwhile
+        await is_late.wait()
+        await upstream.initialize(turn)
+
+    upstream.on("initialize", late)
+    upstream.on("prompts/get", lambda turn: turn.for_ever())
+    limits: Any = {"timeouts": {"idle_seconds": 0.1}, "legs": {"limit_seconds": 0.05}}
+    stand = await begin(route={"continuation": "replay"}, **limits)
+    reply = await stand.client().post("prompts/get", {"name": "p"})
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert "timeouts.idle_seconds" in reply.error["message"]
+
+
 def of_a_dead_process(state: str, session: str, cursor: str) -> str:
     """The same state, as a process that is gone would have sealed it of a call in another session."""
     ring = Keyring((bytes(range(32)),), "state")

@@ -200,7 +200,7 @@ class PlainReply(BegunReply):
             rest.on_head(self._head)
         for part in self._parts:
             rest.on_body(part)
-        self._forget_parts()
+        self._done()
         self._head = self._parser = None
         if self._failure is not None:
             rest.on_failed(self._failure)

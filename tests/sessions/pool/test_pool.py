@@ -238,6 +238,7 @@ async def test_one_address_gets_its_share_of_the_sessions_whatever_credentials_i
     gate.go.set()
     assert [reply.text for reply in await asyncio.gather(*held, other)] == ["done"] * 3
     assert (await caller(2, "2001:db8::2").call()).text == "done", "an idle session of the address makes room"
+    assert len(await upstream.saw("DELETE")) == 1, "the server hears of its end"
     assert stand.metric("mcp_gateway_sessions_refused_total", limit="sessions.max_per_address") == 1
 
 

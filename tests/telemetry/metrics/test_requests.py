@@ -1,5 +1,6 @@
 """The metrics of requests: what they count of real ones."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from gateway.telemetry.metrics.requests import RequestMetrics
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.metric_values import value_in
+from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually
 
@@ -71,6 +73,32 @@ async def test_a_tool_error_of_the_last_round_is_that_rounds(
     asked = await client.call()
     _ = await client.answer(asked)
     assert operations(stand) == {("tools/call", "input_required", ""): 1, ("tools/call", "complete", "tool_error"): 1}
+
+
+async def test_the_tool_error_of_a_run_that_is_run_again_is_not_that_of_the_last_round(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand, has_asked = await begin(route={"ephemeral": ["tool"]}), asyncio.Event()
+    client = stand.client()
+
+    async def impatient(turn: Turn) -> None:
+        asking = later(turn.elicit("q", id_=9))
+        await has_asked.wait()
+        _ = asking.cancel()
+        await turn.notify(mcp.CANCELLED, {"requestId": 9})
+        await turn.result(FAILED)
+
+    async def patient(turn: Turn) -> None:
+        await turn.elicit("q")
+        await turn.result(text("fine"))
+
+    upstream.each("tools/call", impatient, patient)
+    asked = await client.call()
+    (driver,) = stand.gateway.lot.waiting()
+    has_asked.set()
+    await eventually(lambda: driver.is_finished, "the tool has given up")
+    assert (await client.answer(asked)).text == "fine"
+    assert operations(stand) == {("tools/call", "input_required", ""): 1, ("tools/call", "complete", ""): 1}
 
 
 async def test_a_round_is_counted_with_its_error_type_by_the_replica_that_its_client_spoke_to(

@@ -1,6 +1,7 @@
 """The reply to a call that is read by callback, and what becomes of it when it holds more than the answer."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -116,6 +117,15 @@ class Reading:
 
 def event(data: bytes, id_: bytes = b"") -> bytes:
     return (b"id: %b\n" % id_ if id_ else b"") + b"data: %b\n\n" % data
+
+
+async def test_a_reply_that_a_coroutine_reads_keeps_nothing_of_who_waited_for_its_answer() -> None:
+    reading = Reading()
+    references = sys.getrefcount(reading)
+    reading.reply.keep()
+    assert sys.getrefcount(reading) == references - 2, "neither the hearer nor the function is kept"
+    reading.reply.close()
+    assert reading.carrier.aborted
 
 
 async def test_a_body_that_is_the_answer_is_handed_over_at_its_end() -> None:
