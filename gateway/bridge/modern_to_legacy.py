@@ -27,7 +27,7 @@ def legacy_call(
     token = call_id if request.progress_token is not None else None
     if token is not None:
         meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
-    params: dict[str, object] = dict(request.params)
+    params: dict[str, object] = dict(request.params.items())
     if task is not None:
         params["task"] = task
     if span is not None:

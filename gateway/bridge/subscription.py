@@ -64,7 +64,7 @@ def wanted(request: Request) -> Filter:
     `taskIds` are left out of the acknowledgement, as the extension allows: clients poll.
     """
     try:
-        chosen = jsonrpc.decode(request.params.get("notifications", Raw(b"null")), type=Filter)
+        chosen = jsonrpc.decode(request.params.get("notifications") or b"null", type=Filter)
     except ValueError as exc:
         raise InvalidParams(f'subscriptions/listen needs "params.notifications", a SubscriptionFilter: {exc}') from exc
     if len(chosen.resourceSubscriptions) > _MAX_URIS:

@@ -7,7 +7,7 @@ Sources: specification 2026-07-28 basic/index (`_meta`), basic/transports/stream
 Validation), server/utilities/logging.
 """
 
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Final, Literal
 
 import msgspec
@@ -59,35 +59,38 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked."""
 
 
-class HeldParams(Mapping[str, Raw]):
+class HeldParams(msgspec.Struct, frozen=True, gc=False):
     """The params of a call that waits long, as one text: opened, they take far more memory, and are seldom read."""
 
-    __slots__ = ("_text",)
+    text: bytes
 
-    def __init__(self, params: Mapping[str, Raw]) -> None:
-        self._text = jsonrpc.encode(params)
-
-    def __getitem__(self, key: str) -> Raw:
-        return jsonrpc.fields(self._text)[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(jsonrpc.fields(self._text))
-
-    def __len__(self) -> int:
-        return len(jsonrpc.fields(self._text))
-
-    def items(self) -> ItemsView[str, Raw]:
-        """All of them, opened once."""
-        return jsonrpc.fields(self._text).items()
+    def keys(self) -> KeysView[str]:
+        """As of `Fields`, like the other methods: each one opens the text anew."""
+        return jsonrpc.fields(self.text).keys()
 
     def values(self) -> ValuesView[Raw]:
-        """As `items`."""
-        return jsonrpc.fields(self._text).values()
+        """All values."""
+        return jsonrpc.fields(self.text).values()
 
-    @property
-    def size(self) -> int:
-        """How many bytes they take."""
-        return len(self._text)
+    def items(self) -> ItemsView[str, Raw]:
+        """All keys with their values."""
+        return jsonrpc.fields(self.text).items()
+
+    def get(self, key: str) -> Raw | None:
+        """One value, if it is there."""
+        return jsonrpc.fields(self.text).get(key)
+
+    def __getitem__(self, key: str) -> Raw:
+        return jsonrpc.fields(self.text)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(jsonrpc.fields(self.text))
+
+    def __contains__(self, key: str) -> bool:
+        return key in jsonrpc.fields(self.text)
+
+
+Params = jsonrpc.Fields | HeldParams
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -100,7 +103,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     id: Raw
     method: str
     version: str
-    params: Mapping[str, Raw]
+    params: Params
     user_meta: jsonrpc.Fields
     target: str
     client_info: Raw
@@ -117,7 +120,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def params_size(self) -> int:
         """How many bytes the params take."""
         params = self.params
-        return params.size if type(params) is HeldParams else sum(map(len, params.values()))
+        return len(params.text) if isinstance(params, HeldParams) else sum(map(len, params.values()))
 
     def held(self) -> "Request":
         """The same for a call that waits long: its body, of which each value is a part, need not stay in memory.
@@ -125,10 +128,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         What only the first round needs is gone: its id, which each leg has of its own, what the pool key holds, the
         answers that it brought.
         """
+        params = self.params
         return msgspec.structs.replace(
             self,
             id=_NO_ID,
-            params=HeldParams(self.params),
+            params=params if isinstance(params, HeldParams) else HeldParams(jsonrpc.encode(params)),
             user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
             progress_token=self.progress_token and self.progress_token.copy(),
             client_info=UNKNOWN_CLIENT,

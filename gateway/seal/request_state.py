@@ -8,7 +8,7 @@ basic/patterns/mrtr (Server Requirements 4 and 5), SEP-1685.
 import hashlib
 import hmac
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -20,7 +20,7 @@ from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.canonical_json import canonical_members
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
-from gateway.protocol.request import Request
+from gateway.protocol.request import Params, Request
 from gateway.seal.keyring import Keyring
 
 VERSION: Final = 2
@@ -159,7 +159,7 @@ def _remembered_target(target: str) -> bytes:
     return hashlib.sha256(target.encode("utf-8", "surrogatepass")).digest()
 
 
-def _digest(members: Mapping[str, Raw]) -> bytes:
+def _digest(members: Params) -> bytes:
     """The digest of a request's members; raises ValueError or RecursionError."""
     names, values = tuple(members), tuple(map(bytes, members.values()))
     if len("".join(names)) + sum(map(len, values)) > _REMEMBERED_BYTES:

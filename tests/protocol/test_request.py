@@ -112,12 +112,15 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     whole = read(data)
     assert sys.getrefcount(data) > references
     held = whole.held()
-    for name in ("method", "target", "params", "user_meta", "declared", "log_level", "progress_token"):
+    for name in ("method", "target", "user_meta", "declared", "log_level", "progress_token"):
         assert getattr(held, name) == getattr(whole, name)
     assert list(held.params.items()) == list(whole.params.items())
     assert [held.params[key] for key in held.params] == list(held.params.values())
-    assert len(held.params) == len(whole.params)
+    assert [held.params.get(key) for key in ("name", "x")] == [held.params["name"], None]
+    assert "name" in held.params
+    assert "x" not in held.params
     assert held.params_size >= whole.params_size
+    assert held.held() == held, "it is held again in each round"
     del whole
     assert sys.getrefcount(data) == references
 

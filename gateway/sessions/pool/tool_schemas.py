@@ -7,7 +7,7 @@ A server that processes the body must refuse a call whose headers differ from it
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from msgspec import Raw
 
@@ -15,7 +15,7 @@ from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
 from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.header_mismatch import HeaderValues
 from gateway.protocol.param_headers import Tool
-from gateway.protocol.request import Request
+from gateway.protocol.request import Params, Request
 from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
@@ -38,7 +38,7 @@ def usable(pool: Pool, result: Raw) -> Raw:
     return kept
 
 
-def learn(group: Group[Session], params: Mapping[str, Raw], result: Raw, headers: Headers) -> None:
+def learn(group: Group[Session], params: Params, result: Raw, headers: Headers) -> None:
     """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
     try:
         opened = jsonrpc.fields(result)
