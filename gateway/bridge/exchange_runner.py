@@ -1,6 +1,6 @@
 """Runs one exchange: feeds it events, then carries out its commands in their order."""
 
-import secrets
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -188,7 +188,7 @@ class ExchangeRunner(ABC):
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
-        self.id = self.id or secrets.token_urlsafe(16)
+        self.id = self.id or os.urandom(16).hex()
         try:
             body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
             if ask.held and ask.stays:
@@ -203,7 +203,7 @@ class ExchangeRunner(ABC):
 
     _OBEY: ClassVar[dict[type[do.Command], Callable[["ExchangeRunner", Any], None]]] = {
         do.Arm: lambda self, it: self._timers.arm(it.timer, self),
-        do.Ask: lambda self, it: self._ask(it),
+        do.Ask: _ask,
         do.CancelCall: lambda self, it: self._cancel(it.reason),
         do.Count: lambda self, it: self.live.process.metrics.nested_request(
             self.live.route.path, it.method, _outcome(it.outcome)

@@ -90,11 +90,10 @@ def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
         found = frames.feed(data)
     except InvalidState:
         return None
-    match found:
-        case [Whole(status=200, headers=(), data=body) as whole]:
-            return body, ending(whole)
-        case _:
-            return None
+    whole = found[0] if len(found) == 1 else None
+    if not isinstance(whole, Whole) or whole.status != _OK or whole.headers:
+        return None
+    return whole.data, ending(whole)
 
 
 def ending(end: End | Whole) -> Ending:

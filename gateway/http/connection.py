@@ -27,6 +27,8 @@ _AHEAD_COST: Final = 2
 """aiohttp keeps each header of a half head twice, as bytes and as text."""
 _BODY_SECONDS: Final = 0.02
 """How long a head without its body waits to be parsed: many clients send the two in packets of their own."""
+_CONTINUED_SECONDS: Final = 0.5
+"""The same for a client that sends the body once it hears `100 Continue`: both event loops may be busy meanwhile."""
 
 
 class DirectRequest(Protocol):
@@ -254,10 +256,11 @@ class Connection(RequestHandler):
             return False
         head, body = known
         if not body:
+            seconds = _BODY_SECONDS
             if head.rest:
                 self._write(CONTINUE)
-                data = head.rest
-            self._held, self._held_timer = data, self._loop.call_later(_BODY_SECONDS, self._parse_held)
+                data, seconds = head.rest, _CONTINUED_SECONDS
+            self._held, self._held_timer = data, self._loop.call_later(seconds, self._parse_held)
             return True
         if (request := direct.begin(self, head, body)) is None:
             return False

@@ -43,6 +43,7 @@ _QUOTE: Final = b'"'[0]
 _NO_META: Final[jsonrpc.Fields] = {}
 _NO_ANSWERS: Final[jsonrpc.Fields] = {}
 _NO_ID: Final = Raw(b"null")
+_NOTHING: Final = Raw(b"")
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
     declarations: Declarations | None = None
     """What `meta` says, if it is valid."""
     tool: bytes | None = None
-    """JSON of the name of the tool, if this is the usual call, whose numbers were checked."""
+    """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked."""
 
 
 class HeldParams(msgspec.Struct, frozen=True, gc=False):
@@ -151,6 +152,8 @@ class _UsualParams(msgspec.Struct, gc=False):
     name: Raw
     arguments: Raw
     meta: Raw = msgspec.field(name="_meta")
+    responses: Raw = msgspec.field(name="inputResponses", default=_NOTHING)
+    state: Raw = msgspec.field(name="requestState", default=_NOTHING)
 
 
 class _UsualCall(msgspec.Struct, gc=False):
@@ -162,10 +165,11 @@ class _UsualCall(msgspec.Struct, gc=False):
 
 _decode_usual = msgspec.json.Decoder(_UsualCall).decode
 _USUAL: Final = b'{"jsonrpc":"2.0","id":,"method":"tools/call","params":{"name":,"arguments":,"_meta":}}'
+_OF_RETRY: Final = b',"inputResponses":,"requestState":'
 
 
 def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
-    """Open a body that calls a tool, and is as short as it can be; None for any other body.
+    """Open a body that calls a tool, or answers its questions, and is as short as it can be; None for any other body.
 
     As the values' lengths add up to the body's, it has no other members, no white space, and no member twice.
     """
@@ -175,7 +179,8 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
         call = _decode_usual(body)
         params, id_ = call.params, call.id
         name, arguments, meta = params.name, params.arguments, params.meta
-        if len(body) != len(_USUAL) + len(id_) + len(name) + len(arguments) + len(meta):
+        more = len(body) - len(_USUAL) - len(id_) - len(name) - len(arguments) - len(meta)
+        if more and not _is_retry(params, more, max_depth):
             return None
         if not (bytes(id_).isdigit() and len(id_) < _USUAL_DIGITS) and not jsonrpc.is_id(id_):
             return None
@@ -187,7 +192,18 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
     if not is_shallow or tool[0] != _QUOTE or data.count(b"{") + data.count(b"[") > max_depth - 2:
         return None
     fields = {"name": name, "arguments": arguments, "_meta": meta}
+    if more:
+        fields["inputResponses"], fields["requestState"] = params.responses, params.state
     return ParsedBody(id_, call.method, fields, opened, said, tool)
+
+
+def _is_retry(params: _UsualParams, more: int, max_depth: int) -> bool:
+    """Whether these many bytes are answers and a state, and nothing else; raises ValueError for a number."""
+    answers, state = bytes(params.responses), bytes(params.state)
+    if more != len(_OF_RETRY) + len(answers) + len(state) or not answers or state[:1] != b'"':
+        return False
+    check_numbers(answers)
+    return answers.count(b"{") + answers.count(b"[") <= max_depth - 2
 
 
 def read(body: bytes, max_depth: int) -> ParsedBody:

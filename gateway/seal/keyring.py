@@ -9,7 +9,6 @@ The first key of the ring seals, all keys open. To rotate: add the new key last 
 then remove the old key.
 """
 
-import base64
 import binascii
 import hashlib
 import os
@@ -36,6 +35,7 @@ _OVERHEAD_BYTES: Final = _SALT_BYTES + _NONCE_BYTES + 16
 _KEY_ID_CHARACTERS: Final = 8
 _LAST_CHARACTERS: Final = {1: "AEIMQUYcgkosw048", 2: "AQgw", 3: ""}
 """The last characters of base64 without padding, by how many characters the padding would have."""
+_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 _SEALS_PER_SALT: Final = 2**32
 _SUBKEYS_KEPT: Final = 1024
 """Cached subkeys, most of them of other processes; one derivation costs about 10 µs."""
@@ -67,8 +67,8 @@ class Keyring:
 
     def seal(self, plaintext: bytes) -> str:
         """The token that carries `plaintext`."""
-        body = base64.urlsafe_b64encode(self._encrypt(plaintext, self._head)).rstrip(b"=")
-        return (self._head + body).decode()
+        body = binascii.b2a_base64(self._encrypt(plaintext, self._head), newline=False)
+        return (self._head + body.translate(_URL_SAFE, b"=")).decode()
 
     def seal_bytes(self, plaintext: bytes, bound: bytes) -> bytes:
         """As `seal`, but in bytes; `bound` is associated data that must be equal when it is opened."""

@@ -129,11 +129,11 @@ class PeerSealer:
 
     def seal(self, request: PeerRequest) -> bytes:
         """A request, sealed."""
-        return self.keyring.seal_bytes(_encode(request), b"request")
+        return self._keyring.value.seal_bytes(_encode(request), b"request")
 
     def open(self, sealed: bytes, now: float) -> PeerRequest:
         """The request, if it is authentic, in time and new; raises InvalidState."""
-        request = decode_content(_decode_request, self.keyring.open_bytes(sealed, b"request"))
+        request = decode_content(_decode_request, self._keyring.value.open_bytes(sealed, b"request"))
         if request.issued > now + SKEW_SECONDS:
             raise InvalidState("future")
         if request.issued < now - SKEW_SECONDS:

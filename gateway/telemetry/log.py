@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
+from math import inf
 from typing import Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from gateway.telemetry.redaction import redact
+from gateway.telemetry.redaction import REPEATED, plain, redact
 
 Logger = FilteringBoundLogger
 _NUMBERS: Final = (int, float)
@@ -96,8 +97,15 @@ def _json_at_once(logger: object, level: str, line: EventDict) -> str:
     """Do all of that for one line, at half the cost: each call that asks is logged."""
     if "exc_info" in line:
         line = structlog.processors.format_exc_info(logger, level, line)
-    written = redact(logger, level, {"level": _LEVELS[level], "event": "", **line})
-    return f'{{"timestamp": "{_now()}", {_json(logger, level, written)[1:]}'
+    written = [
+        _repeated(key, str(value))
+        if key in REPEATED and isinstance(value, str)
+        else f"{_quoted(key)}{value!r}"
+        if type(value) in _NUMBERS and -inf < value < inf
+        else _member(key, plain(key, value))
+        for key, value in {"level": _LEVELS[level], "event": "", **line}.items()
+    ]
+    return f'{{"timestamp": "{_now()}", {", ".join(written)}}}'
 
 
 _LEVELS: Final = {level: level for level in ("debug", "info", "warning", "error", "critical")} | {"exception": "error"}
@@ -123,21 +131,21 @@ def _renderer(format: str, stream: TextIO) -> Processor:  # noqa: A002
 
 def _json(_: object, __: str, line: EventDict) -> str:
     """Write a line, which is plain JSON after `redact`."""
-    written = [
-        _quoted(key) + (encode_basestring_ascii(value) if isinstance(value, str) else _encode_json(value))
-        for key, value in line.items()
-    ]
-    return f"{{{', '.join(written)}}}"
+    return f"{{{', '.join([_member(key, value) for key, value in line.items()])}}}"
+
+
+def _member(key: str, value: object) -> str:
+    return _quoted(key) + (encode_basestring_ascii(value) if isinstance(value, str) else json.dumps(value))
+
+
+@lru_cache(maxsize=256)
+def _repeated(key: str, value: str) -> str:
+    return _member(key, plain(key, value))
 
 
 @lru_cache(maxsize=256)
 def _quoted(key: str) -> str:
     return f"{encode_basestring_ascii(key)}: "
-
-
-def _encode_json(value: object) -> str:
-    """As Python's encoder, which is slow for a single number."""
-    return repr(value) if type(value) in _NUMBERS else json.dumps(value)
 
 
 def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[Processor]) -> None:

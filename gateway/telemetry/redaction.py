@@ -30,6 +30,7 @@ _SECRET_TEXT = re.compile(
 _URL_QUERY = re.compile(r"(\bhttps?://[^\s?\"'<>]*\?)[^\s\"'<>]+", re.IGNORECASE)
 _NAMED_ARGUMENT = re.compile(r"([\w-]+)(?:=|: *)", re.ASCII)
 _MIXED = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])[\w+-]{12,}")
+_WORD = re.compile(r"[0-9A-Za-z_-]+")
 _SHORTEST_SECRET = 8
 _LONGEST_WORD = 43
 """Longer ones may be keys in base64."""
@@ -38,8 +39,8 @@ MAX_CHARACTERS = 16_384
 """The longest value of a line, such as a traceback."""
 _SEVERAL_LINES = ("exception", "stack")
 """Keys whose values keep their line ends."""
-_REPEATED = frozenset({"event", "level", "route", "upstream", "method", "outcome"})
-"""Keys whose values come from the configuration or the program, so that few differ."""
+REPEATED = frozenset({"event", "level", "route", "upstream", "method", "outcome"})
+"""Keys whose values come from the configuration or the program, so that few differ. None is a secret's."""
 
 
 def mask(text: str) -> str:
@@ -52,7 +53,7 @@ def mask(text: str) -> str:
 
 def _is_word(text: str) -> bool:
     """Whether a short text is a single word and no JWT: the other patterns need more than that."""
-    return text.replace("-", "").replace("_", "").isalnum() and "eyj" not in text.lower()
+    return _WORD.fullmatch(text) is not None and "eyj" not in text.lower()
 
 
 def _masked(match: re.Match[str]) -> str:
@@ -103,13 +104,10 @@ def _is_secret(key: str) -> bool:
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Mask secrets by key and by pattern, at every depth; the result is plain JSON."""
-    return {  # no key of these is a secret's
-        key: _repeated_text(value) if key in _REPEATED and isinstance(value, str) else _plain(key, value)
-        for key, value in event.items()
-    }
+    return {key: plain(key, value) for key, value in event.items()}
 
 
-def _plain(key: str, value: object) -> Any:
+def plain(key: str, value: object) -> Any:
     """Return a JSON value. A number is never a secret, whatever its key: `keys=2` is a count."""
     if value is None or (isinstance(value, _NUMBERS) and math.isfinite(value)):
         return value
@@ -126,9 +124,9 @@ def _plain_text(key: str, value: object) -> Any:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
         case Mapping():
-            return {_text(str(name)): _plain(str(name), item) for name, item in value.items()}
+            return {_text(str(name)): plain(str(name), item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [_plain(key, item) for item in value]
+            return [plain(key, item) for item in value]
         case _:
             return _text(str(value), keeps_lines=key in _SEVERAL_LINES)
 
@@ -137,11 +135,6 @@ def _text(text: str, *, keeps_lines: bool = False) -> str:
     """Return text without secrets and control characters, in a bounded length."""
     text = mask(text) if len(text) <= MAX_CHARACTERS else _shortened(text)
     return "\n".join(map(_one_line, text.split("\n"))) if keeps_lines else _one_line(text)
-
-
-@lru_cache(maxsize=256)
-def _repeated_text(text: str) -> str:
-    return _text(text)
 
 
 def _one_line(text: str) -> str:

@@ -227,6 +227,14 @@ def hops(stand: Stand) -> int:
     return len(stand.gateway.downstream._hops)
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task takes over while a body or a reply is waited for."""
+    monkeypatch.setattr(connections, "_CONTINUED_SECONDS", 60.0)
+    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+
+
+@pytest.mark.usefixtures("_patient")
 async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
     upstream.tool(ask)
@@ -255,13 +263,6 @@ async def test_a_head_is_answered_before_anything_is_known_of_its_body(cluster: 
     assert refused(one) == {"unknown_key": 1}
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task takes over while a body or a reply is waited for."""
-    monkeypatch.setattr(connections, "_BODY_SECONDS", 60.0)
-    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
-
-
 async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> PeerRequest:
     """Begin a retry of a held call, which the tool lets wait."""
     asked = asked or await stand.client().call()
@@ -285,6 +286,21 @@ async def test_a_drain_sees_the_calls_of_such_retries(upstream: FakeUpstream, cl
         gate.go.set()
         assert len(await whole(raw, peer_request)) == 1
     assert (one.gateway.downstream.in_flight, one.gateway.downstream.relayed) == (0, set())
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_body_that_is_asked_for_may_take_longer_than_one_that_follows_its_head(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a busy replica would become busier: a task costs more."""
+    monkeypatch.setattr(connections, "_BODY_SECONDS", 0.0)
+    (one,) = await cluster.begin("gw-1")
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        peer_request = await hop(one, raw)
+        await eventually(lambda: hops(one) == 1, "no task serves it")
+        gate.go.set()
+        assert len(await whole(raw, peer_request)) == 1
 
 
 @pytest.mark.usefixtures("_patient")

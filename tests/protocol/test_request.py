@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from gateway.protocol import header_mismatch, jsonrpc, mcp, request
 from gateway.protocol.errors import (
@@ -590,9 +591,64 @@ def test_it_comes_to_the_same_as_if_it_was_opened_member_by_member(old: bytes, n
     assert opened(data) == opened(b"{ " + data[1:])
 
 
-@given(st.integers(0, len(COMPACT)), st.integers(0, 40), st.integers(0, 40))
-def test_it_comes_to_the_same_for_any_damage(start: int, taken: int, repeated: int) -> None:
-    data = b"{" + (COMPACT[:start] + COMPACT[max(0, start - repeated) : start] + COMPACT[start + taken :])[1:]
+RETRY = COMPACT.replace(
+    ARGUMENTS, ARGUMENTS + b'"inputResponses":{"q":{"action":"accept"}},"requestState":"mrtr1.x",', 1
+)
+ANSWERS = b'"inputResponses":{"q":{"action":"accept"}},'
+STATE = b'"requestState":"mrtr1.x",'
+
+
+def test_the_usual_retry_is_opened_in_one_pass() -> None:
+    parsed = request._usual_call(RETRY, DEPTH)
+    assert parsed is not None
+    checked = request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
+    assert checked.request_state == "mrtr1.x"
+    assert checked.input_responses == {"q": Raw(b'{"action":"accept"}')}
+    assert list(checked.params) == ["name", "arguments"]
+    assert request._usual_call(b"{ " + RETRY[1:], DEPTH) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"", b""),
+        *((member, member * 2) for member in (ANSWERS, STATE, ARGUMENTS)),
+        *((member, b"") for member in (ANSWERS, STATE, ARGUMENTS)),
+        (STATE, STATE + b'"x":1,'),
+        (ANSWERS, b'"as_long_its":111,'),
+        (STATE, b'"as_long_":1111,'),
+        (STATE, STATE + b'"task":{},'),
+        (STATE, b'"requestState":5,'),
+        (STATE, b'"requestState":1e999,'),
+        (STATE, b'"requestState":null,'),
+        (STATE, b'"requestState":"",'),
+        (STATE, b'"requestState":"\\u0041",'),
+        (STATE, b'"requestState":"\\ud83d",'),
+        (STATE, b'"requestState":"\xc3\xa4",'),
+        (STATE, b'"requestStat\\u0065":"x",'),
+        (STATE, b'"requestState":"a","requestState":"",'),
+        (ANSWERS, b'"inputResponses":{"q":{},"q":{}},'),
+        (ANSWERS, b'"inputResponses":{"q":{"a":1e999}},'),
+        (ANSWERS, b'"inputResponses":{"q":5},'),
+        (ANSWERS, b'"inputResponses":{},'),
+        (ANSWERS, b'"inputResponses":[],'),
+        (ANSWERS, b'"inputResponses":null,'),
+        (ANSWERS, b'"inputResponses":{"q":' + b'{"a":' * (DEPTH - 4) + b"{}" + b"}" * (DEPTH - 4) + b"},"),
+        (ANSWERS, b'"inputResponses":{"q":' + b'{"a":' * (DEPTH - 3) + b"{}" + b"}" * (DEPTH - 3) + b"},"),
+        (b"greet", b"other"),
+        (mcp.MODERN.encode(), b"2026-07-29"),
+        (b"tools/call", b"prompts/get"),
+        (b"}}", b"}}}"),
+    ],
+)
+def test_a_retry_comes_to_the_same_as_if_it_was_opened_member_by_member(old: bytes, new: bytes) -> None:
+    data = RETRY.replace(old, new, 1)
+    assert opened(data) == opened(b"{ " + data[1:])
+
+
+@given(st.sampled_from([COMPACT, RETRY]), st.integers(0, len(RETRY)), st.integers(0, 40), st.integers(0, 40))
+def test_it_comes_to_the_same_for_any_damage(whole: bytes, start: int, taken: int, repeated: int) -> None:
+    data = b"{" + (whole[:start] + whole[max(0, start - repeated) : start] + whole[start + taken :])[1:]
     assert opened(data) == opened(b"{ " + data[1:])
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
@@ -89,6 +90,7 @@ def _url(text: str) -> str | None:
     return text
 
 
+@lru_cache(maxsize=256)
 def redacted_url(url: str) -> str:
     """Return the parts of a URL that are never secret: scheme, host, port and path.
 
