@@ -59,7 +59,7 @@ def test_the_client_has_only_the_questions_that_its_round_showed() -> None:
     assert requests.shown == (second.key,)
     requests.put_back({first.key: first})
     answers = dict.fromkeys((first.key, second.key), ACCEPT)
-    assert [question for question, _ in requests.answered(answers)] == [second], "the first is shown in no round"
+    assert [question for question, _ in requests.answered(answers)] == [second], "the round did not show the first"
 
 
 @pytest.mark.parametrize(
