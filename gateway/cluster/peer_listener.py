@@ -57,16 +57,11 @@ Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
 Serving = Callable[[ReplyWriter], Awaitable[object]]
 """Goes on to serve such a request."""
-Begin = Callable[
-    [
-        Connection,
-        ParsedHead,
-        Incoming,
-        Callable[[web.BaseRequest, Serving], Awaitable[web.StreamResponse]],
-        Callable[[bytes, int, Mapping[str, str], Ending], bytes],
-    ],
-    DirectRequest,
-]
+Answer = Callable[[web.BaseRequest, Serving], Awaitable[web.StreamResponse]]
+"""Has such a request served in a task, and replies to the other replica."""
+Encode = Callable[[bytes, int, Mapping[str, str], Ending], bytes]
+"""Makes the bytes of a whole reply of its body, status, headers and ending."""
+Begin = Callable[[Connection, ParsedHead, Incoming, Answer, Encode], DirectRequest]
 """Begins such a request without a task."""
 TellStatus = Callable[[bool], Awaitable[str]]
 """Returns the status of this host, or of this process alone if the argument is true."""

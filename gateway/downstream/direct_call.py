@@ -1,7 +1,7 @@
 """A request that no task serves, because it came whole: a call, or a retry of a held one, until its one message."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
@@ -9,18 +9,16 @@ from aiohttp import web
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage
+from gateway.cluster.peer_listener import Encode
 from gateway.downstream.legs import Forwarded, Retry, task_seconds
 from gateway.downstream.round import LEFT, Round
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
 from gateway.http.json_reply import json_reply
 from gateway.http.request_parser import ParsedHead
-from gateway.telemetry import Ending
 
 _WHOLE_BYTES: Final = 65_536
 """A task sends larger replies, in pieces."""
-Encode = Callable[[bytes, int, Mapping[str, str], Ending], bytes]
-"""Makes the bytes of a whole reply of its body, status, headers and ending."""
 
 
 class DirectCall:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from typing import Final, cast
@@ -15,9 +15,10 @@ from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
+from gateway.cluster.peer_listener import Answer, Encode
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.direct_call import DirectCall, DirectHop, Encode
+from gateway.downstream.direct_call import DirectCall, DirectHop
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -222,7 +223,7 @@ class RequestHandler:
         connection: Connection,
         head: ParsedHead,
         incoming: Incoming,
-        answer: Callable[[web.BaseRequest, Callable[[ReplyWriter], Awaitable[object]]], Awaitable[web.StreamResponse]],
+        answer: Answer,
         encode: Encode,
     ) -> DirectCall:
         """Begin a retry that another replica forwarded, without a task if its call is held here. Raises nothing.
