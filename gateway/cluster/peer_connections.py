@@ -9,7 +9,6 @@ or refuses one. Every other failure to connect is silence, which may have its ca
 
 import asyncio
 import errno
-import ipaddress
 import os
 import socket
 import time
@@ -25,6 +24,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
+from gateway.identity.principal import parsed_address
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
@@ -59,7 +59,7 @@ class PeerConnections:
         self._sealer = sealer
         host = split_address(listen)[0] if listen is not None else ""
         # The peers see this address as the source of requests, and take it for this process's address.
-        interface = _literal(host)
+        interface = parsed_address(host)
         is_source = interface is not None and not interface.is_unspecified
         connector = Connector(host if is_source else None, _NAME_SECONDS, bounds_lookups=False)
         self._http = HttpClient(tasks, _KEEP_ALIVE_SECONDS, connector)
@@ -186,7 +186,7 @@ class PeerConnections:
         number = failure.errno
         if address.startswith(_UNIX):
             is_proof = number in _UNUSED_SOCKET
-        elif _literal(split_address(address)[0]) is not None:
+        elif parsed_address(split_address(address)[0]) is not None:
             is_proof = number == errno.ECONNREFUSED
         else:
             is_proof = await self._all_refuse(address)
@@ -228,11 +228,3 @@ def _destination(address: Address) -> tuple[Origin, bytes]:
         origin, name = Origin(*split_address(address)), address
     head = f"POST {PATH} HTTP/1.1\r\nHost: {name}\r\nContent-Type: {CONTENT_TYPE}\r\nExpect: 100-continue\r\n"
     return origin, head.encode()
-
-
-def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is; None for a name."""
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None

@@ -1,12 +1,13 @@
 """The network addresses of a host, looked up once for all connections of a few seconds."""
 
 import asyncio
-import ipaddress
 import socket
 import time
 from typing import Any, Final
 
 from aiohappyeyeballs import addr_to_addr_infos
+
+from gateway.identity.principal import parsed_address
 
 AddressInfo = tuple[int, int, int, str, Any]
 """What getaddrinfo returns for one address."""
@@ -61,11 +62,7 @@ class Addresses:
 
 def _is_literal(host: str) -> bool:
     """Whether a host is an address; one with the name of an interface has to be looked up."""
-    try:
-        _ = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return "%" not in host
+    return parsed_address(host) is not None and "%" not in host
 
 
 async def _look_up(host: str, port: int) -> list[AddressInfo]:
