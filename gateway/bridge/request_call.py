@@ -16,7 +16,7 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, Outcome, Step, bodies
+from gateway.telemetry import Ending, Outcome, bodies
 
 _GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 
@@ -153,13 +153,7 @@ class RequestCall(UpstreamCall):
         call.span = self._report.call_span(session.shaken.version)
         self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
-
-        def attached() -> None:
-            self._is_sent = True
-            self._report.step(Step.RESUMED)
-            if not opened.done():
-                opened.set_result(True)
-
+        attached = partial(self._resumed, opened)
         try:
             await session.resume(call, upstream.cursor or "", self._call_headers(call), attached)
         except GatewayError as exc:

@@ -21,6 +21,7 @@ from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
+from gateway.telemetry import Step
 from gateway.upstream.channel import Headers, Sending
 
 BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
@@ -162,6 +163,13 @@ class UpstreamCall(ABC):
     @abstractmethod
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
+
+    def _resumed(self, opened: asyncio.Future[bool]) -> None:
+        """The call of another replica was found: answers may be sent from now on."""
+        if not opened.done():
+            self._is_sent = True
+            self._report.step(Step.RESUMED)
+            opened.set_result(True)
 
     async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session | None:
         """The session of that call; None if it is not wanted any more."""
