@@ -24,6 +24,8 @@ _GROWTH_BYTES: Final = 16 << 20
 _MUCH_BYTES: Final = 4 << 20
 _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
+_PAUSE: Final = 100
+"""The pause after a collection, in durations of it: a caller who makes garbage all the time must not stop the rest."""
 _HELD: Final = 200
 """A collection walks the objects of all held calls, about 0.02 ms each, while nothing else runs."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -64,13 +66,21 @@ class ProcessMemory:
 class IdleMemory:
     """Looks every few seconds whether the process has become quiet with more memory than it needs."""
 
-    def __init__(self, tasks: Tasks, held: Callable[[], int], memory: ProcessMemory | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        held: Callable[[], int],
+        memory: ProcessMemory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`held` counts the held calls."""
-        self._tasks, self._held = tasks, held
+        self._tasks, self._held, self._clock = tasks, held, clock
         self._memory = memory or ProcessMemory()
         self._needed = self._memory.resident()
         """The resident memory after the last collection, or less."""
         self._used_seconds = time.process_time()
+        self._may_again = 0.0
+        """When the next collection may begin."""
 
     def begin(self) -> None:
         """Keep freed memory from now on, and look whether there is too much, until the event loop ends."""
@@ -91,7 +101,12 @@ class IdleMemory:
         if resident < self._needed + _GROWTH_BYTES:
             self._needed = min(self._needed, resident)
         elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() <= _HELD:
+            began = self._clock()
+            if began < self._may_again:
+                return
             self._memory.give_back()
+            ended = self._clock()
+            self._may_again = ended + _PAUSE * (ended - began)
             # What is needed now may be more than before: without this, each look would collect again. But while much
             # is given back, the next look does: the sessions of the calls that have ended are still being closed.
             self._needed = self._memory.resident()

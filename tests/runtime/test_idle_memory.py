@@ -22,6 +22,9 @@ class FakeMemory(ProcessMemory):
         self.needed = mib
         self.given_back = 0
         self.is_kept = False
+        self.seconds = 0.0
+        """How long it takes to give memory back."""
+        self.now = 0.0
 
     def resident(self) -> int:
         return int(self.mib * MIB)
@@ -32,6 +35,7 @@ class FakeMemory(ProcessMemory):
     def give_back(self) -> None:
         self.given_back += 1
         self.mib = self.needed
+        self.now += self.seconds
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def memory() -> FakeMemory:
 
 
 def idle(memory: FakeMemory, held: int = 0) -> IdleMemory:
-    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory)
+    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, lambda: memory.now)
 
 
 def test_memory_that_grew_is_given_back_once_the_process_is_quiet(memory: FakeMemory) -> None:
@@ -101,6 +105,16 @@ def test_a_busy_process_is_not_stopped_for_a_collection(memory: FakeMemory, monk
     assert memory.given_back == 0
     it.look()
     assert memory.given_back == 1
+
+
+def test_collections_take_a_hundredth_of_the_time_at_most_whoever_makes_the_garbage(memory: FakeMemory) -> None:
+    it = idle(memory)
+    memory.seconds = 0.4
+    for _ in range(200):
+        memory.mib = memory.needed + 20
+        it.look()
+        memory.now += idle_memory.LOOK_SECONDS
+    assert memory.given_back == pytest.approx(memory.now / 100 / memory.seconds, abs=3)
 
 
 def test_a_system_that_does_not_tell_its_memory_changes_nothing() -> None:
