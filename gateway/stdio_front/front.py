@@ -48,6 +48,8 @@ class StdioFront:
         self._legacy: LegacyHost | None = None
         self._child: ChildBackend | None = None
         """The child of a legacy host."""
+        self._fallback: FallbackBackend | None = None
+        """What serves a legacy host whose server may turn out to be modern."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the server has ended the session."""
 
@@ -116,7 +118,8 @@ class StdioFront:
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes
-        return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
+        self._fallback = FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
+        return self._fallback
 
     async def _mirror_if_modern(self, refusing: Backend, _: ClientMessage, response: bytes) -> Connect | None:
         stdio, self._child = self._live.upstream.stdio, None
@@ -137,11 +140,13 @@ class StdioFront:
 
     async def finish(self, seconds: float, cancel_questions: Callable[[], None]) -> None:
         """The host sends nothing more: running calls may finish, but questions to the host are cancelled."""
-        if self._child is not None:
-            await self._child.finish(seconds)
-            return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
+        while self._fallback is not None and self._fallback.is_undecided and loop.time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        if self._child is not None:
+            await self._child.finish(deadline - loop.time())
+            return
         while loop.time() < deadline:
             cancel_questions()
             if not self._is_busy:
