@@ -91,11 +91,16 @@ class Session(HearingSession):
     @property
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
-        return not (self.lost or self.pending or self._owes or self._is_shared)
+        shared = self.shared
+        return not (shared.must_not_end or shared.joiners or self.pending or self._owes or self._is_shared)
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
         return self.in_flight is call
+
+    def lose(self) -> None:
+        """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
+        self.lost = self.shared.must_not_end = True
 
     def move(self, state: SessionState | None) -> None:
         """Change the state, and count it in the metrics."""
@@ -175,7 +180,7 @@ class Session(HearingSession):
             async with asyncio.timeout(timeout_seconds):
                 await self.run(call, headers)
         except TimeoutError as exc:
-            self.lost = True
+            self.lose()
             raise CallLost(f"The upstream of route {self._route} did not answer {method} in time") from exc
         if answer.outcome is None:
             raise CallLost(f"The upstream of route {self._route} did not answer {method}")
@@ -239,7 +244,7 @@ class Session(HearingSession):
             reading = self.channel.resume(cursor, headers, self.hear_call, attached, is_shared=self._is_shared)
             await self._follow(call, headers, reading)
         except Refused:
-            self.lost = True  # for this process; the call still runs there, so the session must not be deleted
+            self.lose()  # for this process; the call still runs there
             raise
 
     def _follow(
@@ -273,11 +278,11 @@ class Session(HearingSession):
             self._forget()
             raise
         except CallLost:
-            self.lost = True  # the call may still run there, so the session must not be deleted
+            self.lose()  # the call may still run there
             raise
         except asyncio.CancelledError:
             if not call.left or call.reader is None or call.reader.uncancel() > 0:
-                self.lost = True
+                self.lose()
                 raise
             # `Call.leave`: the answer was delivered already, or is not wanted.
         finally:
@@ -288,7 +293,7 @@ class Session(HearingSession):
 
     def _forget(self) -> None:
         """The upstream does not know the session any more."""
-        self.lost = True
+        self.lose()
         self._metrics.session_lost(self._route)
         log.info(
             Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
@@ -312,7 +317,7 @@ class Session(HearingSession):
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
-        self.lost = True
+        self.lose()
         self.abandon()
         self._settle()
 
