@@ -147,8 +147,6 @@ class RequestCall(UpstreamCall):
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
         session = await self._adopted_session(upstream, is_shared=is_shared)
-        if session is None:
-            return
         call = Call(upstream.call, b"", self._listener, upstream.call)
         call.span = self._report.call_span(session.shaken.version)
         self._sent(call)

@@ -171,13 +171,10 @@ class UpstreamCall(ABC):
             self._report.step(Step.RESUMED)
             opened.set_result(True)
 
-    async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session | None:
-        """The session of that call; None if it is not wanted any more."""
+    async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session:
+        """The session of that call. Whatever ends the exchange meanwhile cancels the task that waits here."""
         key, headers, pool = self._context.key, self._context.headers, self._context.live.upstream.pool
         session = self._session = await pool.adopt(key, upstream, headers, is_shared=is_shared)
-        if not self._is_wanted():
-            self.release(clean=False)
-            return None
         return session
 
     def _call_headers(self, call: Call) -> Headers:

@@ -66,8 +66,6 @@ class TaskCall(UpstreamCall):
         The task may have been made after the state was sealed: then its id is on the stream of the call.
         """
         session = await self._adopted_session(upstream, is_shared=is_shared)
-        if session is None:
-            return
 
         def looked(status: Status | None) -> None:
             if status is not None:
