@@ -92,7 +92,9 @@ class Session(HearingSession):
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
         shared = self.shared
-        return not (shared.must_not_end or shared.joiners or self.pending or self._owes or self._is_shared)
+        # An adopted one that went deaf may have been adopted by another process, too.
+        is_ours = not (self._owes or self._is_shared or (self.adopted and self.lost))
+        return is_ours and not (shared.must_not_end or shared.joiners or self.pending)
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
