@@ -61,11 +61,19 @@ def listening(id_: bytes, profile: Profile, headers: Headers, uris: Iterable[str
 class Changes:
     """The changes that one legacy session hears of."""
 
-    def __init__(self, server: ModernServer, tasks: Tasks, profile: Profile, deliver: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        server: ModernServer,
+        tasks: Tasks,
+        profile: Profile,
+        deliver: Callable[[bytes], None],
+        gave_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`gave_up` is called if a lost stream is not opened again."""
         self._server = server
         self._tasks = tasks
         self._profile = profile
-        self._deliver = deliver
+        self._deliver, self._gave_up = deliver, gave_up
         self.uris: set[str] = set()
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
@@ -188,13 +196,13 @@ class Changes:
             await asyncio.sleep(pause * (1 + 0.5 * random.random()))  # noqa: S311  (no secret)
             try:
                 honoured = await self.listen(self._headers)
-            except Refused:
-                return
-            except UpstreamError:
-                continue
-            except GatewayError:
-                return
+            except GatewayError as exc:
+                if isinstance(exc, UpstreamError) and not isinstance(exc, Refused):
+                    continue
+                break
             self.tell_all(honoured)
+        if self._stream is None:
+            self._gave_up()
 
     def tell_all(self, honoured: Filter) -> None:
         """Tell the client of everything that may have changed in the meantime."""
