@@ -155,26 +155,29 @@ class Session(HearingSession):
         self.opened = True
         self.shared.join(self)
 
-    async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
+    async def set_log_level(self, level: str, headers: Headers, timeout_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
         if level == self._log_level or not self.shaken.offers("logging"):
             return
-        await self.ask(mcp.SET_LEVEL, {"level": level}, headers, idle_seconds)
+        await self.ask(mcp.SET_LEVEL, {"level": level}, headers, timeout_seconds)
         self._log_level = level
 
-    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, idle_seconds: float) -> None:
+    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, timeout_seconds: float) -> None:
         """Be subscribed to these resources alone, if the upstream offers that; a refusal costs only their updates."""
         if uris == self._subscribed or not self.shaken.offers("resources", "subscribe"):
             return
         for method, changed in ((mcp.UNSUBSCRIBE, self._subscribed - uris), (mcp.SUBSCRIBE, uris - self._subscribed)):
             for uri in changed:
-                await self.ask(method, {"uri": uri}, headers, idle_seconds)
+                await self.ask(method, {"uri": uri}, headers, timeout_seconds)
         self._subscribed = uris
 
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
     ) -> Raw | jsonrpc.Error:
-        """Send a request on the gateway's own account, without a client; returns its result or its error."""
+        """Send a request on the gateway's own account, without a client; returns its result or its error.
+
+        The time is `timeouts.handshake_seconds`, as of all such requests.
+        """
         answer = OwnListener()
         call = Call(self.next_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
@@ -182,8 +185,10 @@ class Session(HearingSession):
             async with asyncio.timeout(timeout_seconds):
                 await self.run(call, headers)
         except TimeoutError as exc:
-            self.lose()
-            raise CallLost(f"The upstream of route {self._route} did not answer {method} in time") from exc
+            raise CallLost(
+                f"The upstream of route {self._route} did not answer {method} in {timeout_seconds:g} s "
+                "(timeouts.handshake_seconds)"
+            ) from exc
         if answer.outcome is None:
             raise CallLost(f"The upstream of route {self._route} did not answer {method}")
         return answer.outcome
