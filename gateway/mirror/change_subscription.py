@@ -133,6 +133,11 @@ class Changes:
         async with self._in_turn():
             return await self._open(self.uris, headers)
 
+    def begin(self, headers: Headers) -> None:
+        """Listen to everything that is wanted, as soon as the server can be reached."""
+        self._headers = headers
+        self._reopening = self._tasks.start(self._reopen(has_missed=False), "listen")
+
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
         closed = self._closed
@@ -185,8 +190,8 @@ class Changes:
         if self._reopening is None or self._reopening.done():
             self._reopening = self._tasks.start(self._reopen(), "listen again")
 
-    async def _reopen(self) -> None:
-        """Open a stream in place of a lost one.
+    async def _reopen(self, *, has_missed: bool = True) -> None:
+        """Open a stream, in place of a lost one if the client has missed changes.
 
         A server that ends each stream early is asked less and less often, and finally not at all.
         """
@@ -198,9 +203,12 @@ class Changes:
                 honoured = await self.listen(self._headers)
             except GatewayError as exc:
                 if isinstance(exc, UpstreamError) and not isinstance(exc, Refused):
+                    has_missed = True
                     continue
                 break
-            self.tell_all(honoured)
+            if has_missed:
+                self.tell_all(honoured)
+            has_missed = True
         if self._stream is None:
             self._gave_up()
 

@@ -9,7 +9,7 @@ from gateway.mirror import change_subscription as module
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, InvalidParams
+from gateway.protocol.errors import CallLost, InvalidParams, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_server import FakeServer, Sent
@@ -83,6 +83,25 @@ async def test_the_last_of_several_streams_has_everything_that_is_wanted(bench: 
     assert (first.is_aborted, second.is_aborted) == (True, False)
     await bench.changes.subscribe("a:b", HEADERS)
     assert len(bench.streams) == 2
+
+
+async def test_a_session_that_begins_to_listen_goes_on_until_the_server_can_be_reached(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSES", (0.0,))
+    bench.changes.begin(HEADERS)
+    (await bench.opened(1)).fails(Unreachable("refused the connection"))
+    (await bench.opened(2)).acknowledges()
+    await eventually(lambda: bench.told == [mcp.TOOLS_CHANGED], "something may have changed meanwhile")
+
+
+async def test_a_session_that_listens_at_once_has_missed_nothing(bench: Bench) -> None:
+    bench.changes.begin(HEADERS)
+    stream = await bench.opened(1)
+    stream.acknowledges()
+    await eventually(lambda: not bench.tasks)
+    stream.says(method=mcp.PROMPTS_CHANGED)
+    assert bench.told == [mcp.PROMPTS_CHANGED]
 
 
 async def test_what_an_acknowledgement_says_of_tasks_is_not_looked_at(bench: Bench) -> None:
