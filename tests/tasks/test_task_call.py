@@ -13,8 +13,8 @@ from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
 from tests.support.legacy_client import later
 from tests.support.stand import Start
-from tests.support.workbench import eventually, leave
-from tests.tasks.test_live_task import TaskServer
+from tests.support.workbench import ALL, eventually, leave
+from tests.tasks.test_live_task import EXTENSION, TaskServer
 
 FAKE: dict[str, Any] = {
     "command": [sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_task_stdio.py")],
@@ -62,8 +62,9 @@ async def test_a_client_that_leaves_while_its_task_is_made_is_no_failure_of_the_
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 0
 
 
+@pytest.mark.parametrize("capabilities", [ALL, EXTENSION], ids=["driven", "given"])
 async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_cancelled(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, begin: Start, capabilities: dict[str, Any]
 ) -> None:
     """The server leaves the stream open on which it told the id of the task."""
 
@@ -79,7 +80,7 @@ async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_can
     server = TaskServer(upstream)
     upstream.tool(open_for_long)
     upstream.on(mcp.TASKS_CANCEL, in_order)
-    client = stand.client()
+    client = stand.client(capabilities=capabilities)
     _ = await client.post(mcp.TOOLS_LIST)
     calling = later(client.call())
     (making,) = await upstream.saw(mcp.TOOLS_CALL)
@@ -89,4 +90,6 @@ async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_can
     (cancelled,) = await upstream.saw(mcp.TASKS_CANCEL)
     assert cancelled.session == making.session
     await upstream.saw("DELETE")
+    await eventually(lambda: "call" not in stand.tasks(), "the stream is left")
     assert mcp.CANCELLED not in upstream.words
+    assert len(stand.gateway.task_table) == 0

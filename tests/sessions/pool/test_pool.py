@@ -264,13 +264,16 @@ async def test_one_address_gets_its_share_of_the_sessions_whatever_credentials_i
 
 
 async def test_a_session_that_its_server_has_forgotten_is_not_ended(upstream: FakeUpstream, stand: Stand) -> None:
-    client = stand.client("Bearer x")
-    await client.call()
+    client, gate = stand.client("Bearer x"), Gate(upstream)
+    both = [later(client.call()) for _ in range(2)]
+    await upstream.saw("tools/call", 2)
+    gate.go.set()
+    _ = await asyncio.gather(*both)
     upstream.forget()
     assert (await client.call()).text == "done"
     await eventually(lambda: stand.sessions("idle") == 1)
     await stand.gateway.close()
-    assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s3"]
 
 
 # -- the pool alone ---------------------------------------------------------------------------------------------------
