@@ -269,6 +269,7 @@ async def test_a_session_that_its_server_has_forgotten_is_not_ended(upstream: Fa
     await upstream.saw("tools/call", 2)
     gate.go.set()
     _ = await asyncio.gather(*both)
+    upstream.tool(upstream._plain)
     upstream.forget()
     assert (await client.call()).text == "done"
     await eventually(lambda: stand.sessions("idle") == 1)
