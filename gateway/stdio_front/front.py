@@ -60,6 +60,8 @@ class StdioFront:
                 await self._receive(line)
             except GatewayError as exc:
                 self._host.send(error_response(exc.request_id, exc))
+            if self._child is not None:
+                await self._child.ready()
 
     async def _receive(self, line: bytes | None) -> None:
         if line is None:
@@ -109,7 +111,7 @@ class StdioFront:
         stdio = self._live.upstream.stdio
         if stdio is None:
             return SessionRelay(self._live, link)
-        self._child = ChildBackend(stdio, link, self._tasks)
+        self._child = ChildBackend(stdio, link, self._tasks, self._live.config.limits.body_bytes)
         return self._child
 
     def _mirror(self, link: ClientLink) -> Backend:
