@@ -66,7 +66,8 @@ class FallbackBackend:
             self._room -= size
             self._waiting.append(message)
             return
-        if self._mirror_if_modern is not None and message.opened.method == mcp.INITIALIZE:
+        is_greeting = message.opened.method == mcp.INITIALIZE and message.request_id is not None
+        if is_greeting and self._mirror_if_modern is not None:
             self._greeting, self._waiting, self._room = message, [], self._waiting_bytes
         try:
             self.backend.receive(message)

@@ -179,6 +179,12 @@ async def test_a_greeting_that_cannot_be_taken_may_be_repeated(bench: Bench) -> 
     assert first.received == [GREETING]
 
 
+async def test_a_greeting_that_is_no_request_waits_for_no_answer(bench: Bench) -> None:
+    notice = b'{"jsonrpc":"2.0","method":"initialize"}'
+    bench.say(notice, GREETING)
+    assert bench.backends[0].received == [notice, GREETING]
+
+
 async def test_a_server_that_ends_before_it_answers_ends_the_session(bench: Bench) -> None:
     bench.say(GREETING, LIST)
     bench.backends[0].link.close()
