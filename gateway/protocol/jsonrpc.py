@@ -220,7 +220,13 @@ def is_id(raw: Raw | UnsetType) -> bool:
     """Whether `raw` is an id as MCP allows it: a string or an integer (basic/index, Requests)."""
     if not isinstance(raw, Raw):
         return False
-    return text(raw) is not None or _INTEGER.fullmatch(bytes(raw)) is not None
+    return _INTEGER.fullmatch(bytes(raw)) is not None or text(raw) is not None
+
+
+def id_of(members: Fields) -> Raw | None:
+    """The id of a message, if MCP allows it."""
+    id_ = members.get("id")
+    return id_ if id_ is not None and is_id(id_) else None
 
 
 def is_null(raw: Raw) -> bool:

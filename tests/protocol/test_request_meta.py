@@ -124,7 +124,7 @@ def test_a_legacy_one_says_nothing() -> None:
 
 def test_a_large_declaration_is_checked_but_not_remembered() -> None:
     info, declared = {"name": "x" * 2_000, "version": "1"}, {"experimental": {"x": {"y": "z" * 2_000}}, "roots": {}}
-    caches = (request_meta._is_implementation, request_meta._declared)
+    caches = (request_meta._info_fault, request_meta._declared)
     before = [cache.cache_info().currsize for cache in caches]
     checked = said(raw(clientInfo=info, clientCapabilities=declared))
     assert checked.declared.roots
