@@ -34,7 +34,7 @@ from gateway.http.request_parser import ParsedHead
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
-from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
+from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake, Notification
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
@@ -190,8 +190,6 @@ class RequestHandler:
             return None
         is_bridged = self._era_routing.is_bridged(incoming, live)
         if not is_bridged and not self._era_routing.may_continue(incoming):
-            return None
-        if incoming.parsed().id is None:
             return None
         request = incoming.request()
         started = time.monotonic()
@@ -352,12 +350,12 @@ class RequestHandler:
 
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
-        if incoming.parsed().id is None:
-            # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
-            return web.Response(status=202)
         started = time.monotonic()
-        request = incoming.request()  # it is refused before its caller is known, and without a span
-        span = incoming.span = begin_span(incoming, live) if live.process.traces is not None else None
+        try:
+            request = incoming.request()  # it is refused before its caller is known, and without a span
+        except Notification:
+            return web.Response(status=202)  # closing the response is what cancels
+        span = incoming.span = begin_span(incoming, request, live)
         try:
             caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
             round_ = new_round(incoming, request, reply, live, caller, started)

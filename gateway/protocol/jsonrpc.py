@@ -17,8 +17,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from gateway.protocol.errors import DownstreamError, InvalidRequest
 from gateway.protocol.json_text import unpaired_surrogates
-from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, check_items, check_members, check_values
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, TooMany, check_items, check_members, check_values
 
 T = TypeVar("T")
 
@@ -223,10 +224,10 @@ def is_id(raw: Raw | UnsetType) -> bool:
     return _INTEGER.fullmatch(bytes(raw)) is not None or text(raw) is not None
 
 
-def id_of(members: Fields) -> Raw | None:
-    """The id of a message, if MCP allows it."""
+def id_of(members: Fields) -> bytes | None:
+    """JSON of the id of a message, if it has one that MCP allows."""
     id_ = members.get("id")
-    return id_ if id_ is not None and is_id(id_) else None
+    return bytes(id_) if id_ is not None and is_id(id_) else None
 
 
 def is_null(raw: Raw) -> bool:
@@ -304,6 +305,20 @@ def distinct(raw: Raw | bytes) -> Fields:
     if _units(written) != _length(opened, _utf16_units(keys), _units(values)):
         raise RepeatedKey(opened)
     return opened
+
+
+def object_of(
+    raw: Raw, name: str, error: type[DownstreamError], repeated: type[DownstreamError] = InvalidRequest
+) -> Fields:
+    """Open an object one level; raises `repeated` if it has a key twice, or else `error` if it cannot be read."""
+    try:
+        return distinct(raw)
+    except RepeatedKey as exc:
+        raise repeated(f"{name} repeats a key; send each key once") from exc
+    except TooMany as exc:
+        raise error(f"{name} has {exc}; send fewer in one request") from exc
+    except ValueError as exc:
+        raise error(f"{name} must be an object") from exc
 
 
 def _length(opened: Fields, keys: int, values: int) -> int:

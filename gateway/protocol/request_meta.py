@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidRequest
-from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+from gateway.protocol.errors import DownstreamError, InvalidParams
+from gateway.protocol.json_text.json_bounds import check_bounds
 
 T = TypeVar("T")
 _PROTOCOL_META: Final = frozenset(
@@ -83,7 +83,7 @@ def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
 
 @lru_cache(_REMEMBERED)
 def _opened(raw: bytes) -> Meta:
-    members = object_of(Raw(raw), '"params._meta"', InvalidParams)
+    members = jsonrpc.object_of(Raw(raw), '"params._meta"', InvalidParams)
     try:
         check_bounds(raw, _USUAL_DEPTH)
     except ValueError:
@@ -94,20 +94,6 @@ def _opened(raw: bytes) -> Meta:
         return Meta(members, declarations(members) if mcp.META_VERSION in members else None, is_shallow)
     except DownstreamError:
         return Meta(members, None, is_shallow)
-
-
-def object_of(
-    raw: Raw, name: str, error: type[DownstreamError], repeated: type[DownstreamError] = InvalidRequest
-) -> jsonrpc.Fields:
-    """Open an object one level; raises `repeated` if it has a key twice, or else `error` if it cannot be read."""
-    try:
-        return jsonrpc.distinct(raw)
-    except jsonrpc.RepeatedKey as exc:
-        raise repeated(f"{name} repeats a key; send each key once") from exc
-    except TooMany as exc:
-        raise error(f"{name} has {exc}; send fewer in one request") from exc
-    except ValueError as exc:
-        raise error(f"{name} must be an object") from exc
 
 
 def declarations(meta: jsonrpc.Fields) -> Declarations:

@@ -19,6 +19,7 @@ from gateway.protocol.errors import (
     InvalidRequest,
     InvalidState,
     MethodNotFound,
+    Notification,
     ParseError,
     UnsupportedVersion,
 )
@@ -165,8 +166,11 @@ def test_a_resource_is_named_by_its_uri() -> None:
     assert found.target == "file:///a"
 
 
-def test_a_notification_is_read_without_an_id() -> None:
-    assert request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}', DEPTH).id is None
+def test_a_notification_is_read_without_an_id_and_makes_no_request() -> None:
+    parsed = request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}', DEPTH)
+    assert parsed.id is None
+    with pytest.raises(Notification, match="notifications/x"):
+        request.check(parsed, values({}))
 
 
 # -- refusals, in their order -----------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ import pytest
 from msgspec import Raw
 
 from gateway.protocol import mcp, request_meta
-from gateway.protocol.errors import InvalidParams, InvalidRequest
-from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
-from gateway.protocol.request_meta import Capabilities, Declarations, capabilities_of, meta_of, object_of
+from gateway.protocol.errors import InvalidParams
+from gateway.protocol.request_meta import Capabilities, Declarations, capabilities_of, meta_of
 
 META: dict[str, Any] = {
     mcp.META_VERSION: mcp.MODERN,
@@ -100,16 +99,6 @@ def test_a_key_comes_once_in_what_a_client_declares(key: str) -> None:
     repeated = bytes(raw()).replace(b'%b": {' % key.encode(), b'%b": {"x": {"a": 1, "a": 2}, ' % key.encode())
     with pytest.raises(InvalidParams, match=f"{key}.* repeats a key"):
         said(Raw(repeated.replace(b", }", b"}")))
-
-
-def test_an_object_is_one_without_repeated_keys() -> None:
-    for data, error, says in (
-        (b"[]", InvalidParams, "it must be an object"),
-        (b'{"a":1,"a":2}', InvalidRequest, "it repeats a key"),
-        (b"{%b}" % b",".join(b'"%d":1' % number for number in range(MAX_MEMBERS + 1)), InvalidParams, "send fewer"),
-    ):
-        with pytest.raises(error, match=says):
-            object_of(Raw(data), "it", InvalidParams)
 
 
 def test_it_is_shallow_if_it_is_no_deeper_than_what_is_usual() -> None:
