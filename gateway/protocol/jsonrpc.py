@@ -297,12 +297,12 @@ def distinct(raw: Raw | bytes) -> Fields:
     data = bytes(raw)
     opened = fields(data)
     keys, values = "".join(opened), b"".join(opened.values())
-    if len(data) == _length(opened, len(keys), len(values)):
+    if len(data) == max(2, 1 + 4 * len(opened) + len(keys) + len(values)):
         return opened
     written = unpaired_surrogates.compacted(data)
     opened = fields(written)
     values = b"".join(opened.values())
-    if _units(written) != _length(opened, _utf16_units(keys), _units(values)):
+    if _units(written) != max(2, 1 + 4 * len(opened) + _utf16_units(keys) + _units(values)):
         raise RepeatedKey(opened)
     return opened
 
@@ -319,11 +319,6 @@ def object_of(
         raise error(f"{name} has {exc}; send fewer in one request") from exc
     except ValueError as exc:
         raise error(f"{name} must be an object") from exc
-
-
-def _length(opened: Fields, keys: int, values: int) -> int:
-    """The length of an object without white space; `keys` and `values` are the total lengths of them."""
-    return max(1 + keys + values + 4 * len(opened), 2)
 
 
 def _units(data: bytes) -> int:

@@ -279,7 +279,7 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
     elif tool is None:
         _check_numbers(params)
     sealed = params.get("requestState") if asking else None
-    state = jsonrpc.text(sealed)
+    state = jsonrpc.text(sealed) if sealed is not None else None
     answers = params.get("inputResponses") if asking or method in _ANSWERING else None
     responses = _input_responses(answers) if answers is not None else None
     if sealed is not None and state is None:
