@@ -18,9 +18,9 @@ from gateway.cluster.peer_errors import PeerFailed
 from gateway.cluster.peer_listener import Answer, Encode
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.direct_call import DirectCall, DirectHop
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
+from gateway.downstream.fast_path_request import FastPathHop, FastPathRequest
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
@@ -78,9 +78,9 @@ class RequestHandler:
         self._ids = ids.numbered(secrets.token_hex(6))
         self._in_tasks = 0
         """Requests in flight that a task serves."""
-        self._direct: set[DirectCall] = set()
+        self._direct: set[FastPathRequest] = set()
         """Those that no task serves."""
-        self._hops: set[DirectCall] = set()
+        self._hops: set[FastPathRequest] = set()
         """Those of other replicas."""
         self._legs = continuation.legs
 
@@ -156,7 +156,7 @@ class RequestHandler:
         http[ids.KEY] = incoming.request_id
         return HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
 
-    def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> DirectCall | None:
+    def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> FastPathRequest | None:
         """Begin a whole request without a task; None if that is not possible. Raises nothing."""
         live = self._routes.live.get(head.path)
         if live is None or self._authenticator.verifies or len(body) > live.config.limits.body_bytes or bodies.on:
@@ -173,7 +173,7 @@ class RequestHandler:
             known=head.values,
             caller=head.caller if head.judge is self._host_check else None,
         )
-        direct = DirectCall(connection, head, incoming, self._go_on, self._direct)
+        direct = FastPathRequest(connection, head, incoming, self._go_on, self._direct)
         try:
             round_ = self._plain_round(incoming, live, head)
         except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
@@ -204,7 +204,7 @@ class RequestHandler:
             _ = self._continuation.opened(round_)
         return round_
 
-    def _go_on(self, direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def _go_on(self, direct: FastPathRequest, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve a request in a task that was begun without one."""
         incoming, round_ = direct.incoming, direct.round
         live = round_.live if round_ is not None else self._routes.live.get(incoming.path)
@@ -223,16 +223,16 @@ class RequestHandler:
         incoming: Incoming,
         answer: Answer,
         encode: Encode,
-    ) -> DirectCall:
+    ) -> FastPathRequest:
         """Begin a retry that another replica forwarded, without a task if its call is held here. Raises nothing.
 
         `answer` has it served in a task; `encode` makes the bytes of a whole reply.
         """
 
-        def go_on(direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        def go_on(direct: FastPathRequest, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             return answer(http, partial(self._go_on_hop, direct))
 
-        hop = DirectHop(connection, head, incoming, go_on, self._hops, encode)
+        hop = FastPathHop(connection, head, incoming, go_on, self._hops, encode)
         live = self._routes.live.get(incoming.path)
         try:
             round_ = self._plain_round(incoming, live, head) if live and not self._authenticator.verifies else None
@@ -243,7 +243,7 @@ class RequestHandler:
             hop.begin(round_, self._continuation.begin)
         return hop
 
-    def _go_on_hop(self, hop: DirectCall, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
+    def _go_on_hop(self, hop: FastPathRequest, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
         """As `handle_hop`, for a request that was begun without a task."""
         round_ = hop.round
         if round_ is None:
