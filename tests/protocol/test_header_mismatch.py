@@ -51,6 +51,16 @@ def test_a_header_that_differs_from_the_body_is_refused(changed: dict[str, Any],
         check({**HEADERS, **changed})
 
 
+def test_the_name_of_a_task_is_compared_if_it_was_sent() -> None:
+    headers = {**HEADERS, mcp.METHOD_HEADER: mcp.TASKS_GET}
+    check(headers, name="greet", method=mcp.TASKS_GET)
+    check({**headers, mcp.NAME_HEADER: None}, name="greet", method=mcp.TASKS_GET)
+    for name in ("other", None):
+        with pytest.raises(HeaderMismatch, match="Mcp-Name"):
+            check(headers, name=name, method=mcp.TASKS_GET)
+    check({**HEADERS, mcp.METHOD_HEADER: mcp.TOOLS_LIST}, name=None, method=mcp.TOOLS_LIST)
+
+
 @pytest.mark.parametrize(
     ("name", "header"),
     [
@@ -93,3 +103,50 @@ def test_header_names_are_asked_for_as_the_specification_writes_them() -> None:
 
     header_mismatch.check(mcp.TOOLS_CALL, "greet", mcp.MODERN, spy)
     assert asked == ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
+
+
+@given(st.text())
+def test_a_value_goes_into_a_header_and_back(value: str) -> None:
+    written = header_mismatch.encode_value(value)
+    assert written.isascii()
+    assert header_mismatch.decode_value("Mcp-Name", written) == value
+    assert written == written.strip()
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_told"),
+    [
+        ({}, True),
+        ({mcp.NAME_HEADER: []}, False),
+        ({mcp.NAME_HEADER: ["greet"] * 2}, False),
+        ({mcp.METHOD_HEADER: []}, False),
+        ({mcp.PROTOCOL_VERSION: []}, False),
+        ({mcp.NAME_HEADER: ["\xe9"]}, False),
+        ({mcp.NAME_HEADER: ["a\tb"]}, False),
+        ({mcp.NAME_HEADER: ["=?base64?eA==?="]}, False),
+        ({mcp.NAME_HEADER: ['a"b']}, False),
+        ({mcp.NAME_HEADER: ["a\\b"]}, False),
+    ],
+    ids=range(10),
+)
+def test_a_head_tells_what_its_body_must_repeat_if_it_is_plain(
+    changed: dict[str, list[str]], *, is_told: bool
+) -> None:
+    given = {name: [value] for name, value in HEADERS.items()} | changed
+    known = header_mismatch.KnownValues(lambda name: given.get(name, []))
+    expected = header_mismatch.Repeated(mcp.MODERN, mcp.TOOLS_CALL, b'"greet"', "greet")
+    assert known.repeated == (expected if is_told else None)
+
+
+@pytest.mark.parametrize(("name", "is_bare"), [("Authorization", False), ("baggage", False), ("Cookie", True)])
+def test_a_head_is_bare_without_a_credential_and_a_trace(name: str, *, is_bare: bool) -> None:
+    asked: list[str] = []
+
+    def values(header: str) -> list[str]:
+        asked.append(header)
+        return ["x"] if header == name else []
+
+    known = header_mismatch.KnownValues(values)
+    assert known.is_bare is is_bare
+    assert (known["Cookie"], known["Cookie"]) == (values("Cookie"),) * 2
+    assert asked.count("Cookie") == 2, "one of them by the test"

@@ -120,6 +120,12 @@ def test_an_id_is_a_string_or_an_integer(raw: bytes, *, valid: bool) -> None:
 
 def test_an_absent_id_is_none() -> None:
     assert not jsonrpc.is_id(UNSET)
+    assert jsonrpc.id_of({}) is None
+
+
+def test_a_message_has_an_id_if_it_is_one_that_mcp_allows() -> None:
+    assert jsonrpc.id_of({"id": Raw(b'"a"')}) == b'"a"'
+    assert jsonrpc.id_of({"id": Raw(b"1.5")}) is None
 
 
 def test_null_is_null() -> None:

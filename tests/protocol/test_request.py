@@ -117,6 +117,7 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
         assert getattr(held, name) == getattr(whole, name)
     assert list(held.params.items()) == list(whole.params.items())
     assert [held.params[key] for key in held.params] == list(held.params.values())
+    assert held.params.keys() == whole.params.keys()
     assert [held.params.get(key) for key in ("name", "x")] == [held.params["name"], None]
     assert "name" in held.params
     assert "x" not in held.params
