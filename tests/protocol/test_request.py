@@ -167,6 +167,14 @@ def test_a_resource_is_named_by_its_uri() -> None:
     assert found.target == "file:///a"
 
 
+def test_a_task_is_named_in_a_header_but_no_target() -> None:
+    named = body(method=mcp.TASKS_GET, params={"taskId": "t1", "_meta": META})
+    assert request.read(named, DEPTH).target == "t1"
+    assert read(named, headers(method=mcp.TASKS_GET, name="t1")).target == ""
+    with pytest.raises(HeaderMismatch):
+        read(named, headers(method=mcp.TASKS_GET, name="t2"))
+
+
 def test_a_notification_is_read_without_an_id_and_makes_no_request() -> None:
     parsed = request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}', DEPTH)
     assert parsed.id is None
@@ -374,7 +382,13 @@ def test_of_two_faults_the_first_in_order_answers(first: int, second: int) -> No
 
 
 def test_an_invalid_request_knows_the_id_it_answers_where_one_can_be_read() -> None:
-    for data, id_ in ((body(jsonrpc="1.0", id="x"), b'"x"'), (body(jsonrpc="1.0", id=1.5), None)):
+    repeated = body(id="x").replace(b"{", b'{"method":"a",', 1)
+    for data, id_ in (
+        (body(jsonrpc="1.0", id="x"), b'"x"'),
+        (body(jsonrpc="1.0", id=1.5), None),
+        (repeated, b'"x"'),
+        (repeated.replace(b'"x"', b"1.5"), None),
+    ):
         with pytest.raises(InvalidRequest) as caught:
             request.read(data, DEPTH)
         assert caught.value.request_id == id_

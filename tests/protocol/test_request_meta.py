@@ -80,6 +80,7 @@ def test_an_extension_of_null_is_not_declared() -> None:
         ({"clientInfo": {"version": "1"}}, "clientInfo"),
         ({"clientInfo": {"name": "c"}}, "clientInfo"),
         ({"logLevel": "loud"}, "emergency"),
+        ({"logLevel": 7}, "emergency"),
     ],
 )
 def test_a_fault_is_refused(changes: dict[str, Any], says: str) -> None:
