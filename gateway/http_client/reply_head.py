@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What a client waits for that holds its body back, as the gateway writes it."""
 _TIMEOUT: Final = re.compile(rb"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 _PRINTABLE: Final = re.compile(rb"[\x20-\x7e\x80-\xff]*")
 
