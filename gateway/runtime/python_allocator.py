@@ -28,7 +28,8 @@ class PythonAllocator:
     """The allocator of this process, which stays as it is if the operator or a debugger has chosen another one."""
 
     def __init__(self) -> None:
-        can_choose = not os.environ.get("PYTHONMALLOC") and sys.version_info[:2] <= _NEWEST and _is_usual()
+        is_chosen, is_tried = bool(os.environ.get("PYTHONMALLOC")), sys.version_info[:2] <= _NEWEST
+        can_choose = not is_chosen and is_tried and is_usual(ctypes.pythonapi, ctypes.CDLL(None))
         self._domains = (_MEM, _OBJ) if can_choose else ()
         self._own = [_in_force(domain) for domain in self._domains]
         raw = _in_force(_RAW)
@@ -43,10 +44,10 @@ class PythonAllocator:
                 ctypes.pythonapi.PyMem_SetAllocator(domain, ctypes.byref(functions))
 
 
-def _is_usual() -> bool:
+def is_usual(python: object, c_library: object) -> bool:
     """Whether Python has its own allocator, which nothing watches, and the C library gives pages back."""
-    name = getattr(ctypes.pythonapi, "_PyMem_GetCurrentAllocatorName", None)
-    if name is None or not hasattr(ctypes.CDLL(None), "malloc_trim"):
+    name = getattr(python, "_PyMem_GetCurrentAllocatorName", None)
+    if name is None or not hasattr(c_library, "malloc_trim"):
         return False
     name.restype = ctypes.c_char_p
     return bool(name() == b"pymalloc")

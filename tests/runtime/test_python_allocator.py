@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from gateway.runtime.python_allocator import PythonAllocator
+from gateway.runtime.python_allocator import PythonAllocator, is_usual
 from tests.parts.launch import REPOSITORY, free_port
 
 COUNT = """
@@ -121,6 +123,13 @@ def test_a_trace_goes_on_to_its_end() -> None:
 
 def test_objects_of_both_allocators_are_resized_and_freed_as_ever() -> None:
     assert python(USE + MIXED) == ""
+
+
+def test_there_is_no_choice_without_what_it_takes() -> None:
+    python, c_library = SimpleNamespace(_PyMem_GetCurrentAllocatorName=lambda: b"pymalloc"), Mock(["malloc_trim"])
+    assert is_usual(python, c_library)
+    assert not is_usual(python, Mock([])), "such as musl, or the C library of macOS"
+    assert not is_usual(Mock([]), c_library), "such as PyPy"
 
 
 def test_a_choice_can_be_made_again_and_again() -> None:
