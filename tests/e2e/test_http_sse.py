@@ -29,7 +29,7 @@ TELLING = {
     "result of 2 MB",
     "form on the POST stream: accept",
     "form on the GET stream",
-    "three questions in one round",
+    "three questions at once",
     "sampling on the POST stream",
     "roots",
     "-32042 accepted",

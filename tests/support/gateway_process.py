@@ -208,9 +208,10 @@ class Gateway:
         wanted = labels.items()
         return sum(v for (found, has), v in (await self.metrics()).items() if found == name and wanted <= has)
 
-    async def rounds(self, method: str) -> int:
-        """Count the requests of a method that were answered."""
-        return int(await self.metric(ROUNDS, method=method))
+    async def rounds(self, method: str, outcome: str | None = None) -> int:
+        """Count the requests of a method that were answered, all of them or those with one outcome."""
+        labels = {"method": method} if outcome is None else {"method": method, "outcome": outcome}
+        return int(await self.metric(ROUNDS, **labels))
 
     async def settled(self, seconds: float = 5.0) -> None:
         """Wait until no call is held and no session busy."""
