@@ -5,8 +5,10 @@ machine (`tests/support/randomness.py`).
 """
 
 import gc
+import importlib
 import logging
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ from tests.support import randomness, tables
 
 pytest_plugins = ["tests.support.stand"]
 
+# Describing the configuration's type takes a gateway longer than the rest of its start, and it never changes.
+load = importlib.import_module("gateway.config.load")  # the package has a function of that name
+load.config_shape = cache(load.config_shape)
 randomness.install()  # before the test modules, whose decorators read the settings
 
 
