@@ -42,7 +42,7 @@ TELLING = {
 """The cases in which servers differ by how they use their streams: the first server plays all, the others these."""
 FIRST, *OTHERS = HTTP_SSE
 ANSWERS = {"Name": ACCEPT}
-PROMPT_SECONDS = 3.0
+PROMPT_SECONDS = 8.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
