@@ -23,11 +23,11 @@ help: ## list the targets
 demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer a question
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
 
-quick: $(VENV)/stamp ## the tests of the pure parts, in about 20 seconds
+quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 	$(PYTEST) -n 2 --dist worksteal -q $(PURE)
 
 # Three workers, because many of these tests wait for a time to pass.
-unit: $(VENV)/stamp ## quick, and every other test that starts no program, in 2 to 4 minutes
+unit: $(VENV)/stamp ## quick, and every other test that starts no program, in about 90 seconds
 	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
