@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SECONDS ?= 60
 MINUTES ?= 30
 PYTEST := $(BIN)/python -m pytest
-# Some machines and images forbid Python to keep what it compiled: then each program of a test compiles the gateway anew.
+# Some machines forbid Python to keep what it compiled: then each program that a test starts compiles the gateway anew.
 export PYTHONDONTWRITEBYTECODE :=
 # The tests that need no network and no event loop.
 PURE := $(addprefix tests/,exchange protocol identity seal config property test_layers.py)
@@ -31,7 +31,7 @@ unit: $(VENV)/stamp ## quick, and every other test that starts no program, in ab
 	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile --durations=30
 
 fuzz: $(VENV)/fuzz-stamp ## every fuzzer and random test with new values; SECONDS=600 for longer
 	$(BIN)/python -m tests.fuzz.run $(SECONDS)
