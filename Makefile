@@ -6,7 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?= 60
 MINUTES ?= 30
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest
+# Some machines forbid Python to keep what it compiled: then each program that a test starts compiles the gateway anew.
+export PYTHONDONTWRITEBYTECODE :=
 # The tests that need no network and no event loop.
 PURE := $(addprefix tests/,exchange protocol identity seal config property test_layers.py)
 # The folders whose tests start programs. In the other folders, marks single out such tests.
@@ -21,14 +23,15 @@ help: ## list the targets
 demo: $(VENV)/stamp ## a legacy server, the gateway and a modern client: answer a question
 	@$(BIN)/mrtr-gateway demo --cache .parts/demo
 
-quick: $(VENV)/stamp ## the tests of the pure parts, in about 20 seconds
-	$(PYTEST) -q $(PURE)
+quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
+	$(PYTEST) -n 2 --dist worksteal -q $(PURE)
 
-unit: $(VENV)/stamp ## quick, and every other test that starts no program, in 2 to 4 minutes
-	$(PYTEST) -q $(PROGRAMS) -m "not processes and not real"
+# Three workers, because many of these tests wait for a time to pass.
+unit: $(VENV)/stamp ## quick, and every other test that starts no program, in about 90 seconds
+	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
-	$(PYTEST)
+	$(PYTEST) -n 2 --dist loadfile --durations=30
 
 fuzz: $(VENV)/fuzz-stamp ## every fuzzer and random test with new values; SECONDS=600 for longer
 	$(BIN)/python -m tests.fuzz.run $(SECONDS)

@@ -2,11 +2,9 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "gateway"
@@ -137,6 +135,16 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@cache
+def first_sentence(file: Path) -> str:
+    return (ast.get_docstring(parsed(file)) or "").split("\n\n")[0].replace("\n", " ")
+
+
+@cache
+def imports_of(file: Path) -> tuple[tuple[ast.Import | ast.ImportFrom, str], ...]:
+    return tuple(imports(parsed(file)))
+
+
 def floor(name: str) -> int:
     """The number of a folder's floor, 0 being the top one."""
     return next(number for number, names in enumerate(FLOORS) if name in names)
@@ -174,18 +182,17 @@ def source(dotted: str) -> Path | None:
     return None
 
 
+@cache
 def needed(file: Path) -> set[Path]:
     """The files of this package that `file` imports, for types or at run time, or loads by name."""
-    tree = parsed(file)
-    names = {name for _, name in imports(tree)} | set(loaded_by_name(tree))
+    names = {name for _, name in imports_of(file)} | set(loaded_by_name(parsed(file)))
     return {found for name in names if (found := source(name)) is not None and found != file}
 
 
-@pytest.fixture(params=FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def file(request: pytest.FixtureRequest) -> Path:
-    found = request.param
-    assert isinstance(found, Path)
-    return found
+def check(rule: Callable[[Path], Iterator[str]]) -> None:
+    """Fail with all that a rule finds in the files."""
+    found = [f"{file.relative_to(PACKAGE)}: {complaint}" for file in FILES for complaint in rule(file)]
+    assert not found, "\n".join(["", *found])
 
 
 def test_every_folder_has_a_floor_and_a_list_of_libraries() -> None:
@@ -194,14 +201,16 @@ def test_every_folder_has_a_floor_and_a_list_of_libraries() -> None:
     assert folders == set().union(*FLOORS)
 
 
-def test_imports_run_down(file: Path) -> None:
+def runs_up(file: Path) -> Iterator[str]:
     here = folder(file)
     for other in needed(file):
         there = folder(other)
-        if there != here:
-            assert floor(there) > floor(here), (
-                f"{here} imports {other.relative_to(PACKAGE)} of a floor that is not lower"
-            )
+        if there != here and floor(there) <= floor(here):
+            yield f"imports {other.relative_to(PACKAGE)} of a floor that is not lower"
+
+
+def test_imports_run_down() -> None:
+    check(runs_up)
 
 
 def test_no_two_files_need_each_other() -> None:
@@ -221,53 +230,85 @@ def test_a_folder_stays_small() -> None:
     assert {name: files for name, files in count.items() if files > MAX_FILES} == {}
 
 
-def test_a_file_says_in_one_sentence_what_it_is_for(file: Path) -> None:
-    documented = ast.get_docstring(parsed(file))
-    assert documented, "the file has no docstring"
-    first = documented.split("\n\n")[0].replace("\n", " ")
-    assert first.endswith("."), f"{first!r} is not a sentence"
+def says_nothing(file: Path) -> Iterator[str]:
+    first = first_sentence(file)
+    if not first:
+        yield "the file has no docstring"
+    elif not first.endswith("."):
+        yield f"{first!r} is not a sentence"
 
 
-def test_the_first_line_of_a_file_is_one_sentence_without_and(file: Path) -> None:
-    first = (ast.get_docstring(parsed(file)) or "").split("\n\n")[0].replace("\n", " ")
-    assert ". " not in first, f"{first!r} is more than one sentence: leave an empty line after the first one"
-    assert " and " not in first, f"{first!r} names two things: split the file, or name what they have in common"
+def test_a_file_says_in_one_sentence_what_it_is_for() -> None:
+    check(says_nothing)
 
 
-def test_imports_are_absolute_and_at_the_top(file: Path) -> None:
-    tree = parsed(file)
+def says_two_things(file: Path) -> Iterator[str]:
+    first = first_sentence(file)
+    if ". " in first:
+        yield f"{first!r} is more than one sentence: leave an empty line after the first one"
+    if " and " in first:
+        yield f"{first!r} names two things: split the file, or name what they have in common"
+
+
+def test_the_first_line_of_a_file_is_one_sentence_without_and() -> None:
+    check(says_two_things)
+
+
+def imports_oddly(file: Path) -> Iterator[str]:
     functions = [
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        node
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     ]
     inside = {id(node) for function in functions for node, _ in imports(function)}
-    for node, name in imports(tree):
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"line {node.lineno}: {name} is relative"
-        assert id(node) not in inside, f"line {node.lineno}: {name} is imported inside a function"
+    for node, name in imports_of(file):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"line {node.lineno}: {name} is relative"
+        if id(node) in inside:
+            yield f"line {node.lineno}: {name} is imported inside a function"
 
 
-def test_a_folder_imports_only_its_libraries(file: Path) -> None:
-    tops = {name.split(".")[0] for _, name in imports(parsed(file))} - {"gateway"}
-    assert tops - sys.stdlib_module_names <= LIBRARIES[folder(file)]
+def test_imports_are_absolute_and_at_the_top() -> None:
+    check(imports_oddly)
 
 
-def test_opentelemetry_is_imported_in_one_file(file: Path) -> None:
-    """It is an extra: `telemetry/tracing_setup.py` loads that file by name where traces are on."""
+def imports_foreign_libraries(file: Path) -> Iterator[str]:
+    tops = {name.split(".")[0] for _, name in imports_of(file)} - {"gateway"}
+    yield from sorted(tops - sys.stdlib_module_names - LIBRARIES[folder(file)])
+
+
+def test_a_folder_imports_only_its_libraries() -> None:
+    check(imports_foreign_libraries)
+
+
+def imports_opentelemetry(file: Path) -> Iterator[str]:
     if file.name != "otel.py":
-        assert not [name for _, name in imports(parsed(file)) if "opentelemetry" in name]
+        yield from (name for _, name in imports_of(file) if "opentelemetry" in name)
 
 
-def test_only_the_edge_is_asynchronous(file: Path) -> None:
-    if folder(file) not in SYNCHRONOUS:
-        return
-    tree = parsed(file)
-    kinds = ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, kinds)]
-    assert not {"asyncio", "aiohttp", "uvloop"} & {name.split(".")[0] for _, name in imports(tree)}
+def test_opentelemetry_is_imported_in_one_file() -> None:
+    """It is an extra: `telemetry/tracing_setup.py` loads that file by name where traces are on."""
+    check(imports_opentelemetry)
 
 
-def test_a_pure_folder_has_no_clock_no_randomness_and_no_io(file: Path) -> None:
+def is_asynchronous(file: Path) -> Iterator[str]:
+    if folder(file) in SYNCHRONOUS:
+        kinds = ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await
+        yield from (f"line {node.lineno} waits" for node in ast.walk(parsed(file)) if isinstance(node, kinds))
+        yield from {"asyncio", "aiohttp", "uvloop"} & {name.split(".")[0] for _, name in imports_of(file)}
+
+
+def test_only_the_edge_is_asynchronous() -> None:
+    check(is_asynchronous)
+
+
+def is_impure(file: Path) -> Iterator[str]:
     if folder(file) in PURE:
-        assert not IMPURE_MODULES & {name.split(".")[0] for _, name in imports(parsed(file))}
+        yield from IMPURE_MODULES & {name.split(".")[0] for _, name in imports_of(file)}
+
+
+def test_a_pure_folder_has_no_clock_no_randomness_and_no_io() -> None:
+    check(is_impure)
 
 
 def test_these_tests_see_what_they_look_for() -> None:

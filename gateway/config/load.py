@@ -109,9 +109,9 @@ def config_shape() -> inspect.StructType:
 
 def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str, str]) -> Config:
     """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
-    problems += override(tree, config_shape(), env)
-    walker = Walker(env)
-    read = walker.read(config_shape(), tree)
+    walker, shape = Walker(env), config_shape()
+    problems += override(tree, shape, env)
+    read = walker.read(shape, tree)
     config, unreadable = with_files(read if isinstance(read, Config) else Config(routes=()), Path(source).parent)
     problems += walker.problems + unreadable
     # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.protocol import sse
 from tests.chaos.hosts import (
+    BUSY_SECONDS,
     MARKS,
     REPLICAS,
     SERVERS,
@@ -196,7 +197,7 @@ async def test_answers_that_cannot_be_sent_go_out_with_the_same_retry_later(
     state = await call.begin(owner)
     net = stage.net
     with net.cut("gw-1", "server") if ways == "both ways" else net.cut_one_way("server", "gw-1"):
-        told = await within(TIMEOUTS["answer_seconds"] + 4, call.retry(owner, state))
+        told = await within(TIMEOUTS["answer_seconds"] + BUSY_SECONDS, call.retry(owner, state))
         assert call.outcome(told) == "upstream_unreachable"
         assert "The answers were not sent" in told.error["message"]
         assert (call.runs, call.answers) == (1, 0)
@@ -216,7 +217,7 @@ async def test_a_server_that_the_network_takes_away_while_its_tool_works(
     await call.answered()
     with stage.net.cut("gw-2", "server"):
         open_gate(call)
-        told = await within(2 * TIMEOUTS["idle_seconds"] + 2, retried)
+        told = await within(2 * TIMEOUTS["idle_seconds"] + BUSY_SECONDS, retried)
         assert call.outcome(told) == "call_lost"
         assert "may have had effects" in told.error["message"]
     assert (call.runs, call.answers) == (1, 1)
@@ -232,7 +233,7 @@ async def test_a_server_that_is_back_in_time_has_lost_nothing(stage: Stage, serv
     with stage.net.cut("gw-3", "server"):
         open_gate(call)
         await stage.net.loses(("server", "gw-3"), packets=2)
-    assert call.outcome(await within(2 * TIMEOUTS["idle_seconds"] + 2, retried)) == "result"
+    assert call.outcome(await within(2 * TIMEOUTS["idle_seconds"] + BUSY_SECONDS, retried)) == "result"
     assert (call.runs, call.answers, call.ends) == (1, 1, ["finished"])
 
 
@@ -293,7 +294,7 @@ async def test_a_stopped_server_behind_all_of_it_is_named_in_time(stage: Stage) 
     stage.plain.send(signal.SIGSTOP)
     try:
         unheard = spawn(within(UNREACHABLE_SECONDS, fresh(stage).call("echo", {"text": "x"})))
-        lost = await within(TIMEOUTS["answer_seconds"] + 4, insist(call, stage.client, state))
+        lost = await within(TIMEOUTS["answer_seconds"] + BUSY_SECONDS, insist(call, stage.client, state))
         assert call.outcome(lost) == "call_lost"
         assert (await unheard).error["data"]["reason"] == "upstream_unreachable"
     finally:
@@ -326,7 +327,7 @@ async def test_a_stopped_balancer_has_lost_nothing_when_it_goes_on(stage: Stage,
                 await parked.retry(stage.client, states[1])
     finally:
         stage.c.balancer.send(signal.SIGCONT)
-    assert working.outcome(await within(5, waiting)) == "result"
+    assert working.outcome(await within(BUSY_SECONDS, waiting)) == "result"
     assert parked.outcome(await insist(parked, stage.client, states[1])) == "result"
     assert [(call.runs, call.answers) for call in (working, parked)] == [(1, 1)] * 2
 

@@ -49,7 +49,7 @@ NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
         for case in (
             "result of 2 MB",
             "form on the GET stream",
-            "three questions in one round",
+            "three questions at once",
             "three questions in sequence",
             "sampling as the SDK does it",
             "sampling with tools",

@@ -31,7 +31,7 @@ async def test_a_counter_continues_while_its_user_thinks(server_name: str) -> No
     route = {"sessions": {"affinity": "principal"}}
     async with (
         old_server(server_name) as server,
-        gateway(server.url, route=route, timeouts={"session_wait_seconds": 0.5}) as gw,
+        gateway(server.url, route=route, timeouts={"session_wait_seconds": 3}) as gw,
         aiohttp.ClientSession() as http,
     ):
         ada, bob = (Client(http, gw.url, f"Bearer {name}") for name in ("ada", "bob"))

@@ -29,7 +29,7 @@ TELLING = {
     "result of 2 MB",
     "form on the POST stream: accept",
     "form on the GET stream",
-    "three questions in one round",
+    "three questions at once",
     "sampling on the POST stream",
     "roots",
     "-32042 accepted",
@@ -42,7 +42,7 @@ TELLING = {
 """The cases in which servers differ by how they use their streams: the first server plays all, the others these."""
 FIRST, *OTHERS = HTTP_SSE
 ANSWERS = {"Name": ACCEPT}
-PROMPT_SECONDS = 3.0
+PROMPT_SECONDS = 8.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -26,7 +26,7 @@ FEW = {
     "result of 2 MB",
     "form on the POST stream: accept",
     "form on the GET stream",
-    "three questions in one round",
+    "three questions at once",
     "three questions in sequence",
     "question in prompts/get",
     "-32042 accepted",

@@ -20,7 +20,7 @@ OTHERS: Final = {
         "discover",
         "result of 2 MB",
         "form on the GET stream",
-        "three questions in one round",
+        "three questions at once",
         "-32042 accepted",
         "progress across a question",
         "upstream gives up its question",

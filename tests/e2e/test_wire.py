@@ -28,13 +28,15 @@ pytestmark = [
 ]
 
 BOB = {"action": "accept", "content": {"name": "Bob"}}
-PROMPT_SECONDS = 2.0
+PROMPT_SECONDS = 8.0
+"""Less than any time that the gateway waits, unless the configuration of a test shortens it."""
 """What "at once" means on a busy machine."""
 STATE_ERROR = {
     "code": -32602,
     "message": "Invalid or expired requestState",
     "data": {"reason": "invalid_request_state"},
 }
+IN_FLIGHT = "mcp_gateway_requests_in_flight"
 REJECTED = "mcp_gateway_state_rejected_total"
 
 
@@ -441,22 +443,23 @@ async def test_a_wrong_answer_is_refused_and_the_call_still_waits(s: Setup) -> N
     assert len(s.new("answered")) == len(s.new("run")) == 1
 
 
-async def test_a_missing_answer_is_asked_again_and_an_unknown_key_ignored(s: Setup) -> None:
-    first = await s.park("ask_many")
-    keys = set(first.asks)
-    assert len(keys) == 3
-    again = await s.wire.call("ask_many", state=first.state, answers={"Name": ACCEPT, "nobody": ACCEPT})
-    assert set(again.asks) == keys - {"Name"}
-    rest: Json = {
-        key: {"roots": []}
-        if asked["method"] == "roots/list"
-        else {"role": "assistant", "model": "m", "content": {"type": "text", "text": "words"}}
-        for key, asked in again.result["inputRequests"].items()
-    }
-    last = await s.wire.call("ask_many", state=again.state, answers=rest)
-    assert json.loads(last.text) == {"elicit": NAMED, "sample": "words", "roots": []}
-    assert len(s.new("run")) == 1
-    assert len(s.new("answered")) == 3
+async def test_a_missing_answer_is_asked_again_and_an_unknown_key_ignored(server: OldServer) -> None:
+    async with setup(server=server, hold={"quiet_seconds": 1}) as s:  # a slow server's three are one round, too
+        first = await s.park("ask_many")
+        keys = set(first.asks)
+        assert len(keys) == 3
+        again = await s.wire.call("ask_many", state=first.state, answers={"Name": ACCEPT, "nobody": ACCEPT})
+        assert set(again.asks) == keys - {"Name"}
+        rest: Json = {
+            key: {"roots": []}
+            if asked["method"] == "roots/list"
+            else {"role": "assistant", "model": "m", "content": {"type": "text", "text": "words"}}
+            for key, asked in again.result["inputRequests"].items()
+        }
+        last = await s.wire.call("ask_many", state=again.state, answers=rest)
+        assert json.loads(last.text) == {"elicit": NAMED, "sample": "words", "roots": []}
+        assert len(s.new("run")) == 1
+        assert len(s.new("answered")) == 3
 
 
 async def test_answers_given_in_advance_are_taken(s: Setup) -> None:
@@ -543,33 +546,55 @@ async def leave(s: Setup, seconds: float, tool: str, arguments: Json | None = No
         await asyncio.wait_for(go(), seconds)
 
 
-async def test_a_client_that_disconnects_in_the_first_round_cancels_the_call_at_once(s: Setup) -> None:
-    await leave(s, 0.3, "hang")
-    started = time.monotonic()
-    await s.ended("hang", "cancelled")
-    assert time.monotonic() - started < 0.4, "that is the grace period of a retry"
-    await leave(s, 0.3, "progress", {"steps": 100, "delay_seconds": 0.05}, progress=1)
-    await s.ended("progress", "cancelled")
+async def leave_once_it_runs(s: Setup, tool: str, arguments: Json | None = None, **options: Any) -> None:
+    """Send a call and close the connection when the server runs it."""
+
+    async def go() -> None:
+        async with s.wire.open(tool, arguments, **options) as response:
+            await response.read()
+
+    call = asyncio.get_running_loop().create_task(go())
+    await s.ended(tool, "run")
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
 
 
-async def test_a_disconnected_retry_may_be_repeated_within_the_grace_period(s: Setup) -> None:
-    state = (await s.park()).state
-    s.server.send(signal.SIGSTOP)
-    try:
-        await leave(s, 0.2, "ask", state=state, answers=ANSWERS)
-        repeated = asyncio.get_running_loop().create_task(s.wire.call("ask", state=state, answers=ANSWERS))
-        await asyncio.sleep(0.2)
-    finally:
-        s.server.send(signal.SIGCONT)
-    assert (await repeated).text == NAMED
-    assert len(s.new("answered")) == len(s.new("run")) == 1
+async def leave_once_it_came(s: Setup, tool: str, arguments: Json | None = None, **options: Any) -> None:
+    """Send a call and close the connection when the gateway has the call; return when the gateway has noticed."""
+    call = asyncio.get_running_loop().create_task(s.wire.call(tool, arguments, **options))
+    await s.counted(IN_FLIGHT, 1)
+    call.cancel()
+    await s.counted(IN_FLIGHT, 0)
+
+
+async def test_a_client_that_disconnects_in_the_first_round_cancels_the_call_at_once(server: OldServer) -> None:
+    async with setup(server=server, hold={"grace_seconds": 600}) as s:  # for a retry, which this is not
+        await leave_once_it_runs(s, "hang")
+        await s.ended("hang", "cancelled")
+        await leave_once_it_runs(s, "progress", {"steps": 1000, "delay_seconds": 0.05}, progress=1)
+        await s.ended("progress", "cancelled")
+
+
+async def test_a_disconnected_retry_may_be_repeated_within_the_grace_period(server: OldServer) -> None:
+    async with setup(server=server, hold={"grace_seconds": 600}) as s:
+        state = (await s.park()).state
+        s.server.send(signal.SIGSTOP)
+        try:
+            await leave_once_it_came(s, "ask", state=state, answers=ANSWERS)
+            repeated = asyncio.get_running_loop().create_task(s.wire.call("ask", state=state, answers=ANSWERS))
+            await s.counted(IN_FLIGHT, 1)
+        finally:
+            s.server.send(signal.SIGCONT)
+        assert (await repeated).text == NAMED
+        assert len(s.new("answered")) == len(s.new("run")) == 1
 
 
 async def test_a_disconnected_retry_is_cancelled_after_the_grace_period(s: Setup) -> None:
     first = await s.park("ask_sequence", {"n": 2})
     s.server.send(signal.SIGSTOP)
     try:
-        await leave(s, 0.2, "ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
+        await leave_once_it_came(s, "ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
         await asyncio.sleep(0.8)
     finally:
         s.server.send(signal.SIGCONT)
@@ -584,11 +609,11 @@ async def over(s: Setup, tool: str) -> bool:
 
 async def test_a_result_that_arrives_without_a_client_is_kept(server: OldServer) -> None:
     """Both legs have left when the result arrives; a later retry still gets it."""
-    async with setup(server=server, hold={"grace_seconds": 5}) as s:
+    async with setup(server=server, hold={"grace_seconds": 600}) as s:
         state = (await s.park()).state
         s.server.send(signal.SIGSTOP)
         try:
-            await leave(s, 0.2, "ask", state=state, answers=ANSWERS)
+            await leave_once_it_came(s, "ask", state=state, answers=ANSWERS)
         finally:
             s.server.send(signal.SIGCONT)
         await s.ended("ask", "finished")
@@ -614,7 +639,7 @@ async def test_a_silent_call_is_kept_alive_by_comments(server: OldServer) -> Non
     async with setup(server=server, timeouts={"keepalive_seconds": 0.2}) as s:
         answer = await s.wire.call("sleep", {"seconds": 0.7})
         assert answer.is_stream
-        assert 2 <= answer.body.count(b"\n:") + answer.body.startswith(b":") <= 4
+        assert answer.body.count(b"\n:") + answer.body.startswith(b":") >= 2
         assert answer.text == "slept 0.7"
 
 
@@ -710,7 +735,11 @@ async def test_an_upstream_that_dies_in_a_stream_is_one_prompt_error() -> None:
         arguments = {"steps": 100, "delay_seconds": 0.1}
         call = asyncio.get_running_loop().create_task(s.wire.call("progress", arguments, progress=1))
         await s.ended("progress", "run")
-        await asyncio.sleep(0.3)
+
+        async def streams() -> bool:
+            return await s.gw.metric("mcp_gateway_notifications_total", outcome="forwarded") > 0
+
+        await s.gw.until(streams, "progress has come")
         await s.server.kill()
         answer = await asyncio.wait_for(call, PROMPT_SECONDS)
         assert answer.is_stream
@@ -770,12 +799,12 @@ async def test_a_gateway_that_stops_lets_a_parked_call_complete(server: OldServe
         state = (await s.park()).state
         s.gw.terminate()
         started = time.monotonic()
-        await s.gw.until(lambda: status_is(s.gw, 503), "/readyz 503", 1.0)
+        await s.gw.until(lambda: status_is(s.gw, 503), "/readyz 503")
         fresh = await s.wire.call("echo", {"text": "x"})
         assert fresh.status == 503
         assert (await s.wire.call("ask", state=state, answers=ANSWERS)).text == NAMED
         assert await s.gw.exited() == 0
-        assert time.monotonic() - started < 5, "it waits for what is parked, not for the whole drain"
+        assert time.monotonic() - started < 20, "it waits for what is parked, not for the whole drain"
         assert len(s.new("run")) == len(s.new("answered")) == 1
 
 
@@ -792,7 +821,7 @@ async def test_a_stopping_gateway_cancels_calls_at_its_deadline_and_exits(server
         started = time.monotonic()
         answer = await running
         assert await s.gw.exited() == 0
-        assert 0.9 < time.monotonic() - started < 4
+        assert time.monotonic() - started > 0.9
         assert answer.status == 503
         assert "may have had effects" in answer.error["message"]
         await s.ended("hang", "cancelled")
@@ -807,7 +836,7 @@ async def test_an_idle_gateway_exits_at_once(server: OldServer) -> None:
         s.gw.terminate()
         started = time.monotonic()
         assert await s.gw.exited() == 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
 
 
 async def test_a_call_in_flight_at_sigterm_gets_its_result(server: OldServer) -> None:
@@ -860,10 +889,13 @@ async def test_a_client_that_disconnects_at_the_start_ends_the_call_upstream(ser
         for number in range(80):
             await leave(s, 0.002 + number % 16 * 0.0015, "hang")
         await s.gw.settled()
-        await asyncio.sleep(1.5)
+        await s.counted("mcp_gateway_sessions", 0, state="quarantined")
+
+        async def all_cancelled() -> bool:  # the server accepts a cancellation before it carries it out
+            return len(s.new("cancelled", "hang")) == len(s.new("run", "hang"))
+
+        await s.gw.until(all_cancelled, "every call is cancelled")
         assert len(s.new("run", "hang")) > 0
-        assert len(s.new("cancelled", "hang")) == len(s.new("run", "hang"))
-        assert await s.gw.metric("mcp_gateway_sessions", state="quarantined") == 0
 
 
 STORM = 80
@@ -887,7 +919,7 @@ async def test_many_concurrent_calls_mix_nothing_and_leave_nothing_behind(server
     ) as s:
         results = await asyncio.gather(*(weather(s, Random(f"{seed} {number}"), number) for number in range(STORM)))
         assert results.count(True) > STORM / 2
-        await s.gw.settled(10)
+        await s.gw.settled()
 
         async def have_ended() -> bool:
             # The server accepts a cancellation before it carries it out.
@@ -974,6 +1006,7 @@ async def test_a_call_waits_for_a_session_and_gets_an_error_if_none_becomes_free
         assert "sessions.max" in busy.error["message"]
         assert int(busy.headers["Retry-After"]) >= 1
         assert (await s.wire.call("ask", state=state, answers=ANSWERS)).text == NAMED
+    async with setup(server=server, sessions={"max": 1}, timeouts={"session_wait_seconds": 60}) as s:
         callers = [s.wire.on(Authorization=f"Bearer {number % 3}") for number in range(9)]
         replies = await asyncio.gather(*(caller.call("echo", {"text": "x"}) for caller in callers))
         assert [reply.text for reply in replies] == ["x"] * 9
@@ -1070,7 +1103,7 @@ async def test_a_draining_gateway_still_asks_and_repeats_lost_replies(server: Ol
     async with setup(server=server, hold={"drain_seconds": 20}) as s:
         first = await s.park("ask_sequence", {"n": 2})
         s.gw.terminate()
-        await s.gw.until(lambda: status_is(s.gw, 503), "/readyz 503", 1.0)
+        await s.gw.until(lambda: status_is(s.gw, 503), "/readyz 503")
         second = await s.wire.call("ask_sequence", {"n": 2}, state=first.state, answers=ANSWERS)
         answers = {second.asks[0]: ACCEPT}
         assert (await s.wire.call("ask_sequence", {"n": 2}, state=second.state, answers=answers)).text
@@ -1081,6 +1114,6 @@ async def test_a_second_signal_ends_the_gateway_at_once(server: OldServer) -> No
     async with setup(server=server, hold={"drain_seconds": 20, "ttl_seconds": 5}) as s:
         await s.park()
         s.gw.terminate()
-        await s.gw.until(lambda: status_is(s.gw, 503), "/readyz 503", 1.0)
+        await s.gw.until(lambda: status_is(s.gw, 503), "/readyz 503")
         s.gw.terminate()
         assert await s.gw.exited(PROMPT_SECONDS) == 0

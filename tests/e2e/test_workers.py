@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -74,7 +73,7 @@ def lives(pid: int) -> bool:
     return False
 
 
-async def gone(gw: Gateway, pids: set[int], seconds: float = 5.0) -> None:
+async def gone(gw: Gateway, pids: set[int], seconds: float = START_SECONDS) -> None:
     async def none_lives() -> bool:
         return not any(map(lives, pids))
 
@@ -198,18 +197,16 @@ async def test_a_worker_that_is_killed_is_started_again_and_the_others_serve() -
         before = workers(gw)
         assert await gw.metric(REFUSED) == SPREAD
         os.kill(before[0], signal.SIGKILL)
-        good, longest = time.monotonic(), 0.0
-        served = 0
+        served = lost = 0
         while len(gw.log("worker.started")) < 3 or not await is_ready(gw):
+            lost += 1
             with suppress(aiohttp.ClientError):  # connections that the kernel had already given to the dead worker
                 await refused(gw)
                 served += 1
-                now = time.monotonic()
-                good, longest = now, max(longest, now - good)
+                lost = 0
             assert await gw.metric(REFUSED) >= SPREAD + served - 1, "a counter went backwards"
-            assert time.monotonic() - good < 1, gw.explain("no process listens")
+            assert lost < 20, gw.explain("no process listens")
         assert served
-        assert longest < 1
         after = workers(gw)
         assert after[1] == before[1]
         assert after[0] != before[0]
@@ -259,9 +256,8 @@ async def test_the_host_is_unready_while_one_worker_is_missing() -> None:
     async with gateway(NOBODY, workers=2) as gw:
         stopped = workers(gw)[0]
         os.kill(stopped, signal.SIGSTOP)
-        begun = time.monotonic()
-        assert await gw.ready() == 503
-        assert time.monotonic() - begun < 3, "it does not wait for ever"
+        async with asyncio.timeout(START_SECONDS):  # it does not wait for ever
+            assert await gw.ready() == 503
         async with gw.http.get(f"{gw.admin}/readyz") as response:
             assert await response.text() == "not ready: worker 0\n"
         async with gw.http.get(f"{gw.admin}/healthz") as response:

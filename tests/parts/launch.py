@@ -164,7 +164,7 @@ class OldServer:
         return [e for e in entries if event in (None, e["event"]) and tool in (None, e["tool"])]
 
     async def wait_for(
-        self, event: str, tool: str | None = None, count: int = 1, seconds: float = 5.0
+        self, event: str, tool: str | None = None, count: int = 1, seconds: float = 30.0
     ) -> list[dict[str, Any]]:
         """Wait until the ledger has `count` such entries."""
         with suppress(TimeoutError):

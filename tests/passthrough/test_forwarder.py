@@ -597,6 +597,7 @@ async def test_an_upstream_that_became_modern_is_found_out_by_the_request_it_ref
     await upstream.saw("DELETE")
     make_modern(upstream)
     upstream.on("initialize", lambda turn: _refuse(turn, 400))
+    upstream.on("GET", lambda turn: _refuse(turn, 405))
     upstream.on("tools/list", modern_tool)
     headers, body = stand.client(info={"name": "another", "version": "1"}).build(method, {"name": "tool"})
     async with stand.http.post(stand.url, headers=headers, data=body) as response:

@@ -229,7 +229,7 @@ async def test_a_call_goes_beside_one_that_is_parked_by_a_question_that_named_it
 
 
 async def test_no_call_goes_beside_one_that_runs(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
-    stand = await stand_with(begin, wait_seconds=0.2)
+    stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     asked = await ask(client)
     joiner = begun(do(client, "wait"))
@@ -257,7 +257,7 @@ async def test_a_waiting_call_begins_when_the_call_before_it_is_parked(
 async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
-    stand = await stand_with(begin, wait_seconds=0.1)
+    stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     asked = await ask(client, "ask aside")
     busy = await do(client, "nothing")
@@ -271,7 +271,7 @@ async def test_a_call_that_was_asked_aside_keeps_the_session_for_itself(
 async def test_a_question_that_any_call_may_have_asked_reaches_no_client(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:
-    stand = await stand_with(begin, wait_seconds=0.1)
+    stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     asked = await ask(client)
     assert (await do(client, "ask aside")).text == "refused"
@@ -391,7 +391,7 @@ async def test_a_forged_token_does_not_end_the_session_of_the_one_it_names(
 
 
 async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, tool: Tool, begin: Start) -> None:
-    stand = await stand_with(begin, wait_seconds=0.1)
+    stand = await stand_with(begin, wait_seconds=0.5)
     client = stand.client("Bearer ada")
     await do(client, "nothing")
     async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:

@@ -101,6 +101,15 @@ class Tab:
             raise BrowserError(str(done["exceptionDetails"]))
         return done["result"].get("value")
 
+    async def until(self, expression: str) -> None:
+        """Wait until JavaScript is true of the page, or of the one that it leads to."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while True:
+                with suppress(BrowserError):  # one page goes, and the next one is not there yet
+                    if await self.run(expression) is True:
+                        return
+                await asyncio.sleep(0.02)
+
     async def roles(self) -> list[str]:
         """The roles that assistive technology sees, of all nodes that are not ignored."""
         tree = await self.send("Accessibility.getFullAXTree")

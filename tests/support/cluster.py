@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
-from tests.support.gateway_process import ROUNDS, Gateway, GatewayError, gateway
+from tests.support.gateway_process import PATIENCE_SECONDS, ROUNDS, Gateway, GatewayError, gateway
 from tests.support.network import Host, Network
 
 BalancerName = Literal["nginx", "haproxy"]
@@ -51,9 +51,11 @@ class Front(Protocol):
     @property
     def url(self) -> str: ...
     async def metric(self, name: str, **labels: str) -> float: ...
-    async def rounds(self, method: str) -> int: ...
-    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None: ...
-    async def settled(self, seconds: float = 5.0) -> None: ...
+    async def rounds(self, method: str, outcome: str | None = None) -> int: ...
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE_SECONDS
+    ) -> None: ...
+    async def settled(self, seconds: float = PATIENCE_SECONDS) -> None: ...
     def tail(self) -> str: ...
 
 
@@ -252,18 +254,21 @@ class Cluster:
         """Add up the samples of that name and these labels over all living replicas."""
         return sum([await replica.metric(name, **labels) for replica in self.living])
 
-    async def rounds(self, method: str) -> int:
-        """Count the requests of a method that were answered."""
-        return int(await self.metric(ROUNDS, method=method))
+    async def rounds(self, method: str, outcome: str | None = None) -> int:
+        """Count the requests of a method that were answered, all of them or those with one outcome."""
+        labels = {"method": method} if outcome is None else {"method": method, "outcome": outcome}
+        return int(await self.metric(ROUNDS, **labels))
 
-    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None:
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE_SECONDS
+    ) -> None:
         """Poll until a condition holds; raise GatewayError, with all logs, after a time limit."""
         try:
             await self.replicas[0].until(condition, what, seconds)
         except GatewayError:
             raise self.explain(f"not in {seconds} s: {what}") from None
 
-    async def settled(self, seconds: float = 5.0) -> None:
+    async def settled(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until no living replica holds a call or has a busy session."""
         for replica in self.living:
             try:

@@ -30,6 +30,8 @@ from tests.support.network import Host
 
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
+PATIENCE_SECONDS = 30.0
+"""For what happens at once on an idle machine."""
 SHOWN_LINES = 40
 
 STATE_KEY = "0f" * 32
@@ -185,7 +187,9 @@ class Gateway:
             raise self.explain(f"ended with {self.process.returncode}")
         return await self.ready() == 200
 
-    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 5.0) -> None:
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE_SECONDS
+    ) -> None:
         """Poll until a condition holds; raise GatewayError after a time limit."""
         deadline = time.monotonic() + seconds
         while not await condition():
@@ -208,11 +212,12 @@ class Gateway:
         wanted = labels.items()
         return sum(v for (found, has), v in (await self.metrics()).items() if found == name and wanted <= has)
 
-    async def rounds(self, method: str) -> int:
-        """Count the requests of a method that were answered."""
-        return int(await self.metric(ROUNDS, method=method))
+    async def rounds(self, method: str, outcome: str | None = None) -> int:
+        """Count the requests of a method that were answered, all of them or those with one outcome."""
+        labels = {"method": method} if outcome is None else {"method": method, "outcome": outcome}
+        return int(await self.metric(ROUNDS, **labels))
 
-    async def settled(self, seconds: float = 5.0) -> None:
+    async def settled(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until no call is held and no session busy."""
 
         async def idle() -> bool:

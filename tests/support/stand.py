@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import aiohttp
 import pytest
 
-from gateway.bridge import subscription
+from gateway.bridge import outgoing_messages, subscription
+from gateway.cluster import discovery
 from gateway.server import drain
 from gateway.sessions.pool import checkout
 from gateway.telemetry import SessionState
@@ -25,7 +26,10 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that no configuration shortens."""
     monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
+    # As in the gateway, a session's quarantine ends before the last pause.
+    monkeypatch.setattr(outgoing_messages, "_CANCEL_PAUSES", (0.0, 0.05, 0.4))
     monkeypatch.setattr(drain, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(discovery, "_PAUSE_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -184,8 +184,14 @@ async def test_a_client_that_left_before_its_task_was_made_leaves_none(begin: Be
         return make(call)
 
     server.tools["job"] = slow
-    async with client.request("tools/call", {"name": "job", "arguments": {}}, id_="c1"):
-        await eventually(lambda: len(server.of(mcp.TOOLS_CALL)) == 2, "the task is about to be made")
-        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
-        await eventually(lambda: server.left == 1, "the server knows that nobody waits")
+
+    async def ask() -> None:
+        async with client.request("tools/call", {"name": "job", "arguments": {}}, id_="c1"):
+            pass
+
+    asking = asyncio.get_running_loop().create_task(ask())
+    await eventually(lambda: len(server.of(mcp.TOOLS_CALL)) == 2, "the task is about to be made")
+    assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
+    await eventually(lambda: server.left == 1, "the server knows that nobody waits")
+    await asking
     assert job.made == 0
