@@ -84,7 +84,7 @@ class DirectCall:
             self.plain.leave()
             self.round.count(LEFT)
 
-    def _settled(self, _: asyncio.Future[None]) -> None:
+    def _settled(self, _: object) -> None:
         """Send the only message; anything else takes a task."""
         connection, plain, round_ = self._connection, self.plain, self.round
         if connection.in_hand is not self or plain is None or round_ is None:

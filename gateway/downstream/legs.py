@@ -16,6 +16,8 @@ from gateway.telemetry import Step
 
 _TASK_PART: Final = 0.1
 """The part of `timeouts.peer_accept_seconds` after which a task takes a request over that waits without one."""
+_TASK_SECONDS: Final = 0.5
+"""It never takes longer: the other replica, which has to hear that its request was accepted, may be less patient."""
 
 
 class Retry:
@@ -56,12 +58,11 @@ class Forwarded:
     final: FinalMessage | None = None
 
     def __init__(self, round_: Round, exchange: PeerExchange, peers: PeerClient) -> None:
-        self.exchange = exchange
-        self.waiter = exchange.first_part()
-        """Done when something has come, or nothing for a while."""
+        self.exchange = self.waiter = exchange
+        """Done when the whole reply has come, or something else, or nothing for a while."""
         self._round = round_
         self._peers = peers
-        self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._give_up_waiting)
+        self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), exchange.settle)
 
     def take(self) -> FinalMessage | None:
         """The one message for the client; None if a task has to wait for more, or for anything else."""
@@ -77,14 +78,10 @@ class Forwarded:
         self._timer.cancel()
         self._peers.give_up(self.exchange)
 
-    def _give_up_waiting(self) -> None:
-        if not self.waiter.done():
-            self.waiter.set_result(None)
-
 
 def task_seconds(round_: Round) -> float:
     """How long a forwarded round waits for its whole reply without a task, on both of its replicas."""
-    return _TASK_PART * round_.live.config.timeouts.peer_accept_seconds
+    return min(_TASK_PART * round_.live.config.timeouts.peer_accept_seconds, _TASK_SECONDS)
 
 
 class Legs:
