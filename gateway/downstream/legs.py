@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
@@ -13,11 +12,6 @@ from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
 from gateway.telemetry import Step
-
-_TASK_PART: Final = 0.1
-"""The part of `timeouts.peer_accept_seconds` after which a task takes a request over that waits without one."""
-_TASK_SECONDS: Final = 0.5
-"""It never takes longer: the other replica, which has to hear that its request was accepted, may be less patient."""
 
 
 class Retry:
@@ -53,7 +47,7 @@ class Retry:
 class Forwarded:
     """A further leg of a call that another replica holds; it waits without a task for one whole message."""
 
-    __slots__ = ("_peers", "_round", "_timer", "exchange", "waiter")
+    __slots__ = ("_peers", "_round", "exchange", "waiter")
 
     final: FinalMessage | None = None
 
@@ -62,11 +56,11 @@ class Forwarded:
         """Done when the whole reply has come, or something else, or nothing for a while."""
         self._round = round_
         self._peers = peers
-        self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), exchange.settle)
+        round_.live.deadlines.hop.arm(exchange, exchange.settle)
 
     def take(self) -> FinalMessage | None:
         """The one message for the client; None if a task has to wait for more, or for anything else."""
-        self._timer.cancel()
+        self._round.live.deadlines.hop.disarm(self.exchange)
         found = self._peers.message(self.exchange)
         if found is None:
             return None
@@ -75,13 +69,8 @@ class Forwarded:
 
     def leave(self) -> None:
         """The client has closed its connection."""
-        self._timer.cancel()
+        self._round.live.deadlines.hop.disarm(self.exchange)
         self._peers.give_up(self.exchange)
-
-
-def task_seconds(round_: Round) -> float:
-    """How long a forwarded round waits for its whole reply without a task, on both of its replicas."""
-    return min(_TASK_PART * round_.live.config.timeouts.peer_accept_seconds, _TASK_SECONDS)
 
 
 class Legs:

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.cluster.peer_exchange import PeerExchange
-from gateway.downstream import legs
 from gateway.http_client.reply_head import ReplyHead
+from gateway.routes import deadlines
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Frames, PeerRequest, Whole
@@ -42,7 +42,8 @@ RESULT = b'{"jsonrpc":"2.0","id":"c2","result":{"resultType":"complete","content
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task takes over because a reply takes long."""
-    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_SECONDS", 1000.0)
 
 
 class Owner:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gateway.cluster import peer_listener
 from gateway.config import InForce
-from gateway.downstream import legs
 from gateway.http import connection as connections
 from gateway.protocol import mcp
+from gateway.routes import deadlines
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
@@ -231,7 +231,8 @@ def hops(stand: Stand) -> int:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task takes over while a body or a reply is waited for."""
     monkeypatch.setattr(connections, "_CONTINUED_SECONDS", 60.0)
-    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_SECONDS", 1000.0)
 
 
 @pytest.mark.usefixtures("_patient")
