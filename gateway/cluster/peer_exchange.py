@@ -10,7 +10,7 @@ from gateway.http.awaited_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol.errors import InvalidState
-from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
+from gateway.seal.peer_messages import End, Frame, Frames, PeerRequest, Whole
 from gateway.telemetry import Ending, Outcome
 
 _MESSAGE_BYTES: Final = 65_536
@@ -90,20 +90,15 @@ class PeerExchange(AwaitedReply):
         data = self.whole_at_most(_MESSAGE_BYTES) if self._is_begun and self.status == _OK else None
         if data is None:
             return None
-        found = _message(self.frames(), data)
-        if found is None:
-            self._parts.append(data)  # for the coroutine
-        return found
-
-
-def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
-    try:
-        whole = frames.only(data)
-    except InvalidState:
+        whole: Frame | None
+        try:
+            whole = self.frames().only(data)
+        except InvalidState:
+            whole = None
+        if isinstance(whole, Whole) and whole.status == _OK and not whole.headers:
+            return whole.data, ending(whole)
+        self._parts.append(data)  # for the coroutine
         return None
-    if not isinstance(whole, Whole) or whole.status != _OK or whole.headers:
-        return None
-    return whole.data, ending(whole)
 
 
 def ending(end: End | Whole) -> Ending:

@@ -355,6 +355,17 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUp
     assert steps(one) == {"held": 1}
 
 
+async def test_a_patient_owner_accepts_a_retry_before_an_impatient_replica_gives_up(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    (one,) = await cluster.begin("gw-1", timeouts={"peer_accept_seconds": 3600})
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        _ = await hop(one, raw)
+        assert b"chunked" in await raw.until(b"\r\n\r\n")
+        gate.go.set()
+
+
 async def test_a_notification_makes_such_a_reply_a_stream(upstream: FakeUpstream, cluster: Cluster) -> None:
     async def tool(turn: Turn) -> None:
         await turn.elicit("q")
