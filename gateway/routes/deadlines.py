@@ -9,7 +9,7 @@ from gateway.runtime.tasks import Tasks
 
 _HOP_PART: Final = 0.1
 """The part of `timeouts.peer_accept_seconds` for which a forwarded retry waits without a task."""
-_HOP_SECONDS: Final = 0.5
+_HOP_SECONDS: Final = 1.0
 """It never waits longer: the other replica must hear that its request was accepted, and may be less patient."""
 
 
