@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, InForce, Principal, contents, jwks_context, on_route
+from gateway.config import Config, ConfigError, InForce, contents, jwks_context, on_route
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
@@ -63,35 +63,37 @@ class Authenticator:
         `is_checked`: the upstream sees the credential of the request, so it checks that credential. Raises
         Unauthorized or NoKeys if callers must be verified, and InvalidRequest for a repeated header.
         """
-        if incoming.caller is None and self._verifier is not None:
-            check_once((AUTHORIZATION,), incoming.headers)
-            principal = await self._verifier.principal(incoming.headers.get(AUTHORIZATION))
-            incoming.caller = Caller(principal, None, self._address(incoming))
-        return self.unverified(incoming, is_checked=is_checked)
+        if incoming.caller is None:
+            verified = None
+            if self._verifier is not None:
+                check_once((AUTHORIZATION,), incoming.headers)
+                verified = await self._verifier.principal(incoming.headers.get(AUTHORIZATION))
+            incoming.caller = self._caller(incoming, verified, is_checked=is_checked)
+        return incoming.caller
 
     def unverified(self, incoming: Incoming, *, is_checked: bool) -> Caller:
         """As `caller`, for a request whose caller is known already, or need not be verified."""
         if incoming.caller is None:
-            incoming.caller = self._unverified(incoming, self._config, is_checked=is_checked)
+            incoming.caller = self._caller(incoming, None, is_checked=is_checked)
         return incoming.caller
 
-    def _unverified(self, incoming: Incoming, config: Principal, *, is_checked: bool) -> Caller:
-        headers = incoming.headers
-        if config.source == "header" and config.header is not None:
-            check_once((AUTHORIZATION, config.header), headers)
-            is_trusted = principals.is_trusted(incoming.remote, self._networks)
-            principal = principals.of_header(headers.get(config.header) if is_trusted else None)
-            return Caller(principal, None if is_trusted else config.header, self._address(incoming))
-        if AUTHORIZATION not in headers and not self._counts_addresses:
+    def _caller(self, incoming: Incoming, verified: bytes | None, *, is_checked: bool) -> Caller:
+        headers, named = incoming.headers, self._config.header if self._config.source == "header" else None
+        if AUTHORIZATION not in headers and not (named or verified or self._counts_addresses):
             return _ANONYMOUS
-        check_once((AUTHORIZATION,), headers)
-        principal = principals.of_authorization(headers.get(AUTHORIZATION), is_checked=is_checked)
-        return Caller(principal, None, self._address(incoming))
-
-    def _address(self, incoming: Incoming) -> str:
-        if not self._counts_addresses:
-            return ""
-        return principals.client_address(incoming.remote, joined(incoming.headers, _FORWARDED_FOR), self._networks)
+        check_once((AUTHORIZATION, named), headers)
+        address = ""
+        if self._counts_addresses:
+            forwarded_for = joined(headers, _FORWARDED_FOR)
+            address = principals.client_address(incoming.remote, forwarded_for, self._networks)
+        if verified is not None:
+            return Caller(verified, None, address)
+        if named is None:
+            authorization = headers.get(AUTHORIZATION)
+            return Caller(principals.of_authorization(authorization, is_checked=is_checked), None, address)
+        is_trusted = principals.is_trusted(incoming.remote, self._networks)
+        principal = principals.of_header(headers.get(named) if is_trusted else None)
+        return Caller(principal, None if is_trusted else named, address)
 
 
 def _counts_addresses(config: Config) -> bool:

@@ -9,8 +9,8 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config import Route
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import Client, Exchange
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc

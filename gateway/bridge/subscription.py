@@ -157,7 +157,7 @@ class Subscription:
         uri = jsonrpc.text(params.get("uri")) if method == mcp.RESOURCE_UPDATED else ""
         if self._is_ended or uri is None or (method, uri) not in self._topics:
             return
-        meta = _opened(params.get("_meta"))
+        meta = jsonrpc.members(params.get("_meta"))
         message = jsonrpc.notification(method, {**params, "_meta": {**meta, **self._meta}})
         is_small = len(b"".join(params.values())) <= _MAX_PARAMS_BYTES
         if is_small and self.stream.has_room((method, uri), message):
@@ -302,14 +302,6 @@ def _pauses() -> Iterator[float]:
 
 def _params(data: bytes) -> jsonrpc.Fields:
     try:
-        return _opened(jsonrpc.message(data).params)
-    except ValueError:
-        return {}
-
-
-def _opened(raw: object) -> jsonrpc.Fields:
-    """An object, opened one level deep; empty if it is not an object."""
-    try:
-        return jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
+        return jsonrpc.members(jsonrpc.message(data).params)
     except ValueError:
         return {}

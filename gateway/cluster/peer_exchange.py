@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.cluster.worker import Address
-from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol.errors import InvalidState

@@ -137,8 +137,6 @@ class Continuation:
         """
         started = time.monotonic()
         try:
-            if incoming.parsed().id is None:
-                raise no_route(incoming.path)
             request = incoming.request()
             envelope = await self._open_without_route(incoming)
         except DownstreamError as exc:

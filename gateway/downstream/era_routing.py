@@ -106,8 +106,6 @@ class EraRouting:
         if _OUR_STATE not in incoming.body:
             return False
         try:
-            if incoming.parsed().id is None:
-                return False
             caller = await self._caller(incoming, live)
             if self._task_requests.is_ours(incoming, caller, live.route.path):
                 return True

@@ -18,9 +18,9 @@ from gateway.cluster.peer_errors import PeerFailed
 from gateway.cluster.peer_listener import Answer, Encode
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.direct_call import DirectCall, DirectHop
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
+from gateway.downstream.fast_path_request import FastPathHop, FastPathRequest
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
@@ -34,7 +34,7 @@ from gateway.http.request_parser import ParsedHead
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
-from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake
+from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake, Notification
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
@@ -78,9 +78,9 @@ class RequestHandler:
         self._ids = ids.numbered(secrets.token_hex(6))
         self._in_tasks = 0
         """Requests in flight that a task serves."""
-        self._direct: set[DirectCall] = set()
+        self._direct: set[FastPathRequest] = set()
         """Those that no task serves."""
-        self._hops: set[DirectCall] = set()
+        self._hops: set[FastPathRequest] = set()
         """Those of other replicas."""
         self._legs = continuation.legs
 
@@ -156,7 +156,7 @@ class RequestHandler:
         http[ids.KEY] = incoming.request_id
         return HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
 
-    def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> DirectCall | None:
+    def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> FastPathRequest | None:
         """Begin a whole request without a task; None if that is not possible. Raises nothing."""
         live = self._routes.live.get(head.path)
         if live is None or self._authenticator.verifies or len(body) > live.config.limits.body_bytes or bodies.on:
@@ -173,7 +173,7 @@ class RequestHandler:
             known=head.values,
             caller=head.caller if head.judge is self._host_check else None,
         )
-        direct = DirectCall(connection, head, incoming, self._go_on, self._direct)
+        direct = FastPathRequest(connection, head, incoming, self._go_on, self._direct)
         try:
             round_ = self._plain_round(incoming, live, head)
         except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
@@ -191,8 +191,6 @@ class RequestHandler:
         is_bridged = self._era_routing.is_bridged(incoming, live)
         if not is_bridged and not self._era_routing.may_continue(incoming):
             return None
-        if incoming.parsed().id is None:
-            return None
         request = incoming.request()
         started = time.monotonic()
         caller = incoming.caller
@@ -206,7 +204,7 @@ class RequestHandler:
             _ = self._continuation.opened(round_)
         return round_
 
-    def _go_on(self, direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def _go_on(self, direct: FastPathRequest, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve a request in a task that was begun without one."""
         incoming, round_ = direct.incoming, direct.round
         live = round_.live if round_ is not None else self._routes.live.get(incoming.path)
@@ -225,16 +223,16 @@ class RequestHandler:
         incoming: Incoming,
         answer: Answer,
         encode: Encode,
-    ) -> DirectCall:
+    ) -> FastPathRequest:
         """Begin a retry that another replica forwarded, without a task if its call is held here. Raises nothing.
 
         `answer` has it served in a task; `encode` makes the bytes of a whole reply.
         """
 
-        def go_on(direct: DirectCall, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        def go_on(direct: FastPathRequest, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             return answer(http, partial(self._go_on_hop, direct))
 
-        hop = DirectHop(connection, head, incoming, go_on, self._hops, encode)
+        hop = FastPathHop(connection, head, incoming, go_on, self._hops, encode)
         live = self._routes.live.get(incoming.path)
         try:
             round_ = self._plain_round(incoming, live, head) if live and not self._authenticator.verifies else None
@@ -245,7 +243,7 @@ class RequestHandler:
             hop.begin(round_, self._continuation.begin)
         return hop
 
-    def _go_on_hop(self, hop: DirectCall, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
+    def _go_on_hop(self, hop: FastPathRequest, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
         """As `handle_hop`, for a request that was begun without a task."""
         round_ = hop.round
         if round_ is None:
@@ -352,12 +350,12 @@ class RequestHandler:
 
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
-        if incoming.parsed().id is None:
-            # 2026-07-28 defines no notification over HTTP; closing the response is what cancels.
-            return web.Response(status=202)
         started = time.monotonic()
-        request = incoming.request()  # it is refused before its caller is known, and without a span
-        span = incoming.span = begin_span(incoming, live) if live.process.traces is not None else None
+        try:
+            request = incoming.request()  # it is refused before its caller is known, and without a span
+        except Notification:
+            return web.Response(status=202)  # closing the response is what cancels
+        span = incoming.span = begin_span(incoming, request, live)
         try:
             caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
             round_ = new_round(incoming, request, reply, live, caller, started)

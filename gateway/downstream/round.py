@@ -134,7 +134,8 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
     for name in mcp.TRACE_KEYS:
         if name not in incoming.headers and name not in meta:
             continue
-        value = (jsonrpc.text(meta.get(name)) if meta else None) or joined(incoming.headers, name)
+        header = joined(incoming.headers, name)
+        value = (jsonrpc.text(meta.get(name)) if meta else None) or header
         if value is not None and TRACE_VALUE.fullmatch(value):
             sent[name] = value
     if incoming.span is not None:
@@ -147,12 +148,9 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
     return sent or NO_HEADERS  # held calls keep them
 
 
-def begin_span(incoming: Incoming, live: LiveRoute) -> Span | None:
-    """Begin the span of a round, if rounds are traced; a forwarded round continues its span on another replica.
-
-    Raises the DownstreamError of a request that is not a modern one.
-    """
-    request, traces = incoming.request(), live.process.traces
+def begin_span(incoming: Incoming, request: Request, live: LiveRoute) -> Span | None:
+    """Begin the span of a round, if rounds are traced; a forwarded round continues its span on another replica."""
+    traces = live.process.traces
     if traces is None:
         return None
     if incoming.peer_request is not None:

@@ -158,4 +158,4 @@ def _check(parsed: ParsedBody, incoming: Incoming) -> None:
     version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
     if version is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
-    _ = header_mismatch.check(parsed.method, parsed.params, version, incoming.values)
+    header_mismatch.check(parsed.method, parsed.target, version, incoming.values)

@@ -41,11 +41,7 @@ class Handshake(msgspec.Struct, frozen=True):
     @property
     def offers_tasks(self) -> bool:
         """Whether tools may be called as tasks. Older servers of the Python SDK declare no `call` below `tools`."""
-        try:
-            requests = jsonrpc.fields(self.capabilities["tasks"]).get("requests", jsonrpc.EMPTY)
-            return "tools" in jsonrpc.fields(requests)
-        except (KeyError, ValueError):
-            return False
+        return "tools" in jsonrpc.members(jsonrpc.members(self.capabilities.get("tasks")).get("requests"))
 
 
 def initialize_params(client_info: Raw, capabilities: Raw, *, keeps_state: bool = False) -> dict[str, object]:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -89,11 +88,10 @@ class Incoming(msgspec.Struct, eq=False):
     def request(self) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            parsed, known = self.opened or self.parsed(), self.known
-            if known is None:
-                self.checked = check(parsed, partial(self.headers.getall, default=()))
-            else:
-                self.checked = check(parsed, known.__getitem__, known.repeated)
+            parsed = self.opened or self.parsed()
+            known = self.known
+            headers, repeated = (known.__getitem__, known.repeated) if known is not None else (self.values, None)
+            self.checked = check(parsed, headers, repeated)
         return self.checked
 
     def with_body(self, body: bytes) -> "Incoming":

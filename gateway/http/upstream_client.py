@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.http_client.origin import Origin

@@ -13,10 +13,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.upstream_headers import is_valid_value, passed_back
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.passage import Passage, UpstreamCut, next_part
 from gateway.passthrough.rejections import not_allowed, not_passable

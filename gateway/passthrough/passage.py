@@ -6,10 +6,10 @@ from typing import Self
 
 from yarl import URL
 
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.upstream_client import REDIRECTS
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import mcp

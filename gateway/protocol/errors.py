@@ -73,6 +73,10 @@ class InvalidRequest(DownstreamError):
         self.status = status
 
 
+class Notification(DownstreamError):
+    """The body is a notification, to which no request answers; 2026-07-28 defines none over HTTP."""
+
+
 class NotAllowed(InvalidRequest):
     """The HTTP method is not served here, or not for this client."""
 

@@ -7,7 +7,7 @@ import base64
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import mcp
 from gateway.protocol.errors import HeaderMismatch
 
 HeaderValues = Callable[[str], Sequence[str]]
@@ -54,27 +54,19 @@ class KnownValues(dict[str, Sequence[str]]):
         return Repeated(versions[0], methods[0], f'"{target}"'.encode(), target)
 
 
-def check(method: str, params: jsonrpc.Fields, version: str, headers: HeaderValues) -> str | None:
-    """Compare the mirrored headers with the body; returns the target of the request."""
+def check(method: str, target: str | None, version: str, headers: HeaderValues) -> None:
+    """Compare the mirrored headers with the body, which has `target` for `Mcp-Name`; raises HeaderMismatch."""
     for header, body in ((mcp.PROTOCOL_VERSION, version), (mcp.METHOD_HEADER, method)):
         sent = headers(header)
         if len(sent) != 1 or sent[0] != body:
             _equal(header, _one(sent, header), body)
-    field = mcp.TARGET_FIELD.get(method)
-    if field is None:
-        if method.startswith("tasks/") and (named := headers(mcp.NAME_HEADER)):
-            # A client of the tasks extension must send it, but fastmcp 4 does not.
-            task = jsonrpc.text(params.get("taskId")) or ""
-            _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, _one(named, mcp.NAME_HEADER)), task)
-        return None
-    target = jsonrpc.text(params.get(field))
-    sent = headers(mcp.NAME_HEADER)
-    if len(sent) == 1 and sent[0] == target and target.isascii() and target.isprintable() and target[:2] != "=?":
-        return target
-    name = _one(sent, mcp.NAME_HEADER)
-    if target is not None:
-        _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)
-    return target
+    if method in mcp.ASKING:
+        name = _one(headers(mcp.NAME_HEADER), mcp.NAME_HEADER)
+        if target is not None:
+            _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, name), target)
+    elif method.startswith("tasks/") and (named := headers(mcp.NAME_HEADER)):
+        # A client of the tasks extension must send it, but fastmcp 4 does not.
+        _equal(mcp.NAME_HEADER, decode_value(mcp.NAME_HEADER, _one(named, mcp.NAME_HEADER)), target or "")
 
 
 def _one(values: Sequence[str], name: str) -> str:

@@ -17,8 +17,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from gateway.protocol.errors import DownstreamError, InvalidRequest
 from gateway.protocol.json_text import unpaired_surrogates
-from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, check_items, check_members, check_values
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, TooMany, check_items, check_members, check_values
 
 T = TypeVar("T")
 
@@ -73,17 +74,7 @@ def message(data: bytes) -> Message:
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        return _odd_message(_odd_fields(_hidden(data, exc)))
-
-
-def _hidden(raw: Raw | bytes, refused: msgspec.DecodeError) -> bytes:
-    """JSON that msgspec refused, with its unpaired surrogates hidden; raises `refused` if they are not the cause."""
-    if isinstance(refused, msgspec.ValidationError) or (hidden := unpaired_surrogates.hidden(bytes(raw))) is None:
-        try:
-            raise refused
-        finally:
-            del refused  # its traceback refers to this frame, and the cycle would keep the message
-    return hidden
+        return _odd_message(unpaired_surrogates.fields(data, exc))
 
 
 def _odd_message(opened: Fields) -> Message:
@@ -98,7 +89,14 @@ def _odd_message(opened: Fields) -> Message:
 
 def fields(raw: Raw | bytes) -> Fields:
     """Open an object one level; raises ValueError if it is not an object."""
-    return _open(raw)[0]
+    if len(raw) > MAX_MEMBERS:  # a shorter text has fewer members
+        check_members(raw)
+    try:
+        return _decode_fields(raw)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    except msgspec.DecodeError as exc:
+        return unpaired_surrogates.fields(raw, exc)
 
 
 def members(raw: object) -> Fields:
@@ -109,31 +107,6 @@ def members(raw: object) -> Fields:
         return {}
 
 
-def _open(raw: Raw | bytes) -> tuple[Fields, bytes | None]:
-    """The members of an object, and the object with its unpaired surrogates hidden, if it has any."""
-    check_members(raw)
-    try:
-        return _decode_fields(raw), None
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.DecodeError as exc:
-        hidden = _hidden(raw, exc)
-        return _odd_fields(hidden), hidden
-
-
-def _odd_fields(hidden: bytes) -> Fields:
-    """As `_decode_fields`, for an object with an unpaired surrogate."""
-    try:
-        opened = _decode_fields(hidden)
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc
-    except UnicodeDecodeError:
-        opened = _decode_fields(unpaired_surrogates.escaped(hidden))
-        values = (Raw(unpaired_surrogates.unescaped(bytes(value))) for value in opened.values())
-        return dict(zip(unpaired_surrogates.strings(opened), values, strict=True))
-    return {key: Raw(unpaired_surrogates.shown(bytes(value))) for key, value in opened.items()}
-
-
 def items(raw: Raw | bytes) -> list[Raw]:
     """Open an array one level; raises ValueError if it is not an array."""
     check_items(raw)
@@ -142,7 +115,9 @@ def items(raw: Raw | bytes) -> list[Raw]:
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        return [Raw(unpaired_surrogates.shown(bytes(item))) for item in items(_hidden(raw, exc))]
+        return [
+            Raw(unpaired_surrogates.shown(bytes(item))) for item in items(unpaired_surrogates.of_refused(raw, exc))
+        ]
 
 
 def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
@@ -155,7 +130,7 @@ def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
     except msgspec.DecodeError as exc:
-        return decode(unpaired_surrogates.replaced(_hidden(raw, exc)))
+        return decode(unpaired_surrogates.replaced(unpaired_surrogates.of_refused(raw, exc)))
 
 
 def value(raw: Raw | bytes) -> Any:
@@ -168,7 +143,7 @@ def value(raw: Raw | bytes) -> Any:
     try:
         return _decode_any(raw)
     except msgspec.DecodeError as exc:
-        _ = _hidden(raw, exc)
+        _ = unpaired_surrogates.of_refused(raw, exc)
         return json.loads(bytes(raw).decode(), parse_float=_finite, parse_constant=_finite)
 
 
@@ -246,7 +221,13 @@ def is_id(raw: Raw | UnsetType) -> bool:
     """Whether `raw` is an id as MCP allows it: a string or an integer (basic/index, Requests)."""
     if not isinstance(raw, Raw):
         return False
-    return text(raw) is not None or _INTEGER.fullmatch(bytes(raw)) is not None
+    return _INTEGER.fullmatch(bytes(raw)) is not None or text(raw) is not None
+
+
+def id_of(members: Fields) -> bytes | None:
+    """JSON of the id of a message, if it has one that MCP allows."""
+    id_ = members.get("id")
+    return bytes(id_) if id_ is not None and is_id(id_) else None
 
 
 def is_null(raw: Raw) -> bool:
@@ -299,7 +280,11 @@ def failure(id_: bytes | Raw | None, body: Error) -> bytes:
 
 
 class RepeatedKey(ValueError):
-    """An object has the same key twice."""
+    """An object has the same key twice; `opened` has one value of each."""
+
+    def __init__(self, opened: Fields) -> None:
+        super().__init__("a key comes twice")
+        self.opened = opened
 
 
 def distinct(raw: Raw | bytes) -> Fields:
@@ -310,32 +295,30 @@ def distinct(raw: Raw | bytes) -> Fields:
     members add up to the object. Other JSON is compacted first.
     """
     data = bytes(raw)
-    if len(data) <= MAX_MEMBERS:  # it has fewer members, so the usual case needs no other check
-        try:
-            opened = _decode_fields(data)
-        except (msgspec.DecodeError, RecursionError):
-            pass  # `_open` knows why
-        else:
-            if len(data) == 1 + len("".join(opened)) + len(b"".join(opened.values())) + 4 * len(opened):
-                return opened
-    opened, hidden = _open(raw)
-    if hidden is None and len(data) == _compact_length(opened, len("".join(opened))):
+    opened = fields(data)
+    keys, values = "".join(opened), b"".join(opened.values())
+    if len(data) == max(2, 1 + 4 * len(opened) + len(keys) + len(values)):
         return opened
-    if hidden is None:
-        written = msgspec.json.format(bytes(raw), indent=-1)
-        opened = _decode_fields(written)
-    else:
-        written = msgspec.json.format(hidden, indent=-1)
-        opened, written = _odd_fields(written), unpaired_surrogates.shown(written)
+    written = unpaired_surrogates.compacted(data)
+    opened = fields(written)
     values = b"".join(opened.values())
-    if _units(written) != _compact_length(opened, _utf16_units("".join(opened))) + _units(values) - len(values):
-        raise RepeatedKey("a key comes twice")
+    if _units(written) != max(2, 1 + 4 * len(opened) + _utf16_units(keys) + _units(values)):
+        raise RepeatedKey(opened)
     return opened
 
 
-def _compact_length(opened: Fields, keys: int) -> int:
-    """The length of an object without white space; `keys` is the total length of its keys."""
-    return max(1 + keys + len(b"".join(opened.values())) + 4 * len(opened), 2)
+def object_of(
+    raw: Raw, name: str, error: type[DownstreamError], repeated: type[DownstreamError] = InvalidRequest
+) -> Fields:
+    """Open an object one level; raises `repeated` if it has a key twice, or else `error` if it cannot be read."""
+    try:
+        return distinct(raw)
+    except RepeatedKey as exc:
+        raise repeated(f"{name} repeats a key; send each key once") from exc
+    except TooMany as exc:
+        raise error(f"{name} has {exc}; send fewer in one request") from exc
+    except ValueError as exc:
+        raise error(f"{name} must be an object") from exc
 
 
 def _units(data: bytes) -> int:

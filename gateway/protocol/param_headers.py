@@ -89,10 +89,7 @@ def _known(tool: _Tool) -> Tool:
 
 
 def _task_support(execution: Raw) -> str:
-    try:
-        return jsonrpc.text(jsonrpc.fields(execution).get("taskSupport")) or ""
-    except ValueError:
-        return ""
+    return jsonrpc.text(jsonrpc.members(execution).get("taskSupport")) or ""
 
 
 def _is_ephemeral(annotations: Raw) -> bool:

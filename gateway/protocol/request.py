@@ -21,6 +21,7 @@ from gateway.protocol.errors import (
     InvalidRequest,
     InvalidState,
     MethodNotFound,
+    Notification,
     ParseError,
     UnsupportedVersion,
 )
@@ -32,7 +33,6 @@ from gateway.protocol.request_meta import (
     Declarations,
     declarations,
     meta_of,
-    object_of,
 )
 
 _OURS: Final = ("_meta", "inputResponses", "requestState", "task")
@@ -57,6 +57,12 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """What `meta` says, if it is valid."""
     tool: bytes | None = None
     """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked."""
+
+    @property
+    def target(self) -> str | None:
+        """The text that `Mcp-Name` repeats: of a tool, a prompt, a URI or a task."""
+        field = "taskId" if self.method.startswith("tasks/") else mcp.TARGET_FIELD.get(self.method, "")
+        return jsonrpc.text(self.params.get(field))
 
 
 class HeldParams(msgspec.Struct, frozen=True, gc=False):
@@ -142,12 +148,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-def _repeated_key(body: bytes) -> InvalidRequest:
-    error = InvalidRequest("The request repeats a key; send each key once")
-    error.request_id = _usable_id(jsonrpc.fields(body))
-    return error
-
-
 class _UsualParams(msgspec.Struct, gc=False):
     name: Raw
     arguments: Raw
@@ -218,90 +218,91 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
         check_bounds(body, max_depth)
         opened = jsonrpc.distinct(body)
     except jsonrpc.RepeatedKey as exc:
-        raise _repeated_key(body) from exc
+        error = InvalidRequest("The request repeats a key; send each key once")
+        error.request_id = jsonrpc.id_of(exc.opened)
+        raise error from exc
     except msgspec.ValidationError as exc:
         raise InvalidRequest("The body must be one JSON-RPC object; batches were removed from MCP") from exc
     except TooMany as exc:
         raise InvalidRequest(f"The body has {exc}; send fewer in one request") from exc
     except ValueError as exc:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
-    usable_id = _usable_id(opened)
+    id_, method = jsonrpc.id_of(opened), jsonrpc.text(opened.get("method"))
     try:
-        return _shape(opened, Raw(usable_id) if usable_id is not None else None)
+        return _shape(opened, id_, method)
     except DownstreamError as exc:
-        exc.request_id = usable_id
+        exc.request_id = id_
         raise
 
 
-def _usable_id(opened: jsonrpc.Fields) -> bytes | None:
-    id_ = opened.get("id")
-    if id_ is None:
-        return None
-    data = bytes(id_)
-    return data if (data.isdigit() and len(data) < _USUAL_DIGITS) or jsonrpc.is_id(id_) else None
-
-
-def _shape(opened: jsonrpc.Fields, id_: Raw | None) -> ParsedBody:
+def _shape(opened: jsonrpc.Fields, id_: bytes | None, method: str | None) -> ParsedBody:
     if bytes(opened.get("jsonrpc", b"")) != b'"2.0"':
         raise InvalidRequest('"jsonrpc" must be "2.0"')
-    method = jsonrpc.text(opened.get("method"))
     if method is None:
         if "result" in opened or "error" in opened:
             raise InvalidRequest("A client must not send JSON-RPC responses; put the answers into inputResponses")
         raise InvalidRequest('"method" must be a string')
     if "id" in opened and id_ is None:
         raise InvalidRequest('"id" must be a string or an integer')
-    params = object_of(opened["params"], '"params"', InvalidRequest) if "params" in opened else {}
+    params = jsonrpc.object_of(opened["params"], '"params"', InvalidRequest) if "params" in opened else {}
+    raw_id = Raw(id_) if id_ is not None else None
     if "_meta" not in params:
-        return ParsedBody(id_, method, params, None)
+        return ParsedBody(raw_id, method, params, None)
     meta = meta_of(params["_meta"])
-    return ParsedBody(id_, method, params, meta.members, meta.declarations)
+    return ParsedBody(raw_id, method, params, meta.members, meta.declarations)
 
 
 def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None = None) -> Request:
-    """Check a modern request; raises the DownstreamError of the first check that fails.
+    """Check a modern request; raises the DownstreamError of the first check that fails, Notification if it is none.
 
     `repeated` is what the body must say to agree with `headers`; if it does not, these are compared in full.
     """
-    assert parsed.id is not None, "the caller answers notifications"
-    meta = parsed.declarations or declarations(parsed.meta or {})
-    version, declared_raw, declared, log_level, progress_token, client_info, user_meta = meta
-    tool = parsed.tool
-    if repeated is not None and tool is not None and repeated[:3] == (version, parsed.method, tool):
+    if parsed.id is None:
+        raise Notification(f"{parsed.method[:80]} is a notification")
+    said = parsed.declarations or declarations(parsed.meta or {})
+    method, tool = parsed.method, parsed.tool
+    params = parsed.params
+    if repeated is not None and tool is not None and repeated[:3] == (said.version, method, tool):
         target: str | None = repeated.target
     else:
-        target = header_mismatch.check(parsed.method, parsed.params, version, headers)
-    if version not in mcp.SUPPORTED_VERSIONS:
-        raise UnsupportedVersion(version)
-    if parsed.method not in mcp.METHODS and not _is_first_form(parsed.method, declared):
-        raise MethodNotFound(f"Method not found: {parsed.method[:80]}")
-    asking = parsed.method in mcp.ASKING
-    if asking and target is None:
-        field = mcp.TARGET_FIELD[parsed.method]
-        raise InvalidParams(f'{parsed.method} needs "params.{field}", a string')
-    if asking and tool is None:
-        _check_numbers(parsed.params)
-    answers = asking or parsed.method in _ANSWERING
-    params = parsed.params
+        target = parsed.target
+        header_mismatch.check(method, target, said.version, headers)
+    if said.version not in mcp.SUPPORTED_VERSIONS:
+        raise UnsupportedVersion(said.version)
+    if method not in mcp.METHODS and not _is_first_form(method, said.declared):
+        raise MethodNotFound(f"Method not found: {method[:80]}")
+    asking = method in mcp.ASKING
+    if not asking:
+        target = ""
+    elif target is None:
+        raise InvalidParams(f'{method} needs "params.{mcp.TARGET_FIELD[method]}", a string')
+    elif tool is None:
+        _check_numbers(params)
+    sealed = params.get("requestState") if asking else None
+    state = jsonrpc.text(sealed) if sealed is not None else None
+    answers = params.get("inputResponses") if asking or method in _ANSWERING else None
+    responses = _input_responses(answers) if answers is not None else None
+    if sealed is not None and state is None:
+        raise InvalidState("malformed")
     if tool is None:
-        params = {key: value for key, value in params.items() if key not in _OURS}
+        upstream = {key: value for key, value in params.items() if key not in _OURS}
     else:
-        params = {"name": params["name"], "arguments": params["arguments"]}
+        upstream = {"name": params["name"], "arguments": params["arguments"]}
     return Request(
         id=parsed.id,
-        method=parsed.method,
-        version=version,
-        params=params,
-        user_meta=user_meta,
-        target=target or "",
-        client_info=client_info,
-        capabilities=declared_raw,
-        declared=declared,
-        log_level=log_level,
-        progress_token=progress_token,
-        input_responses=_input_responses(parsed.params) if answers and "inputResponses" in parsed.params else None,
-        request_state=_request_state(parsed.params) if asking and "requestState" in parsed.params else None,
-        task=parsed.params.get("task"),
+        method=method,
+        version=said.version,
+        params=upstream,
+        user_meta=said.user_meta,
+        target=target,
+        client_info=said.client_info,
+        capabilities=said.capabilities,
+        declared=said.declared,
+        log_level=said.log_level,
+        progress_token=said.progress_token,
+        input_responses=responses,
+        request_state=state,
+        task=params.get("task"),
     )
 
 
@@ -324,16 +325,9 @@ def _check_numbers(params: jsonrpc.Fields) -> None:
             ) from exc
 
 
-def _input_responses(params: jsonrpc.Fields) -> jsonrpc.Fields:
-    responses = object_of(params["inputResponses"], '"params.inputResponses"', InvalidParams, InvalidParams)
+def _input_responses(raw: Raw) -> jsonrpc.Fields:
+    responses = jsonrpc.object_of(raw, '"params.inputResponses"', InvalidParams, InvalidParams)
     for key, value in responses.items():
         if not bytes(value).startswith(b"{"):
             raise InvalidParams(f"inputResponses[{key[:80]!r}] must be an object: the result of that input request")
     return responses
-
-
-def _request_state(params: jsonrpc.Fields) -> str:
-    state = jsonrpc.text(params["requestState"])
-    if state is None:
-        raise InvalidState("malformed")
-    return state

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidRequest
-from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+from gateway.protocol.errors import DownstreamError, InvalidParams
+from gateway.protocol.json_text.json_bounds import check_bounds
 
 T = TypeVar("T")
 _PROTOCOL_META: Final = frozenset(
@@ -83,7 +83,7 @@ def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
 
 @lru_cache(_REMEMBERED)
 def _opened(raw: bytes) -> Meta:
-    members = object_of(Raw(raw), '"params._meta"', InvalidParams)
+    members = jsonrpc.object_of(Raw(raw), '"params._meta"', InvalidParams)
     try:
         check_bounds(raw, _USUAL_DEPTH)
     except ValueError:
@@ -96,25 +96,19 @@ def _opened(raw: bytes) -> Meta:
         return Meta(members, None, is_shallow)
 
 
-def object_of(
-    raw: Raw, name: str, error: type[DownstreamError], repeated: type[DownstreamError] = InvalidRequest
-) -> jsonrpc.Fields:
-    """Open an object one level; raises `repeated` if it has a key twice, or else `error` if it cannot be read."""
-    try:
-        return jsonrpc.distinct(raw)
-    except jsonrpc.RepeatedKey as exc:
-        raise repeated(f"{name} repeats a key; send each key once") from exc
-    except TooMany as exc:
-        raise error(f"{name} has {exc}; send fewer in one request") from exc
-    except ValueError as exc:
-        raise error(f"{name} must be an object") from exc
-
-
 def declarations(meta: jsonrpc.Fields) -> Declarations:
     """Read what the members of a `_meta` say; raises InvalidParams."""
-    version = _required_version(meta)
-    capabilities, declared = _capabilities(meta)
-    log_level, progress_token, client_info = _log_level(meta), _progress_token(meta), _client_info(meta)
+    version, log_level = jsonrpc.text(meta.get(mcp.META_VERSION)), jsonrpc.text(meta.get(mcp.META_LOG_LEVEL))
+    progress_token = meta.get(mcp.META_PROGRESS_TOKEN)
+    is_token = progress_token is None or jsonrpc.is_id(progress_token)
+    if version is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
+    capabilities, declared = _capabilities(_bounded(meta, mcp.META_CAPABILITIES))
+    if mcp.META_LOG_LEVEL in meta and log_level not in mcp.LOG_LEVELS:
+        raise InvalidParams(f"{mcp.META_LOG_LEVEL!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
+    if not is_token:
+        raise InvalidParams('"params._meta.progressToken" must be a string or an integer')
+    client_info = _client_info(_bounded(meta, mcp.META_CLIENT_INFO))
     user_meta = {key: value for key, value in meta.items() if key not in _PROTOCOL_META}
     return Declarations(version, capabilities, declared, log_level, progress_token, client_info, user_meta)
 
@@ -130,13 +124,6 @@ class _Declared(msgspec.Struct):
 _decode_declared = msgspec.json.Decoder(_Declared).decode
 
 
-def _required_version(meta: jsonrpc.Fields) -> str:
-    version = jsonrpc.text(meta.get(mcp.META_VERSION))
-    if version is None:
-        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
-    return version
-
-
 def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
     """A value of `_meta` within its bound; the session pool groups by it, so it stays in memory."""
     raw = meta.get(key)
@@ -145,8 +132,7 @@ def _bounded(meta: jsonrpc.Fields, key: str) -> Raw | None:
     return raw
 
 
-def _capabilities(meta: jsonrpc.Fields) -> tuple[Raw, Capabilities]:
-    raw = _bounded(meta, mcp.META_CAPABILITIES)
+def _capabilities(raw: Raw | None) -> tuple[Raw, Capabilities]:
     if raw is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_CAPABILITIES!r}, an object (it may be empty)')
     try:
@@ -183,44 +169,26 @@ def _declares(capability: jsonrpc.Fields | None, mode: str) -> bool:
     return capability is not None and mode in capability and not jsonrpc.is_null(capability[mode])
 
 
-def _log_level(meta: jsonrpc.Fields) -> str | None:
-    if mcp.META_LOG_LEVEL not in meta:
-        return None
-    level = jsonrpc.text(meta[mcp.META_LOG_LEVEL])
-    if level not in mcp.LOG_LEVELS:
-        raise InvalidParams(f"{mcp.META_LOG_LEVEL!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
-    return level
-
-
-def _progress_token(meta: jsonrpc.Fields) -> Raw | None:
-    token = meta.get(mcp.META_PROGRESS_TOKEN)
-    if token is not None and not jsonrpc.is_id(token):
-        raise InvalidParams('"params._meta.progressToken" must be a string or an integer')
-    return token
-
-
-def _client_info(meta: jsonrpc.Fields) -> Raw:
-    raw = _bounded(meta, mcp.META_CLIENT_INFO)
+def _client_info(raw: Raw | None) -> Raw:
     if raw is None:
         return UNKNOWN_CLIENT
-    try:
-        is_implementation = _remembered(_is_implementation, bytes(raw))
-    except jsonrpc.RepeatedKey as exc:
-        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} repeats a key; send each key once") from exc
-    if not is_implementation:
-        raise InvalidParams(f'{mcp.META_CLIENT_INFO!r} must be an object with "name" and "version", strings')
+    if fault := _remembered(_info_fault, bytes(raw)):
+        raise InvalidParams(f"{mcp.META_CLIENT_INFO!r} {fault}")
     return raw
 
 
 @lru_cache(_REMEMBERED)
-def _is_implementation(raw: bytes) -> bool:
+def _info_fault(raw: bytes) -> str:
+    """What is wrong with a `clientInfo`; empty if nothing is."""
     try:
         info = _check_keys(raw)
     except jsonrpc.RepeatedKey:
-        raise
+        return "repeats a key; send each key once"
     except ValueError:
-        return False
-    return jsonrpc.text(info.get("name")) is not None and jsonrpc.text(info.get("version")) is not None
+        info = {}
+    if jsonrpc.text(info.get("name")) is None or jsonrpc.text(info.get("version")) is None:
+        return 'must be an object with "name" and "version", strings'
+    return ""
 
 
 def _check_keys(raw: bytes | Raw) -> jsonrpc.Fields:

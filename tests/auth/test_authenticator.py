@@ -11,11 +11,16 @@ from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.auth import jwks as jwks_module
-from gateway.config import ConfigError, parse
+from gateway.auth.authenticator import Authenticator
+from gateway.config import ConfigError, InForce, parse
+from gateway.http.incoming import Caller, Incoming
 from gateway.identity import oauth_metadata
+from gateway.identity import principal as principals
 from gateway.protocol import mcp
+from gateway.protocol.errors import InvalidRequest
 from gateway.seal.keyring import PREFIX
 from tests.http.test_tls import server_context
 from tests.support.authority import Authority
@@ -455,3 +460,76 @@ async def test_old_clients_are_verified_before_they_are_passed_through(
     assert not upstream.seen, "nothing of it went upstream"
     async with stand.http.request(method, stand.url, headers={**old, "Authorization": bearer()}, data=b"{}") as passed:
         assert passed.status != 401
+
+
+# -- one request by itself --------------------------------------------------------------------------------------------
+
+PROXY, STRANGER = "10.0.0.1", "203.0.113.9"
+BY_HEADER = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0.0/8"]}
+
+
+def authenticator(principal: dict[str, Any], *, counts: bool = False) -> Authenticator:
+    hold = {"max_calls_per_address": 2} if counts else {}
+    config = parse(configuration("http://127.0.0.1:1/mcp", principal=principal, hold=hold), "test", {})
+    return Authenticator(InForce(config), Mock(), Mock())
+
+
+def sent(*headers: tuple[str, str], remote: str = PROXY) -> Incoming:
+    return Incoming("/mcp", CIMultiDictProxy(CIMultiDict(headers)), remote)
+
+
+def by_file(folder: Path) -> dict[str, Any]:
+    file = folder / "jwks.json"
+    _ = file.write_text(ONE)
+    return {"source": "jwt", "issuer": ISSUER, "jwks_file": str(file)}
+
+
+async def test_a_header_names_the_caller_only_if_a_trusted_proxy_sent_it() -> None:
+    by_header = authenticator(BY_HEADER)
+    trusted = await by_header.caller(sent(("X-User", "ada")), is_checked=True)
+    assert trusted == Caller(principals.of_header("ada"), None)
+    assert await by_header.caller(sent(("X-User", "ada"), remote=STRANGER), is_checked=True) == Caller(
+        principals.ANONYMOUS, "x-user"
+    )
+    assert (await by_header.caller(sent(), is_checked=True)).principal == principals.ANONYMOUS
+
+
+@pytest.mark.parametrize("name", ["Authorization", "X-User"])
+async def test_a_header_that_tells_who_is_calling_comes_once(name: str, tmp_path: Path) -> None:
+    twice = sent((name, "Bearer a"), (name, "Bearer b"))
+    settings = [BY_HEADER] if name == "X-User" else [BY_HEADER, {}, by_file(tmp_path)]
+    for principal in settings:
+        with pytest.raises(InvalidRequest, match=f"(?i){name} came 2 times"):
+            _ = await authenticator(principal).caller(twice, is_checked=True)
+    assert twice.caller is None
+
+
+async def test_the_address_of_a_caller_is_told_if_a_limit_counts_it(tmp_path: Path) -> None:
+    """However it is authenticated, and even if it is anonymous."""
+    forwarded = ("X-Forwarded-For", STRANGER)
+    trusting = {"trusted_proxies": ["10.0.0.0/8"]}
+    for principal, headers in (
+        (trusting, ()),
+        (trusting, (("Authorization", "Bearer a"),)),
+        (BY_HEADER, (("X-User", "ada"),)),
+        (by_file(tmp_path) | trusting, (("Authorization", bearer()),)),
+    ):
+        counted = await authenticator(principal, counts=True).caller(sent(forwarded, *headers), is_checked=True)
+        assert counted.address == STRANGER
+        uncounted = await authenticator(principal).caller(sent(forwarded, *headers), is_checked=True)
+        assert uncounted == counted._replace(address="")
+
+
+async def test_a_token_that_the_upstream_does_not_check_is_opaque() -> None:
+    one = ("Authorization", bearer())
+    checked = await authenticator({}).caller(sent(one), is_checked=True)
+    assert checked.principal == principals.of_claims(ISSUER, "ada", "app")
+    opaque = await authenticator({}).caller(sent(one), is_checked=False)
+    assert opaque.principal == principals.of_authorization(one[1], is_checked=False)
+
+
+async def test_a_caller_is_determined_once() -> None:
+    incoming = sent(("Authorization", "Bearer a"))
+    found = await authenticator({}).caller(incoming, is_checked=True)
+    assert incoming.caller is found
+    assert authenticator(BY_HEADER).unverified(incoming, is_checked=True) is found

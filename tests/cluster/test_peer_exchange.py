@@ -19,7 +19,7 @@ from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Frames, PeerRequest, Whole
 from gateway.telemetry import COMPLETE
 from tests.cluster.test_reply_relay import BROKEN
-from tests.downstream.test_direct_call import direct, reply, request
+from tests.downstream.test_fast_path_request import direct, reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from tests.downstream.test_direct_call import direct, known, reply, request
+from tests.downstream.test_fast_path_request import direct, known, reply, request
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import Gate

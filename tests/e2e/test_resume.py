@@ -8,8 +8,8 @@ import pytest
 from yarl import URL
 
 from gateway.exchange import events as on
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import Client
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.connection import Connection
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallGone

@@ -145,6 +145,15 @@ def test_a_discover_result_repeats_the_handshake() -> None:
     assert result["_meta"] == {mcp.META_SERVER_INFO: {"name": "s", "version": "2"}}
 
 
+def test_a_server_with_tasks_offers_their_extension_beside_its_own() -> None:
+    tasks = {"requests": {"tools": {}}}
+    found = shaken(capabilities={"tasks": tasks, "extensions": {"a/b": {"c": 1}, mcp.TASKS: {"x": 1}}})
+    result = json.loads(handshake.discover_result(found, 0, "private"))
+    assert result["capabilities"] == {"extensions": {"a/b": {"c": 1}, mcp.TASKS: {}}}
+    bare = json.loads(handshake.discover_result(shaken(capabilities={"tasks": tasks}), 0, "private"))
+    assert bare["capabilities"] == {"extensions": {mcp.TASKS: {}}}
+
+
 def test_a_discover_result_without_instructions_has_none() -> None:
     result = assert_modern_result(mcp.DISCOVER, handshake.discover_result(shaken(), 0, "private"))
     assert "instructions" not in result

@@ -203,3 +203,11 @@ def test_another_run_forgets_the_ids_that_the_earlier_one_withdrew() -> None:
     ledger.withdraw_sent(raw(1), replayable=False)
     ledger.start_run()
     assert list(ledger.still_open([question(1)], frozenset())) == ["key-1"]
+
+
+def test_a_round_without_answers_changes_nothing() -> None:
+    ledger = ReplayLedger()
+    ledger.note(answers(1), 1)
+    before = ledger.record
+    ledger.note((), 2)
+    assert ledger.record == before

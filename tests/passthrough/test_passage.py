@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.reply_head import ReplyHead
 from gateway.passthrough.passage import UpstreamCut, next_part
 from tests.support.fake_carrier import FakeCarrier

@@ -77,3 +77,42 @@ def test_a_message_is_one_printable_line_of_bounded_length_whatever_it_quotes() 
     assert len(error.message) == errors.MESSAGE_CHARACTERS + 1
     assert str(error) == error.message
     assert errors.CallLost("Grüße, 世界").message == "Grüße, 世界"
+
+
+def test_a_method_that_is_not_served_is_refused_with_those_that_are() -> None:
+    error = errors.NotAllowed("GET is not served here", allowed="POST")
+    assert (error.code, error.status, error.headers) == (-32600, 405, {"Allow": "POST"})
+
+
+def test_a_request_about_tasks_is_told_to_declare_the_extension() -> None:
+    error = errors.TasksUndeclared("tasks/get")
+    assert (error.code, error.status) == (-32021, 400)
+    assert error.data == {"requiredCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
+    assert error.message.startswith("tasks/get needs the extension io.modelcontextprotocol/tasks")
+
+
+def test_an_unknown_task_looks_like_an_expired_one() -> None:
+    error = errors.UnknownTask()
+    assert (error.code, error.status, error.message, error.data) == (-32602, 400, "Unknown or expired taskId", None)
+
+
+def test_a_body_in_an_unknown_encoding_is_refused_with_those_that_are_known() -> None:
+    error = errors.UnsupportedEncoding()
+    assert (error.status, error.headers) == (415, {"Accept-Encoding": "gzip, deflate"})
+
+
+def test_a_state_from_the_future_blames_the_clock_of_its_replica() -> None:
+    assert "gw-1 that holds this call has a clock that is more than 60 s" in errors.StateFromFuture("gw-1").message
+    assert "(any)" in errors.StateFromFuture("").message
+
+
+def test_a_call_lost_at_the_replica_that_got_it_is_not_to_be_repeated_at_once() -> None:
+    error = errors.TakenCallLost("gw-2")
+    assert (error.data, error.headers) == ({"reason": "call_lost"}, {})
+    assert "gw-2" in error.message
+
+
+def test_a_replica_that_shuts_down_says_what_its_client_can_do() -> None:
+    error = errors.ShuttingDown("call again")
+    assert error.message == "The gateway is shutting down; call again, another replica or a new process will answer"
+    assert (error.status, error.data) == (503, {"reason": "stopping"})

@@ -8,31 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol import header_mismatch, jsonrpc, mcp
+from gateway.protocol import header_mismatch, mcp
 from gateway.protocol.errors import HeaderMismatch
-from tests.support.playbook import raw
 
 HEADERS = {mcp.PROTOCOL_VERSION: mcp.MODERN, mcp.METHOD_HEADER: mcp.TOOLS_CALL, mcp.NAME_HEADER: "greet"}
 
 
-def check(headers: dict[str, Any], name: object = "greet", method: str = mcp.TOOLS_CALL) -> str | None:
+def check(headers: dict[str, Any], name: str | None = "greet", method: str = mcp.TOOLS_CALL) -> None:
     """Check a call with these headers; a list is a header that came more than once."""
     given = {key: value if isinstance(value, list) else [value] for key, value in headers.items() if value is not None}
-    params = jsonrpc.fields(raw({"name": name}))
-    return header_mismatch.check(method, params, mcp.MODERN, lambda key: given.get(key, ()))
-
-
-def test_the_target_of_a_request_is_the_name_that_body_and_header_share() -> None:
-    assert check(HEADERS) == "greet"
+    header_mismatch.check(method, name, mcp.MODERN, lambda key: given.get(key, ()))
 
 
 def test_a_request_without_a_target_needs_no_name_header() -> None:
     listed = {**HEADERS, mcp.METHOD_HEADER: mcp.TOOLS_LIST, mcp.NAME_HEADER: None}
-    assert check(listed, method=mcp.TOOLS_LIST) is None
+    check(listed, name=None, method=mcp.TOOLS_LIST)
 
 
 def test_a_body_without_a_name_is_for_the_next_check() -> None:
-    assert check(HEADERS, name=7) is None
+    check(HEADERS, name=None)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +51,16 @@ def test_a_header_that_differs_from_the_body_is_refused(changed: dict[str, Any],
         check({**HEADERS, **changed})
 
 
+def test_the_name_of_a_task_is_compared_if_it_was_sent() -> None:
+    headers = {**HEADERS, mcp.METHOD_HEADER: mcp.TASKS_GET}
+    check(headers, name="greet", method=mcp.TASKS_GET)
+    check({**headers, mcp.NAME_HEADER: None}, name="greet", method=mcp.TASKS_GET)
+    for name in ("other", None):
+        with pytest.raises(HeaderMismatch, match="Mcp-Name"):
+            check(headers, name=name, method=mcp.TASKS_GET)
+    check({**HEADERS, mcp.METHOD_HEADER: mcp.TOOLS_LIST}, name=None, method=mcp.TOOLS_LIST)
+
+
 @pytest.mark.parametrize(
     ("name", "header"),
     [
@@ -75,7 +79,7 @@ def test_a_header_that_differs_from_the_body_is_refused(changed: dict[str, Any],
     ],
 )
 def test_a_name_is_compared_as_it_was_meant(name: str, header: str) -> None:
-    assert check({**HEADERS, mcp.NAME_HEADER: header}, name=name) == name
+    check({**HEADERS, mcp.NAME_HEADER: header}, name=name)
 
 
 @given(st.text())
@@ -97,5 +101,52 @@ def test_header_names_are_asked_for_as_the_specification_writes_them() -> None:
         asked.append(name)
         return [HEADERS[name]]
 
-    header_mismatch.check(mcp.TOOLS_CALL, jsonrpc.fields(raw({"name": "greet"})), mcp.MODERN, spy)
+    header_mismatch.check(mcp.TOOLS_CALL, "greet", mcp.MODERN, spy)
     assert asked == ["MCP-Protocol-Version", "Mcp-Method", "Mcp-Name"]
+
+
+@given(st.text())
+def test_a_value_goes_into_a_header_and_back(value: str) -> None:
+    written = header_mismatch.encode_value(value)
+    assert written.isascii()
+    assert header_mismatch.decode_value("Mcp-Name", written) == value
+    assert written == written.strip()
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_told"),
+    [
+        ({}, True),
+        ({mcp.NAME_HEADER: []}, False),
+        ({mcp.NAME_HEADER: ["greet"] * 2}, False),
+        ({mcp.METHOD_HEADER: []}, False),
+        ({mcp.PROTOCOL_VERSION: []}, False),
+        ({mcp.NAME_HEADER: ["\xe9"]}, False),
+        ({mcp.NAME_HEADER: ["a\tb"]}, False),
+        ({mcp.NAME_HEADER: ["=?base64?eA==?="]}, False),
+        ({mcp.NAME_HEADER: ['a"b']}, False),
+        ({mcp.NAME_HEADER: ["a\\b"]}, False),
+    ],
+    ids=range(10),
+)
+def test_a_head_tells_what_its_body_must_repeat_if_it_is_plain(
+    changed: dict[str, list[str]], *, is_told: bool
+) -> None:
+    given = {name: [value] for name, value in HEADERS.items()} | changed
+    known = header_mismatch.KnownValues(lambda name: given.get(name, []))
+    expected = header_mismatch.Repeated(mcp.MODERN, mcp.TOOLS_CALL, b'"greet"', "greet")
+    assert known.repeated == (expected if is_told else None)
+
+
+@pytest.mark.parametrize(("name", "is_bare"), [("Authorization", False), ("baggage", False), ("Cookie", True)])
+def test_a_head_is_bare_without_a_credential_and_a_trace(name: str, *, is_bare: bool) -> None:
+    asked: list[str] = []
+
+    def values(header: str) -> list[str]:
+        asked.append(header)
+        return ["x"] if header == name else []
+
+    known = header_mismatch.KnownValues(values)
+    assert known.is_bare is is_bare
+    assert (known["Cookie"], known["Cookie"]) == (values("Cookie"),) * 2
+    assert asked.count("Cookie") == 2, "one of them by the test"

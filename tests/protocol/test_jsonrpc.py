@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 
 from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidParams, InvalidRequest
+from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from tests.support.schema import assert_legacy_message, assert_modern_message
 
 DEEP = b"[" * 100_000
@@ -118,6 +120,12 @@ def test_an_id_is_a_string_or_an_integer(raw: bytes, *, valid: bool) -> None:
 
 def test_an_absent_id_is_none() -> None:
     assert not jsonrpc.is_id(UNSET)
+    assert jsonrpc.id_of({}) is None
+
+
+def test_a_message_has_an_id_if_it_is_one_that_mcp_allows() -> None:
+    assert jsonrpc.id_of({"id": Raw(b'"a"')}) == b'"a"'
+    assert jsonrpc.id_of({"id": Raw(b"1.5")}) is None
 
 
 def test_null_is_null() -> None:
@@ -345,3 +353,13 @@ def test_a_result_is_found_in_the_forms_of_the_sdks(response: bytes, result: byt
 def test_an_answer_is_a_result_or_a_failure() -> None:
     assert jsonrpc.answer(b"1", Raw(RESULT)) == b'{"jsonrpc":"2.0","id":1,"result":{"a":1}}'
     assert json.loads(jsonrpc.answer(b"1", jsonrpc.Error(-1, "no")))["error"] == {"code": -1, "message": "no"}
+
+
+def test_an_object_is_one_without_repeated_keys() -> None:
+    for data, error, says in (
+        (b"[]", InvalidParams, "it must be an object"),
+        (b'{"a":1,"a":2}', InvalidRequest, "it repeats a key"),
+        (b"{%b}" % b",".join(b'"%d":1' % number for number in range(MAX_MEMBERS + 1)), InvalidParams, "send fewer"),
+    ):
+        with pytest.raises(error, match=says):
+            jsonrpc.object_of(Raw(data), "it", InvalidParams)

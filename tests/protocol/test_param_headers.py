@@ -265,3 +265,36 @@ def test_a_schema_is_too_deep_to_be_searched_or_it_is_searched() -> None:
         schema = b'{"x-mcp-header":"A","properties":{"a":' * depth + b"{}" + b"}}" * depth
         with suppress(ValueError):
             assert param_headers.of_tools(b'{"tools":[{"name":"t","inputSchema":%b}]}' % schema).keys() == {"t"}
+
+
+def test_annotated_arguments_are_written_as_headers() -> None:
+    found = mirrored(
+        {
+            "text": annotated(header="Text"),
+            "flag": annotated("boolean", "Flag"),
+            "off": annotated("boolean", "Off"),
+            "count": annotated("integer", "Count"),
+            "none": annotated(header="None"),
+            "where": {"type": "object", "properties": {"zone": annotated(header="Zone")}},
+        }
+    )
+    arguments = raw({"text": "é", "flag": True, "off": False, "count": 7, "where": {"zone": "a"}})
+    assert param_headers.headers_for(found, arguments) == {
+        "Mcp-Param-Text": "=?base64?w6k=?=",
+        "Mcp-Param-Flag": "true",
+        "Mcp-Param-Off": "false",
+        "Mcp-Param-Count": "7",
+        "Mcp-Param-Zone": "a",
+    }
+    assert param_headers.headers_for(found, None) == {}
+    with pytest.raises(InvalidParams, match="repeats a key"):
+        param_headers.headers_for(found, Raw(b'{"text":"a","text":"b"}'))
+
+
+@pytest.mark.parametrize(
+    ("execution", "support"),
+    [({"taskSupport": "optional"}, "optional"), ({"taskSupport": 5}, ""), ({}, ""), (None, ""), ([], "")],
+)
+def test_the_task_support_of_a_tool_is_a_string(execution: Any, support: str) -> None:
+    tools = raw({"tools": [{"name": "t", "execution": execution}]})
+    assert param_headers.of_tools(bytes(tools))["t"].task_support == support

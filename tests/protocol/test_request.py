@@ -19,6 +19,7 @@ from gateway.protocol.errors import (
     InvalidRequest,
     InvalidState,
     MethodNotFound,
+    Notification,
     ParseError,
     UnsupportedVersion,
 )
@@ -116,6 +117,7 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
         assert getattr(held, name) == getattr(whole, name)
     assert list(held.params.items()) == list(whole.params.items())
     assert [held.params[key] for key in held.params] == list(held.params.values())
+    assert held.params.keys() == whole.params.keys()
     assert [held.params.get(key) for key in ("name", "x")] == [held.params["name"], None]
     assert "name" in held.params
     assert "x" not in held.params
@@ -165,8 +167,19 @@ def test_a_resource_is_named_by_its_uri() -> None:
     assert found.target == "file:///a"
 
 
-def test_a_notification_is_read_without_an_id() -> None:
-    assert request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}', DEPTH).id is None
+def test_a_task_is_named_in_a_header_but_no_target() -> None:
+    named = body(method=mcp.TASKS_GET, params={"taskId": "t1", "_meta": META})
+    assert request.read(named, DEPTH).target == "t1"
+    assert read(named, headers(method=mcp.TASKS_GET, name="t1")).target == ""
+    with pytest.raises(HeaderMismatch):
+        read(named, headers(method=mcp.TASKS_GET, name="t2"))
+
+
+def test_a_notification_is_read_without_an_id_and_makes_no_request() -> None:
+    parsed = request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}', DEPTH)
+    assert parsed.id is None
+    with pytest.raises(Notification, match="notifications/x"):
+        request.check(parsed, values({}))
 
 
 # -- refusals, in their order -----------------------------------------------------------------------------------------
@@ -369,7 +382,13 @@ def test_of_two_faults_the_first_in_order_answers(first: int, second: int) -> No
 
 
 def test_an_invalid_request_knows_the_id_it_answers_where_one_can_be_read() -> None:
-    for data, id_ in ((body(jsonrpc="1.0", id="x"), b'"x"'), (body(jsonrpc="1.0", id=1.5), None)):
+    repeated = body(id="x").replace(b"{", b'{"method":"a",', 1)
+    for data, id_ in (
+        (body(jsonrpc="1.0", id="x"), b'"x"'),
+        (body(jsonrpc="1.0", id=1.5), None),
+        (repeated, b'"x"'),
+        (repeated.replace(b'"x"', b"1.5"), None),
+    ):
         with pytest.raises(InvalidRequest) as caught:
             request.read(data, DEPTH)
         assert caught.value.request_id == id_

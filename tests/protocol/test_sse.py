@@ -151,3 +151,15 @@ def test_a_stream_of_one_plain_event_needs_no_parser(begin: bytes, data: bytes |
     assert sse.only_event(begin) == data
     if data is not None:
         assert Parser(1000).feed(begin) == [Event(data)]
+
+
+def test_what_was_read_and_is_no_event_yet_has_a_size() -> None:
+    parser = Parser(1000)
+    assert parser.feed(b"") == []
+    assert parser.unfinished_bytes == 0
+    assert parser.feed(b"data: a\ndata") == []
+    assert parser.unfinished_bytes >= len(b"a" + b"data")
+    assert parser.feed(b"") == []
+    assert parser.feed(b": ") == []
+    assert parser.feed(b"b\n\n") == [Event(b"a\nb")]
+    assert parser.unfinished_bytes == 0

@@ -185,3 +185,16 @@ def test_a_list_with_too_many_values_in_annotated_tools_is_refused() -> None:
     assert not tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(b=values)]}))[1]
     with pytest.raises(TooMany):
         tool_filter.usable(raw({"tools": [having(a={**A, **values}), having(a={**A, **values})]}))
+
+
+def test_what_a_tool_says_about_its_execution_is_taken_off() -> None:
+    tool = {"name": "a", "execution": {"taskSupport": "optional"}, "inputSchema": OBJECT}
+    found = json.loads(bytes(tool_filter.without_execution(listed(tool, odd()))))
+    assert found == {"tools": [{"name": "a", "inputSchema": OBJECT}, odd()], "nextCursor": "n"}
+
+
+@pytest.mark.parametrize(
+    "result", [b'{"tools":[]}', b'{"execution":1}', b'{"tools":{"execution":1}}', b'{"tools":["execution"]}']
+)
+def test_a_list_without_an_execution_that_can_be_read_stays_as_it_is(result: bytes) -> None:
+    assert tool_filter.without_execution(Raw(result)) == Raw(result)

@@ -51,6 +51,32 @@ def test_every_spelling_has_an_exact_way_back(keys: list[str], values: list[str]
     assert "\ufffd" in str(msgspec.json.decode(unpaired_surrogates.replaced(hidden)))
 
 
+@given(keys=st.lists(TEXTS, max_size=3), values=st.lists(TEXTS, max_size=3))
+def test_an_object_with_halves_is_opened_and_loses_its_white_space(keys: list[str], values: list[str]) -> None:
+    members = {json.loads(f'"{key}"'): (key, value) for key, value in zip(keys, values, strict=False)}
+    data = ("{" + ",".join(f'"{key}":"{value}"' for key, value in members.values()) + "}").encode()
+    assert unpaired_surrogates.compacted(data.replace(b'":"', b'" : "').replace(b'","', b'",\n"')) == data
+    try:
+        _ = _decode(data)
+    except msgspec.DecodeError as exc:
+        opened = unpaired_surrogates.fields(data, exc)
+        assert {key: bytes(raw) for key, raw in opened.items()} == {
+            key: f'"{value}"'.encode() for key, (_, value) in members.items()
+        }
+
+
+def test_what_was_refused_for_another_reason_stays_refused() -> None:
+    for data in (b'{"a":"\xff"}', b"[]", b"{"):
+        refused = msgspec.DecodeError("why")
+        with pytest.raises(msgspec.DecodeError, match="why"):
+            unpaired_surrogates.fields(data, refused)
+    with pytest.raises(msgspec.ValidationError, match="type"):
+        unpaired_surrogates.fields(rb'{"a":"\ud83d"}', msgspec.ValidationError("type"))
+    nested = rb'{"a":"\ud83d","b":%b}' % (b"[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        unpaired_surrogates.fields(nested, msgspec.DecodeError("why"))
+
+
 def test_text_that_is_not_utf8_has_no_place_to_hide_in() -> None:
     with pytest.raises(UnicodeDecodeError):
         unpaired_surrogates.hidden(b'"\\ud83d\xff"')

@@ -291,9 +291,6 @@ def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
 
 def described(server_info: Raw) -> str:
     """Return the name and version from a `serverInfo`."""
-    try:
-        info = jsonrpc.fields(server_info)
-    except ValueError:
-        return ""
+    info = jsonrpc.members(server_info)
     words = (jsonrpc.text(info.get("name")), jsonrpc.text(info.get("version")))
     return clean(" ".join(word for word in words if word), 200)

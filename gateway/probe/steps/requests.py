@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 from yarl import URL
 
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import Client
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import NoReply, RequestFailed
 from gateway.protocol import jsonrpc, reply_messages
 from gateway.upstream.channel import Headers

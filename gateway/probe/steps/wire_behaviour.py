@@ -8,8 +8,8 @@ import time
 from typing import Final
 
 from gateway.exchange.handshake import Handshake
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import FOREIGN
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.probe.steps.context import ProbeContext
 from gateway.probe.steps.requests import EVENTS, Reply, Request, ask
 from gateway.protocol import jsonrpc, mcp

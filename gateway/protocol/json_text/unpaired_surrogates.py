@@ -8,7 +8,8 @@ the whole document, even if it only skips them. So a document that msgspec refus
     escaped()   every backslash stands for itself, so that keys can be read as well; `unescaped()` is the way back.
     replaced()  each half becomes U+FFFD: for text that is inspected but never passed on.
 
-Every function takes UTF-8 and runs in C code, because the text may have megabytes.
+`of_refused()` begins with the error of msgspec, `fields()` and `compacted()` do the whole way there and back. Every
+function takes UTF-8 and runs in C code, because the text may have megabytes.
 """
 
 import json
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 _HALF: Final = re.compile(
     # a high half that no low half follows
@@ -31,6 +33,7 @@ _BACKSLASH: Final = b"\xfe"
 MAX_HALVES: Final = 10_000
 """Text that was cut has one half for each cut, so more of them are refused."""
 _SPELLED: Final = (b"\\u005c", b"\\u005C")
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def hidden(data: bytes) -> bytes | None:
@@ -47,6 +50,36 @@ def hidden(data: bytes) -> bytes | None:
     if halves > MAX_HALVES:
         raise ValueError(f"more than {MAX_HALVES} unpaired surrogates")
     return found.replace(_BACKSLASH, b"\\\\") if halves else None
+
+
+def of_refused(raw: Raw | bytes, refused: msgspec.DecodeError) -> bytes:
+    """As `hidden`, for JSON that msgspec refused; raises `refused` if unpaired surrogates are not the cause."""
+    if isinstance(refused, msgspec.ValidationError) or (found := hidden(bytes(raw))) is None:
+        try:
+            raise refused
+        finally:
+            del refused  # its traceback refers to this frame, and the cycle would keep the message
+    return found
+
+
+def fields(raw: Raw | bytes, refused: msgspec.DecodeError) -> dict[str, Raw]:
+    """The members of an object that msgspec refused; raises `refused` if unpaired surrogates are not the cause."""
+    found = of_refused(raw, refused)
+    try:
+        opened = _decode_fields(found)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    except UnicodeDecodeError:
+        opened = _decode_fields(escaped(found))
+        values = (Raw(unescaped(bytes(value))) for value in opened.values())
+        return dict(zip(strings(opened), values, strict=True))
+    return {key: Raw(shown(bytes(value))) for key, value in opened.items()}
+
+
+def compacted(data: bytes) -> bytes:
+    """The same JSON without white space."""
+    found = hidden(data)
+    return msgspec.json.format(data, indent=-1) if found is None else shown(msgspec.json.format(found, indent=-1))
 
 
 def shown(text: bytes) -> bytes:

@@ -176,9 +176,6 @@ class SharedChannel(StdioChannel):
 
 def _uri(message: jsonrpc.Message) -> bytes:
     """Return the JSON of the URI that a request is about; empty if it has none."""
-    if message.method not in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE) or not isinstance(message.params, Raw):
+    if message.method not in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
         return b""
-    try:
-        return bytes(jsonrpc.fields(message.params).get("uri", b""))
-    except ValueError:
-        return b""
+    return bytes(jsonrpc.members(message.params).get("uri", b""))

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import FOREIGN, REDIRECTS
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger

@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_headers import is_valid_value
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, lost_session, mcp

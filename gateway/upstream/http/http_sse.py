@@ -14,8 +14,8 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import REDIRECTS
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ListenerFailed, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, sse

@@ -12,8 +12,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import FOREIGN, mapped
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse

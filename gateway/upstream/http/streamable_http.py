@@ -15,8 +15,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.awaited_reply import AwaitedReply
 from gateway.http.upstream_client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError

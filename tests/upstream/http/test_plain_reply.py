@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gateway.config import InForce
-from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead

@@ -1,4 +1,4 @@
-"""A request that no task serves, because it came whole: a call, or a retry of a held one, until its one message."""
+"""A request on the fast path: it came whole, so callbacks serve it, without a task, until its one message."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -20,8 +20,8 @@ _WHOLE_BYTES: Final = 65_536
 """A task sends larger replies, in pieces."""
 
 
-class DirectCall:
-    """One such request. Its connection calls `serve` or `leave`, or gets the reply from it."""
+class FastPathRequest:
+    """A call, or a retry of a held one. Its connection calls `serve` or `leave`, or gets the reply from it."""
 
     __slots__ = ("_all", "_connection", "_go_on", "error", "head", "incoming", "plain", "round", "waits")
 
@@ -30,8 +30,8 @@ class DirectCall:
         connection: Connection,
         head: ParsedHead,
         incoming: Incoming,
-        go_on: "Callable[[DirectCall, web.BaseRequest], Awaitable[web.StreamResponse]]",
-        all_: "set[DirectCall]",
+        go_on: "Callable[[FastPathRequest, web.BaseRequest], Awaitable[web.StreamResponse]]",
+        all_: "set[FastPathRequest]",
     ) -> None:
         """`go_on` serves it in a task. It stays in `all_` until then, until its reply, or until its client left."""
         self.head = head
@@ -101,18 +101,18 @@ class DirectCall:
         return json_reply(final.body, self.incoming.request_id)
 
 
-class DirectHop(DirectCall):
+class FastPathHop(FastPathRequest):
     """A retry of a held call that another replica forwarded."""
 
     __slots__ = ("_encode",)
 
-    def __init__(  # noqa: PLR0913  (as of DirectCall)
+    def __init__(  # noqa: PLR0913  (as of FastPathRequest)
         self,
         connection: Connection,
         head: ParsedHead,
         incoming: Incoming,
-        go_on: Callable[[DirectCall, web.BaseRequest], Awaitable[web.StreamResponse]],
-        all_: set[DirectCall],
+        go_on: Callable[[FastPathRequest, web.BaseRequest], Awaitable[web.StreamResponse]],
+        all_: set[FastPathRequest],
         encode: Encode,
     ) -> None:
         """`encode` makes the bytes of its reply."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.http.awaited_reply import AwaitedReply
+from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import NoReply, ReplyCut, RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 from tests.support.fake_carrier import FakeCarrier
