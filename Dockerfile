@@ -46,9 +46,7 @@ LABEL org.opencontainers.image.title="mrtr-gateway" \
       org.opencontainers.image.created="${CREATED}"
 COPY --from=build /opt/mrtr-gateway /opt/mrtr-gateway
 COPY deploy/container/config.yaml /etc/mrtr-gateway/config.yaml
-# Python's own allocator keeps a whole MiB for each object that outlives its neighbours. The C library's gives back every
-# free page after thousands of held calls (bench/README.md, ended), for 5 % more instructions.
-ENV PATH=/opt/mrtr-gateway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONMALLOC=malloc
+ENV PATH=/opt/mrtr-gateway/bin:$PATH PYTHONUNBUFFERED=1
 # Some bases come without the bytecode of the standard library, and a read-only container would compile it at every
 # start. So the program runs here once, as root, and shows that it can.
 RUN PYTHONHASHSEED=0 MRTR_UPSTREAM=http://127.0.0.1:9000/mcp mrtr-gateway check --config /etc/mrtr-gateway/config.yaml \

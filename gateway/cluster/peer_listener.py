@@ -190,6 +190,10 @@ class PeerHeads(KnownHeads):
         super().__init__()
         self.find = _parsed
 
+    def forget(self) -> None:
+        """Forget the headers of the clients whose requests came."""
+        _known_headers.cache_clear()
+
     def learn(self, *_: object) -> None:
         """Do nothing: heads in other forms are left to the parser."""
 

@@ -8,11 +8,11 @@ from typing import Final
 from aiohttp import HttpVersion11, hdrs, web
 
 from gateway.config import InForce, Limits
+from gateway.http_client.reply_head import CONTINUE
 from gateway.identity.principal import network_of
 from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
 from gateway.runtime.budget import Budget, Share
 
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PIECE_BYTES: Final = 65_536
 """The most that is inflated before the limits are checked again."""
 _NO_LIMIT: Final = 1 << 62

@@ -15,11 +15,11 @@ from aiohttp.http import StreamWriter
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, RequestHandler, _ErrInfo
 
-from gateway.http.body import CONTINUE
 from gateway.http.json_reply import JsonReply
 from gateway.http.request_parser import KnownHeads, ParsedHead, RequestParser
 from gateway.http.traffic import Traffic
 from gateway.http.unread import Unread
+from gateway.http_client.reply_head import CONTINUE
 from gateway.runtime.budget import Share  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import Malformation
 

@@ -29,6 +29,8 @@ UNIX: Final = "unix:"
 _KEEP_ALIVE_SECONDS = 75.0
 _BACKLOG: Final = 1024
 _HANDSHAKE_SECONDS: Final = 10.0
+FORGET_SECONDS: Final = 300.0
+"""How often the heads of requests are forgotten."""
 _ID_HEADER: Final = istr(request_id.HEADER)
 
 
@@ -134,6 +136,8 @@ class Listener:
         self._tls = tls
         self._sites: list[_Site] = []
         self._securing = asyncio.Lock()
+        self._heads = None if direct is None else direct.heads
+        self._forgetting: asyncio.TimerHandle | None = None
         self._server = _BoundedServer(
             handler, traffic, direct, handler_cancellation=True, keepalive_timeout=_KEEP_ALIVE_SECONDS, access_log=None
         )
@@ -151,6 +155,11 @@ class Listener:
 
     async def start(self) -> str:
         """Listen and return the address with its actual port. Raises OSError."""
+        address = await self._listen()
+        self._forget_heads()
+        return address
+
+    async def _listen(self) -> str:
         await self._runner.setup()
         if self._path is not None:
             return await self._start_unix(self._path)
@@ -197,6 +206,12 @@ class Listener:
                 await site.stop()
             self._sites = []
 
+    def _forget_heads(self) -> None:
+        """Forget the heads of requests now, and again and again until the listener closes."""
+        if self._heads is not None:
+            self._heads.forget()
+            self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
+
     async def _start_unix(self, path: Path) -> str:
         # The event loop would remove an existing socket file, even if another process still listens there.
         if await _answers(path):
@@ -209,6 +224,8 @@ class Listener:
 
     async def close(self) -> None:
         """Close the listener and its connections."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
         await self._runner.cleanup()
         if self._made is not None:
             self._made.unlink(missing_ok=True)

@@ -84,6 +84,10 @@ class KnownHeads:
         """The hashes of heads that came once."""
         self.find: Callable[[bytes], ParsedHead | None] = self._heads.get
 
+    def forget(self) -> None:
+        """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
+        self._heads.clear()
+
     def learn(self, data: bytes, message: RawRequestMessage, length: int) -> None:
         """Remember a head that the parser accepted, if requests with such heads need no task."""
         if len(data) > _KNOWN_BYTES or message.method != hdrs.METH_POST or message.version != HttpVersion11:

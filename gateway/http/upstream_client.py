@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from yarl import URL
 
@@ -29,7 +30,7 @@ REDIRECTS: Final = (301, 302, 303, 307, 308)
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """Methods that may run twice (RFC 9110 section 9.2.2)."""
 _ADDRESSES: Final = 256
-"""Addresses whose origin and request line are kept for the next request."""
+"""Addresses whose origin and request line are kept for the next request; and heads that sessions share."""
 
 
 class Bounds(NamedTuple):
@@ -43,19 +44,23 @@ class Bounds(NamedTuple):
     """The name that the certificate must have, if it is not that of the URL."""
 
 
-class Prepared(NamedTuple):
-    """The head of many requests, formatted once for all sessions of a client."""
+class Prepared:
+    """The head of many requests, formatted once for all sessions of a client, and gone with the last of them."""
 
-    url: URL
-    headers: Mapping[str, str]
-    """Of the client."""
-    fixed: Mapping[str, str]
-    """Of all messages of a session."""
-    reached: tuple[ssl.SSLContext | None, str | None]
-    """The TLS context and the server name of `origin`; not the bounds, which a reload replaces."""
-    origin: Origin
-    head: bytes
-    """All but the headers of a single request, such as the length of its body."""
+    __slots__ = ("__weakref__", "head", "key", "origin")
+
+    def __init__(self, key: "_PreparedKey", origin: Origin, head: bytes) -> None:
+        self.key = key
+        self.origin = origin
+        self.head = head
+        """All but the headers of a single request, such as the length of its body."""
+
+
+_PreparedKey = tuple[URL, Mapping[str, str], Mapping[str, str], tuple[ssl.SSLContext | None, str | None]]
+"""The URL, the headers of the client, those of all messages of a session, and the TLS context with the server name:
+not the bounds, which a reload replaces."""
+_prepared: Final[WeakValueDictionary[object, Prepared]] = WeakValueDictionary()
+"""Shared, because each of thousands of held calls would keep a head of its own. Weak, because it has credentials."""
 
 
 class Client:
@@ -131,9 +136,17 @@ class Client:
         """Return the head of POST requests with these headers; `before`, if it is still right. Raises ValueError."""
         bounds = self._bounds.value
         reached = bounds.tls, bounds.server_name
-        if before is not None and before[:4] == (url, headers, fixed, reached):
+        key = url, headers, fixed, reached
+        if before is not None and before.key == key:
             return before
-        return _prepared(url, tuple(headers.items()), tuple(fixed.items()), reached)
+        shared = url, tuple(headers.items()), tuple(fixed.items()), reached
+        found = _prepared.get(shared)
+        if found is None:
+            head = _request_head("POST", url).encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
+            found = Prepared((url, dict(headers), dict(fixed), reached), _origin(url, *reached), head)
+            if len(_prepared) < _ADDRESSES:
+                _prepared[shared] = found
+        return found
 
     def begin_prepared(
         self, prepared: "Prepared", line: bytes, body: bytes, listener: ReplyListener
@@ -156,19 +169,6 @@ def _origin(url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> Or
 @lru_cache(maxsize=_ADDRESSES)
 def _request_head(method: str, url: URL) -> RequestHead:
     return RequestHead(method, url)
-
-
-@lru_cache(maxsize=_ADDRESSES)
-def _prepared(
-    url: URL,
-    headers: tuple[tuple[str, str], ...],
-    fixed: tuple[tuple[str, str], ...],
-    reached: tuple[ssl.SSLContext | None, str | None],
-) -> Prepared:
-    """Made once for all sessions: each of thousands of held calls would keep a head of its own."""
-    own, same = dict(headers), dict(fixed)
-    head = _request_head("POST", url).encoded({**own, **same}, 1).removesuffix(_ONE_BYTE)
-    return Prepared(url, own, same, reached, _origin(url, *reached), head)
 
 
 class Exchange:

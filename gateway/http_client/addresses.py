@@ -8,6 +8,7 @@ from typing import Any, Final
 from aiohappyeyeballs import addr_to_addr_infos
 
 from gateway.identity.principal import parsed_address
+from gateway.runtime.newest import Newest
 
 AddressInfo = tuple[int, int, int, str, Any]
 """What getaddrinfo returns for one address."""
@@ -22,7 +23,7 @@ class Addresses:
     def __init__(self, fresh_seconds: float = FRESH_SECONDS) -> None:
         """Addresses are kept for so long."""
         self._fresh_seconds = fresh_seconds
-        self._known: dict[tuple[str, int], tuple[float, list[AddressInfo]]] = {}
+        self._known: Newest[tuple[str, int], tuple[float, list[AddressInfo]]] = Newest(_MAX_HOSTS)
         self._lookups: dict[tuple[str, int], asyncio.Task[list[AddressInfo]]] = {}
 
     async def of(self, host: str, port: int) -> list[AddressInfo]:
@@ -55,9 +56,7 @@ class Addresses:
         del self._lookups[key]
         if task.cancelled() or task.exception() is not None:
             return
-        while len(self._known) >= _MAX_HOSTS:
-            del self._known[next(iter(self._known))]
-        self._known[key] = (time.monotonic() + self._fresh_seconds, task.result())
+        _ = self._known.keep(key, (time.monotonic() + self._fresh_seconds, task.result()))
 
 
 def _is_literal(host: str) -> bool:

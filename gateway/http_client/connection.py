@@ -17,10 +17,10 @@ from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, 
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.reply_head import CONTINUE
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause
 
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
             return
         is_first = not self._heard
         if is_first:
-            if pending.awaits_continue and data == _CONTINUE:
+            if pending.awaits_continue and data == CONTINUE:
                 self._continue(pending)
                 return
             self._heard = True

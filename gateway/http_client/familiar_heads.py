@@ -64,8 +64,12 @@ class FamiliarHead(ReplyHead):
         self._fields = self._first = None
         self._form, self._values = form, values
 
-    def _read_fields(self) -> list[tuple[bytes, bytes]]:
-        return list(zip(self._form.names, self._values.groups(), strict=True))
+    @property
+    def fields(self) -> list[tuple[bytes, bytes]]:
+        """See `ReplyHead`."""
+        if self._fields is None:
+            self._fields = list(zip(self._form.names, self._values.groups(), strict=True))
+        return self._fields
 
     @property
     def content_type(self) -> str:

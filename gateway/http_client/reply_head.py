@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What a client waits for that holds its body back, as the gateway writes it."""
 _TIMEOUT: Final = re.compile(rb"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 _PRINTABLE: Final = re.compile(rb"[\x20-\x7e\x80-\xff]*")
 
@@ -13,26 +15,19 @@ class ReplyHead:
 
     __slots__ = ("_fields", "_first", "raw_reason", "status", "version")
 
-    def __init__(
-        self, status: int, version: str, fields: list[tuple[bytes, bytes]] | None, raw_reason: bytes = b""
-    ) -> None:
-        """`fields` is None if `_read_fields` knows the headers."""
+    def __init__(self, status: int, version: str, fields: list[tuple[bytes, bytes]], raw_reason: bytes = b"") -> None:
         self.status = status
         self.version = version
         """`1.0` or `1.1`."""
         self.raw_reason = raw_reason
-        self._fields = fields
+        self._fields: list[tuple[bytes, bytes]] | None = fields
         self._first: dict[bytes, bytes] | None = None
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
         """The headers in their order, as they were sent."""
-        if self._fields is None:
-            self._fields = self._read_fields()
+        assert self._fields is not None
         return self._fields
-
-    def _read_fields(self) -> list[tuple[bytes, bytes]]:
-        return []
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""

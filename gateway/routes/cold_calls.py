@@ -142,3 +142,5 @@ class ColdCalls:
         self._used -= call.size
         self._count(call, -1)
         call.live.process.metrics.show_cold_call(call.live.route.path, -1)
+        if not self._calls:
+            _shared.cache_clear()  # they have credentials

@@ -4,7 +4,7 @@ Only the lot finds an exchange by its id. It also keeps exchanges that have ende
 been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
-from collections.abc import Iterator, ValuesView
+from collections.abc import Callable, Iterator, ValuesView
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 from gateway.routes.cold_calls import ColdCall, ColdCalls
 from gateway.runtime.budget import Budget, Share
+from gateway.runtime.idle_memory import MANY
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -50,6 +51,8 @@ class Lot(Generic[P]):
         self._kept: dict[str, tuple[P, Share]] = {}
         self._per_principal: dict[bytes, int] = {}
         self._per_address: dict[str, int] = {}
+        self.when_many: Callable[[], None] = lambda: None
+        """Called whenever the number of parked calls has grown to MANY."""
         self.cold = ColdCalls(hold, cold_bytes, self._count)
         """Calls that count for their callers and addresses as parked ones do, but not against `hold.max_calls`."""
 
@@ -129,6 +132,8 @@ class Lot(Generic[P]):
         self.check(parked.principal, "" if is_continued else parked.address)
         self._waiting[parked.id] = parked
         self._count(parked, 1)
+        if len(self._waiting) == MANY:
+            self.when_many()
 
     def keep(self, parked: P) -> None:
         """Keep an exchange that has ended, so that `find` finds it; the oldest kept ones make room."""

@@ -3,6 +3,9 @@
 Python runs a full collection only after many new objects, which a process without work never makes, and the C library
 keeps freed pages. So the memory of thousands of calls that have ended would stay for as long as nothing happens.
 
+Python's own allocator would keep most of it even then (`python_allocator`). So it is not used from the moment when
+many calls are held until their memory has been given back.
+
 The C library, for its part, gives each large block back at once: a result of 1 MB, copied a few times, cost as much in
 page faults as in everything else.
 """
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gateway.runtime.python_allocator import PythonAllocator
 from gateway.runtime.tasks import Tasks
 
 LOOK_SECONDS: Final = 5.0
@@ -24,8 +28,9 @@ _GROWTH_BYTES: Final = 16 << 20
 _MUCH_BYTES: Final = 4 << 20
 _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
-_HELD: Final = 200
-"""A collection walks the objects of all held calls, about 0.02 ms each, while nothing else runs."""
+MANY: Final = 200
+"""So many held calls that a collection is put off: it walks the objects of all, about 0.02 ms each, while nothing else
+runs. And so many that to get their memory back is worth 8 % more instructions for each request."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 _LARGE_BYTES: Final = 4 << 20
@@ -64,10 +69,17 @@ class ProcessMemory:
 class IdleMemory:
     """Looks every few seconds whether the process has become quiet with more memory than it needs."""
 
-    def __init__(self, tasks: Tasks, held: Callable[[], int], memory: ProcessMemory | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        held: Callable[[], int],
+        memory: ProcessMemory | None = None,
+        allocator: PythonAllocator | None = None,
+    ) -> None:
         """`held` counts the held calls."""
         self._tasks, self._held = tasks, held
         self._memory = memory or ProcessMemory()
+        self._allocator = allocator or PythonAllocator()
         self._needed = self._memory.resident()
         """The resident memory after the last collection, or less."""
         self._used_seconds = time.process_time()
@@ -84,13 +96,19 @@ class IdleMemory:
 
         _ = loop.call_later(LOOK_SECONDS, again)
 
+    def expect_many(self) -> None:
+        """Take memory from the C library from now on, because MANY calls are held."""
+        self._allocator.use_c_library(wanted=True)
+
     def look(self) -> None:
-        """Give memory back if there is much and the process is quiet."""
+        """Give memory back if there is much and the process is quiet; without much, let Python be fast again."""
         before, self._used_seconds = self._used_seconds, time.process_time()
         resident = self._memory.resident()
         if resident < self._needed + _GROWTH_BYTES:
             self._needed = min(self._needed, resident)
-        elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() <= _HELD:
+            if self._held() < MANY:
+                self._allocator.use_c_library(wanted=False)
+        elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() < MANY:
             self._memory.give_back()
             # What is needed now may be more than before: without this, each look would collect again. But while much
             # is given back, the next look does: the sessions of the calls that have ended are still being closed.

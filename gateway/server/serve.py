@@ -31,7 +31,7 @@ async def serve(config: Config, worker: Worker | None = None, read: Read | None 
         await gateway.close()
         raise
     _tune_garbage_collection()
-    IdleMemory(gateway.tasks, lambda: len(gateway.lot)).begin()
+    give_memory_back(gateway)
     first = await signals.get()
     # A process that was started at a terminal has no load balancer that must notice the drain.
     delay = gateway.config.hold.drain_delay_seconds if first is signal.SIGTERM else 0
@@ -40,6 +40,13 @@ async def serve(config: Config, worker: Worker | None = None, read: Read | None 
     _ = await asyncio.wait((drained, second), return_when=asyncio.FIRST_COMPLETED)
     _ = second.cancel()
     await gateway.close()
+
+
+def give_memory_back(gateway: Gateway) -> None:
+    """From now on, give the memory of calls that have ended back to the operating system."""
+    idle_memory = IdleMemory(gateway.tasks, lambda: len(gateway.lot))
+    gateway.lot.when_many = idle_memory.expect_many
+    idle_memory.begin()
 
 
 def _raise_open_files() -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from gateway.config import Config, contexts
 from gateway.protocol.errors import Stopping
 from gateway.server.process import Gateway
+from gateway.server.serve import give_memory_back
 from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.host import Host, take_standard_streams
 from gateway.telemetry import Event, get_logger
@@ -34,6 +35,7 @@ async def wrap(config: Config) -> None:
     host = Host(live.config.limits.body_bytes, live.process.traffic.sending)
     await host.open(*take_standard_streams())
     front = StdioFront(host, gateway.downstream, live)
+    give_memory_back(gateway)
     log.info(Event.HOST_JOINED, upstream=live.route.upstream.name)
     serving = gateway.tasks.start(front.run(), "host")
     _ = await asyncio.wait((serving, host.gone, front.ended, stopped), return_when=asyncio.FIRST_COMPLETED)

@@ -495,3 +495,11 @@ def test_headers_are_remembered_unless_they_are_large(size: int, *, is_kept: boo
     first, again = peer_listener._headers(pairs)[0], peer_listener._headers(pairs)[0]
     assert first == again
     assert (first is again) is is_kept
+
+
+def test_the_headers_of_clients_are_forgotten_with_the_heads() -> None:
+    pairs = ((b"Authorization", b"Bearer x"),)
+    headers, _ = peer_listener._headers(pairs)
+    assert peer_listener._headers(pairs)[0] is headers
+    peer_listener.PeerHeads().forget()
+    assert peer_listener._headers(pairs)[0] is not headers

@@ -1,10 +1,19 @@
-"""One request as its client sent it: how often its body is parsed."""
+"""One request as its client sent it: how often its body is parsed, and what is read from its headers."""
+
+from collections.abc import Mapping
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
+from msgspec import Raw
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.http import incoming
+from gateway.http.incoming import Caller, Incoming
 from gateway.protocol import request as modern
+from gateway.protocol.header_mismatch import KnownValues
 from gateway.seal.keyring import PREFIX
+from gateway.telemetry import ClientRequest, Operation, Span
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.garbage import cycles
 from tests.support.workbench import Client, Stand
@@ -49,3 +58,80 @@ async def test_an_unreadable_body_is_freed_with_its_request(stand: Stand, body: 
         async with stand.http.get(stand.url) as response:
             _ = await response.read()
     assert "gateway.http.incoming.Incoming" not in found
+
+
+def incoming_of(body: bytes = b"", *headers: tuple[str, str]) -> Incoming:
+    return Incoming("/mcp", CIMultiDictProxy(CIMultiDict(headers)), "192.0.2.1", body, request_id="r1")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_request_is_checked_once_whether_its_headers_are_known_or_not(*, is_known: bool) -> None:
+    headers, body = Client(Mock(), "http://it.test").build("tools/call", {"name": "a", "arguments": {}})
+    it = incoming_of(body, *headers.items())
+    if is_known:
+        it.known = KnownValues(partial(it.headers.getall, default=()))
+    checked = it.request()
+    assert (checked.method, checked.target) == ("tools/call", "a")
+    assert it.request() is checked
+
+
+def test_the_same_request_with_another_body_is_parsed_anew() -> None:
+    first, second = (b'{"jsonrpc": "2.0", "id": %d, "method": "a"}' % number for number in (1, 2))
+    for before in (first, b"{"):
+        it = incoming_of(before, ("A", "b"))
+        _ = it.rpc_id
+        other = it.with_body(second)
+        assert (other.rpc_id, other.headers, other.request_id) == (b"2", it.headers, "r1")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"jsonrpc": "2.0", "id": "\\u0041", "method": "a"}', b'"\\u0041"'),
+        (b'{"jsonrpc": "2.0", "method": "a"}', None),
+        (b'{"jsonrpc": "2.0", "id": 7, "method": 8}', b"7"),
+        (b"{", None),
+        (b"", None),
+    ],
+)
+def test_the_id_of_a_request_is_known_as_far_as_its_body_can_be_read(body: bytes, expected: bytes | None) -> None:
+    assert incoming_of(body).rpc_id == expected
+
+
+def test_the_digest_of_credentials_leaves_out_a_distrusted_header() -> None:
+    alice, bob = (incoming_of(b"", ("X-User", name), ("X-Key", "k")) for name in ("alice", "bob"))
+    names = ("X-User", "X-Key")
+    trusting, distrusting = Caller(b"p", None), Caller(b"p", "X-User")
+    assert alice.digest(trusting, names) != bob.digest(trusting, names)
+    assert alice.digest(distrusting, names) == bob.digest(distrusting, names)
+    assert alice.digest(distrusting, names) == incoming_of(b"", ("X-Key", "k")).digest(trusting, names)
+    assert incoming_of(b"", ("X-Key", "l")).digest(trusting, names) != alice.digest(distrusting, names)
+
+
+class FakeTraces:
+    """A FAKE tracer, whose propagators read two names."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Operation, ClientRequest]] = []
+
+    def carried(self, values: Mapping[str, str]) -> dict[str, str]:
+        return {name: values[name] for name in ("traceparent", "tracestate") if name in values}
+
+    def round(self, about: Operation, request: ClientRequest) -> Span:
+        self.begun.append((about, request))
+        return Mock()
+
+
+@pytest.mark.parametrize(("id_", "shown"), [(b'"\\u00e9"', "é"), (b"12", "12"), (b'"\\ud800"', "?")])
+def test_a_span_begins_with_the_context_that_a_propagator_can_parse(id_: bytes, shown: str) -> None:
+    traces, about = FakeTraces(), Operation("tools/call", "a", "2026-07-28", "/mcp")
+    it = incoming_of(b"", ("TraceParent", "00-1"), ("TraceParent", "00-2"), ("Tracestate", "\x01"), ("X", "y"))
+    meta = {"traceparent": Raw(b'"00-3"'), "tracestate": Raw(b'"%b"' % (b"x" * 8193)), "progressToken": Raw(b"1")}
+    _ = it.begin_span(traces, about, id_, meta)  # type: ignore[arg-type]
+    expected = ClientRequest(shown, "r1", "192.0.2.1", {"traceparent": "00-3"}, {"traceparent": "00-1, 00-2"})
+    assert traces.begun == [(about, expected)]
+
+
+def test_all_values_of_a_header_are_told() -> None:
+    it = incoming_of(b"", ("A", "1"), ("a", "2"))
+    assert (it.values("A"), it.values("b")) == (["1", "2"], ())

@@ -1,15 +1,19 @@
 """Connections: slow heads, too many of them, and requests that are not well-formed HTTP."""
 
 import asyncio
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from gateway.http import listener as listener_file
+from gateway.http.connection import Direct
 from gateway.http.listener import Listener, _Refuser
+from gateway.http.request_parser import KnownHeads
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import Stand
+from tests.support.workbench import Stand, eventually
 
 
 @pytest.mark.parametrize("part", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
@@ -130,3 +134,23 @@ async def test_a_malformed_request_is_quoted_neither_in_its_reply_nor_in_the_log
     assert reply.endswith(b"400 Bad Request\n")
     assert b"s3cret" not in reply
     assert "s3cret" not in log_lines.stream.getvalue()
+
+
+class FakeHeads(KnownHeads):
+    """FAKE heads, which only count."""
+
+    times = 0
+
+    def forget(self) -> None:
+        self.times += 1
+
+
+async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_file, "FORGET_SECONDS", 0.01)
+    heads = FakeHeads()
+    listener = Listener(AsyncMock(), "127.0.0.1:0", Mock(), direct=Direct(None, heads))
+    _ = await listener.start()
+    await eventually(lambda: heads.times > 2)
+    assert listener._forgetting is not None
+    await listener.close()
+    assert listener._forgetting.cancelled()

@@ -328,6 +328,17 @@ def test_a_head_must_read_as_it_was_parsed() -> None:
     assert heads.find(head) is not None
 
 
+def test_a_forgotten_head_is_known_when_it_has_come_once_more() -> None:
+    heads = KnownHeads()
+    requests, _ = parser(heads)
+    for _ in range(2):
+        _ = requests.feed_data(SENT)
+    heads.forget()
+    assert requests.known(SENT) is None
+    _ = requests.feed_data(SENT)
+    assert requests.known(SENT) is not None
+
+
 def test_the_heads_that_came_first_are_forgotten_first() -> None:
     heads = KnownHeads()
     requests, _ = parser(heads)

@@ -1,6 +1,7 @@
 """The client of MCP requests: what it sends again, and what its failures mean."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
@@ -133,3 +134,22 @@ async def test_sessions_share_the_head_of_their_messages(client: Client) -> None
     other = client.prepared(url, {"Authorization": "y"}, fixed, one)
     assert (b"Authorization: x" in one.head, b"Authorization: y" in other.head) == (True, True)
     assert b"x" not in other.head.partition(b"Authorization: ")[2].partition(b"\r\n")[0]
+
+
+def test_the_shared_head_of_messages_is_gone_with_the_last_session(client: Client) -> None:
+    url = URL("http://it.test/mcp")
+    sessions = [client.prepared(url, {"Authorization": "the last"}, {}, None) for _ in range(2)]
+    gone = weakref.ref(sessions[0])
+    del sessions[1]
+    assert gone() is sessions[0]
+    sessions.clear()
+    assert gone() is None
+
+
+def test_so_many_heads_are_shared_and_further_ones_are_not(client: Client) -> None:
+    url = URL("http://it.test/mcp")
+    kept = [client.prepared(url, {"Authorization": str(number)}, {}, None) for number in range(257)]
+    first, last = ({"Authorization": number} for number in ("0", "256"))
+    assert client.prepared(url, first, {}, None) is kept[0]
+    assert client.prepared(url, last, {}, None) is not kept[-1]
+    assert client.prepared(url, last, {}, kept[-1]) is kept[-1], "a session keeps its own"

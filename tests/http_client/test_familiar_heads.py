@@ -137,6 +137,12 @@ def test_the_forms_that_came_last_are_known() -> None:
     assert [heads.reply(form) is not None for form in forms] == [False, *[True] * 8]
 
 
+def test_a_form_that_is_learnt_again_takes_no_second_place() -> None:
+    forms = [OK.replace(b"\r\n\r\n", b"\r\nX-%d: y\r\n\r\n" % number) for number in range(8)]
+    heads = taught(*forms, forms[-1])
+    assert all(heads.reply(form) is not None for form in forms)
+
+
 def test_a_server_with_ever_new_heads_is_given_up() -> None:
     heads = taught(*[OK.replace(b"\r\n\r\n", b"\r\nX-%d: y\r\n\r\n" % number) for number in range(40)])
     heads.learn(OK)

@@ -55,6 +55,17 @@ def test_records_of_one_caller_share_the_text_of_their_headers_which_is_freed_af
     assert record().headers is not first.headers
 
 
+def test_the_headers_of_cold_calls_are_forgotten_with_the_last_one() -> None:
+    calls, _ = cold_calls()
+    first, last = record(), record(principal=b"other")
+    calls.add(first)
+    calls.add(last)
+    assert calls.take(first)
+    assert record().headers is first.headers
+    assert calls.take(last)
+    assert record().headers is not first.headers
+
+
 def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
     calls, number = ColdCalls(InForce(Hold()), InForce(1 << 30), lambda _call, _change: None), 20_000
     tracemalloc.start()

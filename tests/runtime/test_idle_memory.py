@@ -7,7 +7,8 @@ import weakref
 import pytest
 
 from gateway.runtime import idle_memory
-from gateway.runtime.idle_memory import IdleMemory, ProcessMemory
+from gateway.runtime.idle_memory import MANY, IdleMemory, ProcessMemory
+from gateway.runtime.python_allocator import PythonAllocator
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
@@ -34,13 +35,23 @@ class FakeMemory(ProcessMemory):
         self.mib = self.needed
 
 
+class FakeAllocator(PythonAllocator):
+    """A FAKE allocator, which chooses nothing."""
+
+    def __init__(self) -> None:
+        self.is_c_library = False
+
+    def use_c_library(self, *, wanted: bool) -> None:
+        self.is_c_library = wanted
+
+
 @pytest.fixture
 def memory() -> FakeMemory:
     return FakeMemory(100)
 
 
 def idle(memory: FakeMemory, held: int = 0) -> IdleMemory:
-    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory)
+    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, FakeAllocator())
 
 
 def test_memory_that_grew_is_given_back_once_the_process_is_quiet(memory: FakeMemory) -> None:
@@ -101,6 +112,20 @@ def test_a_busy_process_is_not_stopped_for_a_collection(memory: FakeMemory, monk
     assert memory.given_back == 0
     it.look()
     assert memory.given_back == 1
+
+
+def test_the_c_library_is_used_from_many_held_calls_until_their_memory_is_given_back(memory: FakeMemory) -> None:
+    allocator, held = FakeAllocator(), MANY
+    it = IdleMemory(Tasks(Metrics("0")), lambda: held, memory, allocator)
+    it.expect_many()
+    it.look()
+    assert allocator.is_c_library, "though there is not much memory yet"
+    memory.mib, memory.needed, held = 300, 105, MANY - 1
+    it.look()
+    assert allocator.is_c_library, "what has ended may still be on its way out"
+    for _ in range(2):
+        it.look()
+    assert (allocator.is_c_library, memory.mib) == (False, 105)
 
 
 def test_a_system_that_does_not_tell_its_memory_changes_nothing() -> None:
