@@ -16,7 +16,7 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
-from gateway.telemetry import Ending, Outcome, Step, bodies
+from gateway.telemetry import Ending, Outcome, bodies
 
 _GIVEN_UP: Final = Ending(Outcome.CANCELLED)
 
@@ -147,19 +147,11 @@ class RequestCall(UpstreamCall):
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
         session = await self._adopted_session(upstream, is_shared=is_shared)
-        if session is None:
-            return
         call = Call(upstream.call, b"", self._listener, upstream.call)
         call.span = self._report.call_span(session.shaken.version)
         self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
-
-        def attached() -> None:
-            self._is_sent = True
-            self._report.step(Step.RESUMED)
-            if not opened.done():
-                opened.set_result(True)
-
+        attached = partial(self._resumed, opened)
         try:
             await session.resume(call, upstream.cursor or "", self._call_headers(call), attached)
         except GatewayError as exc:

@@ -21,6 +21,7 @@ from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
+from gateway.telemetry import Step
 from gateway.upstream.channel import Headers, Sending
 
 BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
@@ -163,13 +164,17 @@ class UpstreamCall(ABC):
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
 
-    async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session | None:
-        """The session of that call; None if it is not wanted any more."""
+    def _resumed(self, opened: asyncio.Future[bool]) -> None:
+        """The call of another replica was found: answers may be sent from now on."""
+        if not opened.done():
+            self._is_sent = True
+            self._report.step(Step.RESUMED)
+            opened.set_result(True)
+
+    async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session:
+        """The session of that call. Whatever ends the exchange meanwhile cancels the task that waits here."""
         key, headers, pool = self._context.key, self._context.headers, self._context.live.upstream.pool
         session = self._session = await pool.adopt(key, upstream, headers, is_shared=is_shared)
-        if not self._is_wanted():
-            self.release(clean=False)
-            return None
         return session
 
     def _call_headers(self, call: Call) -> Headers:

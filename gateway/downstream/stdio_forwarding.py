@@ -14,6 +14,7 @@ from gateway.bridge.upstream_call import BUG
 from gateway.exchange.events import Leg
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.mirror.streamable import reply_stream
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
@@ -96,13 +97,14 @@ class _Passage:
     async def run(self, modern: ModernStdio) -> web.StreamResponse:
         """Send the request, and write its messages as they come."""
         sending = self.live.process.tasks.start(self._send(modern), "modern request")
-        self._queue.begin_writing(self._reply.share_unread)
         try:
-            return await self._write()
+            last = await reply_stream.write(self._queue, self._reply)
         finally:
             self._is_over = True
-            self._queue.end_writing()
             _ = sending.cancel()
+        if isinstance(last.cause, UpstreamError) and not self._reply.started:
+            raise last.cause
+        return await self._reply.whole(last.body, last.status, last.headers, last.ending)
 
     async def _send(self, modern: ModernStdio) -> None:
         try:
@@ -122,7 +124,7 @@ class _Passage:
         message = jsonrpc.message(data)
         if message.method is not None:
             if not self._is_over:
-                self._queue.send(data)
+                self._queue.send(sse.encode(data))
         elif isinstance(message.error, Raw):
             error = jsonrpc.error(message.error)
             status = _STATUSES.get(error.code, 200)
@@ -140,17 +142,6 @@ class _Passage:
         meta = {mcp.META_SUBSCRIPTION: self._id}
         result = jsonrpc.encode({"resultType": "complete", "_meta": meta})
         self._finish(FinalMessage(jsonrpc.result(self._id, result), 200, NO_HEADERS, COMPLETE))
-
-    async def _write(self) -> web.StreamResponse:
-        item = await self._queue.take()
-        while not isinstance(item, FinalMessage):
-            if not self._reply.started:
-                await self._reply.start()
-            await self._reply.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
-            item = await self._queue.take()
-        if isinstance(item.cause, UpstreamError) and not self._reply.started:
-            raise item.cause
-        return await self._reply.whole(item.body, item.status, item.headers, item.ending)
 
 
 def _check(parsed: ParsedBody, incoming: Incoming) -> None:

@@ -61,11 +61,19 @@ def listening(id_: bytes, profile: Profile, headers: Headers, uris: Iterable[str
 class Changes:
     """The changes that one legacy session hears of."""
 
-    def __init__(self, server: ModernServer, tasks: Tasks, profile: Profile, deliver: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        server: ModernServer,
+        tasks: Tasks,
+        profile: Profile,
+        deliver: Callable[[bytes], None],
+        gave_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`gave_up` is called if a lost stream is not opened again."""
         self._server = server
         self._tasks = tasks
         self._profile = profile
-        self._deliver = deliver
+        self._deliver, self._gave_up = deliver, gave_up
         self.uris: set[str] = set()
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
@@ -125,6 +133,11 @@ class Changes:
         async with self._in_turn():
             return await self._open(self.uris, headers)
 
+    def begin(self, headers: Headers) -> None:
+        """Listen to everything that is wanted, as soon as the server can be reached."""
+        self._headers = headers
+        self._reopening = self._tasks.start(self._reopen(has_missed=False), "listen")
+
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
         closed = self._closed
@@ -177,8 +190,8 @@ class Changes:
         if self._reopening is None or self._reopening.done():
             self._reopening = self._tasks.start(self._reopen(), "listen again")
 
-    async def _reopen(self) -> None:
-        """Open a stream in place of a lost one.
+    async def _reopen(self, *, has_missed: bool = True) -> None:
+        """Open a stream, in place of a lost one if the client has missed changes.
 
         A server that ends each stream early is asked less and less often, and finally not at all.
         """
@@ -188,13 +201,16 @@ class Changes:
             await asyncio.sleep(pause * (1 + 0.5 * random.random()))  # noqa: S311  (no secret)
             try:
                 honoured = await self.listen(self._headers)
-            except Refused:
-                return
-            except UpstreamError:
-                continue
-            except GatewayError:
-                return
-            self.tell_all(honoured)
+            except GatewayError as exc:
+                if isinstance(exc, UpstreamError) and not isinstance(exc, Refused):
+                    has_missed = True
+                    continue
+                break
+            if has_missed:
+                self.tell_all(honoured)
+            has_missed = True
+        if self._stream is None:
+            self._gave_up()
 
     def tell_all(self, honoured: Filter) -> None:
         """Tell the client of everything that may have changed in the meantime."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect, RequestId
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect, RequestId, request_id
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, Refused
 from gateway.runtime.tasks import Tasks
@@ -24,28 +24,38 @@ That is None if the server is not modern. It closes the backend that refused.
 
 
 class FallbackBackend:
-    """A `Backend` that another one stands behind."""
+    """A `Backend` that another one stands behind.
+
+    Until `initialize` is answered, no backend gets another request: the mirror may have to serve them all, and serves
+    none before its own answer.
+    """
 
     def __init__(
         self, link: ClientLink, first: Connect, mirror_if_modern: MirrorIfModern, tasks: Tasks, waiting_bytes: int
     ) -> None:
-        """`waiting_bytes` limits what waits while the mirror is chosen."""
+        """`waiting_bytes` limits what waits for the answer, and for the choice after it."""
         self.link = link
         self._mirror_if_modern: MirrorIfModern | None = mirror_if_modern
         self._tasks = tasks
         self._greeting: ClientMessage | None = None
         """`initialize`, until it is answered."""
         self._waiting: list[ClientMessage] | None = None
-        """What comes while the mirror is chosen; None at other times."""
-        self._room = waiting_bytes
+        """What comes while `initialize` is not answered, or the mirror is chosen; None at other times."""
+        self._room = self._waiting_bytes = waiting_bytes
         self._is_closed = False
         self.backend = first(_Link(self))
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether messages wait until it is known what serves the session."""
+        return self._waiting is not None
 
     # -- the backend ------------------------------------------------------------------------------------------------
 
     def receive(self, message: ClientMessage) -> None:
         """See `Backend`."""
-        if self._waiting is not None:
+        is_answer = message.opened.method is None
+        if self._waiting is not None and not (is_answer and self._greeting is not None):
             size = len(message.data) + _MESSAGE_BYTES
             if self._waiting and size > self._room:
                 raise Busy(
@@ -56,39 +66,57 @@ class FallbackBackend:
             self._room -= size
             self._waiting.append(message)
             return
-        if self._mirror_if_modern is not None and message.opened.method == mcp.INITIALIZE:
-            self._greeting = message
-        self.backend.receive(message)
+        is_greeting = message.opened.method == mcp.INITIALIZE and message.request_id is not None
+        if is_greeting and self._mirror_if_modern is not None:
+            self._greeting, self._waiting, self._room = message, [], self._waiting_bytes
+        try:
+            self.backend.receive(message)
+        except GatewayError:
+            if message is self._greeting:
+                self._greeting = self._waiting = None
+            raise
 
     async def close(self) -> None:
         """See `Backend`."""
         self._greeting, self._is_closed = None, True
         await self.backend.close()
 
-    # -- from the first backend -------------------------------------------------------------------------------------
+    # -- from a backend --------------------------------------------------------------------------------------------
 
     def sent(self, message: bytes, related_to: RequestId | None) -> None:
         """Pass a message on, unless it refuses `initialize`."""
-        if self._greeting is not None:
-            opened = jsonrpc.message(message)
-            if opened.method is None and isinstance(opened.id, Raw) and bytes(opened.id) == self._greeting.request_id:
-                if isinstance(opened.error, Raw):
-                    self._refused(message, lambda: self.link.send(message, related_to))
-                    return
-                self._greeting = None
-        self.link.send(message, related_to)
+        opened = jsonrpc.message(message) if self._greeting is not None else None
+        if opened is None or not self._answers_greeting(opened):
+            self.link.send(message, related_to)
+        elif isinstance(opened.error, Raw) and self._mirror_if_modern is not None:
+            self._refused(message, lambda: self.link.send(message, related_to))
+        else:
+            self._mirror_if_modern = None
+            self.link.send(message, related_to)
+            self._pass_on(self._waited())
+
+    def _answers_greeting(self, opened: jsonrpc.Message) -> bool:
+        """Whether a message answers `initialize`, the only request that the server has: an error may lack the id."""
+        if opened.method is not None or not isinstance(opened.id, Raw) or self._greeting is None:
+            return False
+        is_error, answered = isinstance(opened.error, Raw), request_id(opened.id)
+        return answered == self._greeting.request_id or (is_error and answered == b"null")
 
     def refused(self, request: RequestId, error: GatewayError) -> None:
         """Pass a refusal on, unless it is that of `initialize`; what refuses the credential says nothing of an era."""
-        is_greeting = self._greeting is not None and request == self._greeting.request_id
-        if is_greeting and not isinstance(error, Refused):
-            self._refused(b"", lambda: self.link.refuse(request, error))
-        else:
+        if self._greeting is None or request != self._greeting.request_id:
             self.link.refuse(request, error)
+        elif isinstance(error, Refused) or self._mirror_if_modern is None:
+            self.link.refuse(request, error)
+            for message in self._waited():
+                if message.request_id is not None:
+                    self.link.refuse(message.request_id, error)
+        else:
+            self._refused(b"", lambda: self.link.refuse(request, error))
 
     def ended(self) -> None:
         """End the session, unless the mirror may go on with it."""
-        if self._waiting is None:
+        if self._waiting is None or self._greeting is not None:
             self.link.close()
 
     def _refused(self, response: bytes, give_up: Callable[[], None]) -> None:
@@ -96,7 +124,6 @@ class FallbackBackend:
         mirror, self._mirror_if_modern = self._mirror_if_modern, None
         assert greeting is not None
         assert mirror is not None
-        self._waiting = []
         self._tasks.spawn(self._choose(mirror, greeting, response, give_up), "choose the mirror")
 
     async def _choose(
@@ -106,22 +133,31 @@ class FallbackBackend:
         try:
             connect = await mirror(self.backend, greeting, response)
         finally:
-            waiting, self._waiting = self._waiting or [], None
+            waiting = self._waited()
             if connect is None and not self._is_closed:
                 give_up()
                 self.link.close()
         if connect is not None and not self._is_closed:
-            self.backend = connect(self.link)
-            for message in (greeting, *waiting):
-                try:
-                    self.backend.receive(message)
-                except GatewayError as exc:
-                    if message.request_id is not None:
-                        self.link.refuse(message.request_id, exc)
+            self.backend = connect(_Link(self))
+            self._greeting, self._waiting = greeting, waiting
+            self._pass_on([greeting])
+
+    def _waited(self) -> list[ClientMessage]:
+        """What has waited; from now on nothing does."""
+        waiting, self._waiting, self._greeting = self._waiting or [], None, None
+        return waiting
+
+    def _pass_on(self, messages: list[ClientMessage]) -> None:
+        for message in messages:
+            try:
+                self.backend.receive(message)
+            except GatewayError as exc:
+                if message.request_id is not None:
+                    self.refused(message.request_id, exc)
 
 
 class _Link:
-    """The link of the first backend (`ClientLink`)."""
+    """The link of a backend (`ClientLink`)."""
 
     def __init__(self, fallback: FallbackBackend) -> None:
         self._fallback = fallback

@@ -6,7 +6,6 @@ The connection holds all state, so nothing is sealed: nested requests have numbe
 import itertools
 import secrets
 from collections.abc import Coroutine
-from contextlib import suppress
 
 from msgspec import Raw
 
@@ -46,7 +45,7 @@ class MirrorBackend:
             self._request(request_id, message)
         elif opened.method == mcp.INITIALIZED and self._changes is not None and not self._is_listening:
             self._is_listening = True
-            self.upstream.tasks.spawn(self._listen(self._changes, message.headers), "listen to changes")
+            self._changes.begin(message.headers)
         elif (call := self._calls.get(cancelled(opened) or b"")) is not None:
             call.runner.cancel()
             self.forget(call)
@@ -114,11 +113,6 @@ class MirrorBackend:
         self._profile = profile
         self._changes = Changes(self.upstream.server, self.upstream.tasks, profile, self._tell)
         return result
-
-    async def _listen(self, changes: Changes, headers: Headers) -> None:
-        if not self._is_closed:
-            with suppress(GatewayError):  # a server without subscriptions; a client learns that by subscribing
-                _ = await changes.listen(headers)
 
     async def _subscribe(self, method: str, uri: str, headers: Headers) -> bytes:
         assert self._changes is not None, "there is a profile"

@@ -28,6 +28,8 @@ _GROWTH_BYTES: Final = 16 << 20
 _MUCH_BYTES: Final = 4 << 20
 _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
+_PAUSE: Final = 100
+"""The pause after a collection, in durations of it: a caller who makes garbage all the time must not stop the rest."""
 MANY: Final = 200
 """So many held calls that a collection is put off: it walks the objects of all, about 0.02 ms each, while nothing else
 runs. And so many that to get their memory back is worth 8 % more instructions for each request."""
@@ -75,14 +77,17 @@ class IdleMemory:
         held: Callable[[], int],
         memory: ProcessMemory | None = None,
         allocator: PythonAllocator | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`held` counts the held calls."""
-        self._tasks, self._held = tasks, held
+        self._tasks, self._held, self._clock = tasks, held, clock
         self._memory = memory or ProcessMemory()
         self._allocator = allocator or PythonAllocator()
         self._needed = self._memory.resident()
         """The resident memory after the last collection, or less."""
         self._used_seconds = time.process_time()
+        self._may_again = 0.0
+        """When the next collection may begin."""
 
     def begin(self) -> None:
         """Keep freed memory from now on, and look whether there is too much, until the event loop ends."""
@@ -109,7 +114,12 @@ class IdleMemory:
             if self._held() < MANY:
                 self._allocator.use_c_library(wanted=False)
         elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() < MANY:
+            began = self._clock()
+            if began < self._may_again:
+                return
             self._memory.give_back()
+            ended = self._clock()
+            self._may_again = ended + _PAUSE * (ended - began)
             # What is needed now may be more than before: without this, each look would collect again. But while much
             # is given back, the next look does: the sessions of the calls that have ended are still being closed.
             self._needed = self._memory.resident()

@@ -65,7 +65,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True):
     """What another replica needs to resume the call: the upstream's session, the call's id, the last event id.
 
     `call` and `server_info` are JSON, `version` is the negotiated one. `task` is the upstream's id of the task that
-    the call has become, if it has.
+    the call has become, empty as long as the upstream has not told it, None if the call is no task.
     """
 
     session: str
@@ -78,7 +78,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_resumable(self) -> bool:
         """Whether another replica could go on with the call: it can read its stream from here on, or it is a task."""
-        return self.cursor is not None or self.task is not None
+        return self.cursor is not None or bool(self.task)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

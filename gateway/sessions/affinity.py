@@ -35,7 +35,7 @@ M = TypeVar("M", bound=Member)
 class SharedSession(Generic[M]):
     """One upstream session with the session objects that speak in it."""
 
-    __slots__ = ("asked_aside", "asked_in_call", "joiners", "owner")
+    __slots__ = ("asked_aside", "asked_in_call", "joiners", "must_not_end", "owner")
 
     def __init__(self, owner: M) -> None:
         self.owner = owner
@@ -45,6 +45,8 @@ class SharedSession(Generic[M]):
         """The server has asked on the stream of a call, which names the call."""
         self.asked_aside = False
         """The server has asked on the side stream, where nothing names the call."""
+        self.must_not_end = False
+        """A call may run in it that nothing here reads, or the server has forgotten it."""
 
     @property
     def names_calls(self) -> bool:

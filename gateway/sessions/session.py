@@ -91,11 +91,18 @@ class Session(HearingSession):
     @property
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
-        return not (self.lost or self.pending or self._owes or self._is_shared)
+        shared = self.shared
+        # An adopted one that went deaf may have been adopted by another process, too.
+        is_ours = not (self._owes or self._is_shared or (self.adopted and self.lost))
+        return is_ours and not (shared.must_not_end or shared.joiners or self.pending)
 
     def works_on(self, call: Call) -> bool:
         """Whether this very call is in flight."""
         return self.in_flight is call
+
+    def lose(self) -> None:
+        """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
+        self.lost = self.shared.must_not_end = True
 
     def move(self, state: SessionState | None) -> None:
         """Change the state, and count it in the metrics."""
@@ -148,26 +155,29 @@ class Session(HearingSession):
         self.opened = True
         self.shared.join(self)
 
-    async def set_log_level(self, level: str, headers: Headers, idle_seconds: float) -> None:
+    async def set_log_level(self, level: str, headers: Headers, timeout_seconds: float) -> None:
         """Set the log level, if it differs and the upstream offers logging; a refusal costs only the logs."""
         if level == self._log_level or not self.shaken.offers("logging"):
             return
-        await self.ask(mcp.SET_LEVEL, {"level": level}, headers, idle_seconds)
+        await self.ask(mcp.SET_LEVEL, {"level": level}, headers, timeout_seconds)
         self._log_level = level
 
-    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, idle_seconds: float) -> None:
+    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, timeout_seconds: float) -> None:
         """Be subscribed to these resources alone, if the upstream offers that; a refusal costs only their updates."""
         if uris == self._subscribed or not self.shaken.offers("resources", "subscribe"):
             return
         for method, changed in ((mcp.UNSUBSCRIBE, self._subscribed - uris), (mcp.SUBSCRIBE, uris - self._subscribed)):
             for uri in changed:
-                await self.ask(method, {"uri": uri}, headers, idle_seconds)
+                await self.ask(method, {"uri": uri}, headers, timeout_seconds)
         self._subscribed = uris
 
     async def ask(
         self, method: str, params: Mapping[str, object], headers: Headers, timeout_seconds: float
     ) -> Raw | jsonrpc.Error:
-        """Send a request on the gateway's own account, without a client; returns its result or its error."""
+        """Send a request on the gateway's own account, without a client; returns its result or its error.
+
+        The time is `timeouts.handshake_seconds`, as of all such requests.
+        """
         answer = OwnListener()
         call = Call(self.next_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
@@ -175,8 +185,10 @@ class Session(HearingSession):
             async with asyncio.timeout(timeout_seconds):
                 await self.run(call, headers)
         except TimeoutError as exc:
-            self.lost = True
-            raise CallLost(f"The upstream of route {self._route} did not answer {method} in time") from exc
+            raise CallLost(
+                f"The upstream of route {self._route} did not answer {method} in {timeout_seconds:g} s "
+                "(timeouts.handshake_seconds)"
+            ) from exc
         if answer.outcome is None:
             raise CallLost(f"The upstream of route {self._route} did not answer {method}")
         return answer.outcome
@@ -239,7 +251,7 @@ class Session(HearingSession):
             reading = self.channel.resume(cursor, headers, self.hear_call, attached, is_shared=self._is_shared)
             await self._follow(call, headers, reading)
         except Refused:
-            self.lost = True  # for this process; the call still runs there, so the session must not be deleted
+            self.lose()  # for this process; the call still runs there
             raise
 
     def _follow(
@@ -273,11 +285,11 @@ class Session(HearingSession):
             self._forget()
             raise
         except CallLost:
-            self.lost = True  # the call may still run there, so the session must not be deleted
+            self.lose()  # the call may still run there
             raise
         except asyncio.CancelledError:
             if not call.left or call.reader is None or call.reader.uncancel() > 0:
-                self.lost = True
+                self.lose()
                 raise
             # `Call.leave`: the answer was delivered already, or is not wanted.
         finally:
@@ -288,7 +300,7 @@ class Session(HearingSession):
 
     def _forget(self) -> None:
         """The upstream does not know the session any more."""
-        self.lost = True
+        self.lose()
         self._metrics.session_lost(self._route)
         log.info(
             Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
@@ -312,7 +324,7 @@ class Session(HearingSession):
 
     def detach(self) -> None:
         """Leave the session and its call to another process: read and answer nothing more, and do not end it."""
-        self.lost = True
+        self.lose()
         self.abandon()
         self._settle()
 

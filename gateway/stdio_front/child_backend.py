@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Final
 
 from gateway.legacy_front.backend import ClientLink, ClientMessage
 from gateway.process.child import Child
@@ -14,10 +15,18 @@ from gateway.upstream.stdio import is_message
 log = get_logger()
 
 
+_MESSAGE_BYTES: Final = 512
+"""What a message costs besides its text."""
+
+
 class ChildBackend:
     """A `Backend` that is one child."""
 
-    def __init__(self, stdio: StdioEra, link: ClientLink, tasks: Tasks) -> None:
+    def __init__(self, stdio: StdioEra, link: ClientLink, tasks: Tasks, waiting_bytes: int) -> None:
+        """Beyond `waiting_bytes`, the host has to wait."""
+        self._room = waiting_bytes
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._stdio = stdio
         self._link = link
         self.child: Child | None = None
@@ -27,6 +36,18 @@ class ChildBackend:
     def receive(self, message: ClientMessage) -> None:
         """Pass a message on, in the order of their arrival."""
         self._waiting.put_nowait(message)
+        self._take_room(_size(message))
+
+    def _take_room(self, size: int) -> None:
+        self._room -= size
+        if self._room >= 0:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+
+    async def ready(self) -> None:
+        """Wait until the child has read enough of what was sent to it."""
+        _ = await self._has_room.wait()
 
     async def _pass_on(self) -> None:
         while True:
@@ -38,6 +59,7 @@ class ChildBackend:
                 if message.request_id is not None:
                     self._link.refuse(message.request_id, exc)
             finally:
+                self._take_room(-_size(message))
                 self._waiting.task_done()
 
     async def _start(self) -> Child:
@@ -58,6 +80,7 @@ class ChildBackend:
     def give_up_child(self) -> Child | None:
         """Return the child, which this backend serves no longer."""
         _ = self._passing.cancel()
+        self._has_room.set()
         child, self.child = self.child, None
         return child
 
@@ -75,3 +98,7 @@ class ChildBackend:
         child = self.give_up_child()
         if child is not None:
             await child.close()
+
+
+def _size(message: ClientMessage) -> int:
+    return len(message.data) + _MESSAGE_BYTES

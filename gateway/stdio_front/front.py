@@ -48,6 +48,8 @@ class StdioFront:
         self._legacy: LegacyHost | None = None
         self._child: ChildBackend | None = None
         """The child of a legacy host."""
+        self._fallback: FallbackBackend | None = None
+        """What serves a legacy host whose server may turn out to be modern."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the server has ended the session."""
 
@@ -58,6 +60,8 @@ class StdioFront:
                 await self._receive(line)
             except GatewayError as exc:
                 self._host.send(error_response(exc.request_id, exc))
+            if self._child is not None:
+                await self._child.ready()
 
     async def _receive(self, line: bytes | None) -> None:
         if line is None:
@@ -107,7 +111,7 @@ class StdioFront:
         stdio = self._live.upstream.stdio
         if stdio is None:
             return SessionRelay(self._live, link)
-        self._child = ChildBackend(stdio, link, self._tasks)
+        self._child = ChildBackend(stdio, link, self._tasks, self._live.config.limits.body_bytes)
         return self._child
 
     def _mirror(self, link: ClientLink) -> Backend:
@@ -116,7 +120,8 @@ class StdioFront:
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes
-        return FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
+        self._fallback = FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
+        return self._fallback
 
     async def _mirror_if_modern(self, refusing: Backend, _: ClientMessage, response: bytes) -> Connect | None:
         stdio, self._child = self._live.upstream.stdio, None
@@ -137,11 +142,13 @@ class StdioFront:
 
     async def finish(self, seconds: float, cancel_questions: Callable[[], None]) -> None:
         """The host sends nothing more: running calls may finish, but questions to the host are cancelled."""
-        if self._child is not None:
-            await self._child.finish(seconds)
-            return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
+        while self._fallback is not None and self._fallback.is_undecided and loop.time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        if self._child is not None:
+            await self._child.finish(deadline - loop.time())
+            return
         while loop.time() < deadline:
             cancel_questions()
             if not self._is_busy:

@@ -9,7 +9,7 @@ session has one call in flight; between two of them the task itself counts as th
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -72,7 +72,7 @@ class Relay:
 class _Answer:
     """The listener of one request of a task: it keeps the answer, and passes everything else on."""
 
-    def __init__(self, listener: Listener, ended: Callable[[Raw | jsonrpc.Error], None]) -> None:
+    def __init__(self, listener: Listener, ended: Callable[[Raw], None]) -> None:
         self._listener = listener
         self._ended = ended
         self.outcome: Raw | jsonrpc.Error | None = None
@@ -84,8 +84,8 @@ class _Answer:
     def hear(self, event: on.Event) -> None:
         match event:
             case on.Resulted(result=result):
-                self.outcome = Raw(result)
-                self._ended(self.outcome)
+                self.outcome = found = Raw(result)
+                self._ended(found)
             case on.Failed(error=error):
                 self.outcome = error
             case _:
@@ -97,15 +97,15 @@ def standing(listener: Listener) -> Call:
     return Call(b"", b"", listener)
 
 
-async def send(
-    call: Call, session: Session, headers: Headers, ended: Callable[[Raw | jsonrpc.Error], None] = lambda _: None
+async def answer_to(
+    call: Call, reading: Awaitable[None], ended: Callable[[Raw], None] = lambda _: None
 ) -> Raw | jsonrpc.Error:
-    """Send one request and return its answer; the call's listener hears everything else. Raises as `Session.run`.
+    """Return the answer to a request, whose listener hears everything else. Raises what `reading` its stream raises.
 
     `ended` is called with a result before anything else is heard.
     """
     answer = call.listener = _Answer(call.listener, ended)
-    await session.run(call, headers)
+    await reading
     if answer.outcome is None:
         raise CallLost("The upstream did not answer a request of a task; the task may have had effects")
     return answer.outcome
@@ -221,7 +221,8 @@ class Follower:
         """Send a request about the task; raises as `Session.run`."""
         id_ = id_ or self.session.next_id()
         message = jsonrpc.request(id_, method, {"taskId": self.task_id})
-        return await send(Call(id_, message, self._listener, self.progress_token), self.session, self._headers())
+        call = Call(id_, message, self._listener, self.progress_token)
+        return await answer_to(call, self.session.run(call, self._headers()))
 
     @property
     def must_not_be_cancelled(self) -> bool:

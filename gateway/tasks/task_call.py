@@ -5,7 +5,8 @@ its end and the client sees an ordinary call, or the client gets the task (`adop
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -15,7 +16,6 @@ from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
-from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
@@ -24,7 +24,6 @@ from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
 from gateway.tasks.follower import Follower, Past, Relay
 from gateway.tasks.legacy_tasks import Created, Status
-from gateway.telemetry import Step
 
 Adopt = Callable[[Context, Session, Created, Relay], bytes]
 """Takes a task over from its call, and returns the CreateTaskResult for its client; raises Busy."""
@@ -49,8 +48,9 @@ class TaskCall(UpstreamCall):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether another replica could go on with the task."""
-        return self._follower is not None and self._follower.session.channel.session_id is not None
+        """Whether another replica could go on with the task, or read the stream on which it will be made."""
+        driven = self._follower
+        return super().is_resumable or (driven is not None and driven.session.channel.session_id is not None)
 
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (as for a plain call)
         return self.is_resumable and self._context.live.process.witness.is_needed
@@ -58,27 +58,39 @@ class TaskCall(UpstreamCall):
     def whereabouts(self) -> Upstream | None:
         """Where another replica would find the task."""
         found = super().whereabouts()
-        return found and replace(found, task=self._follower.task_id if self._follower is not None else None)
+        return found and replace(found, task=self._follower.task_id if self._follower is not None else "")
 
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
-        """Go on with the task of another replica; `is_shared` if that replica may still follow it."""
-        assert upstream.task is not None, "what was no task is continued as a request"
+        """Go on with the task of another replica; `is_shared` if that replica may still follow it.
+
+        The task may have been made after the state was sealed: then its id is on the stream of the call.
+        """
         session = await self._adopted_session(upstream, is_shared=is_shared)
-        if session is None:
-            return
-        self._call, self._is_sent = Call(upstream.call, b"", self._listener), True
-        self._follower = self._new_follower(session, upstream.task, self._listener)
 
         def looked(status: Status | None) -> None:
             if status is not None:
-                self._report.step(Step.RESUMED)
-            opened.set_result(status is not None)
+                self._resumed(opened)
+            elif not opened.done():
+                opened.set_result(False)
 
         former = "" if is_shared else self._former_holder
-        await self._drive(self._follower, Past(looked, is_shared=is_shared, former_holder=former))
+        past = Past(looked, is_shared=is_shared, former_holder=former)
+        call = Call(upstream.call, b"", self._listener, upstream.call)
+        if upstream.task:
+            self._call, self._is_sent = call, True
+            await self._drive(self._new_follower(session, upstream.task, call, self._listener), past)
+            return
+        self._sent(call)
+        self._is_sent = not is_shared  # as in `RequestCall.resume`
+        cursor, attached = upstream.cursor or "", partial(self._resumed, opened)
+        reading = session.resume(call, cursor, self._call_headers(call), attached)
+        await self._follow_from_creation(session, call, reading, Relay(self._listener), past)
 
-    def _new_follower(self, session: Session, task_id: str, listener: Listener) -> Follower:
-        return Follower(session, task_id, listener, lambda: self._context.headers, self._context.live.process)
+    def _new_follower(self, session: Session, task_id: str, call: Call, listener: Listener) -> Follower:
+        context = self._context
+        driven = self._follower = Follower(session, task_id, listener, lambda: context.headers, context.live.process)
+        driven.progress_token = call.progress_token
+        return driven
 
     async def _run(self) -> None:
         try:
@@ -103,26 +115,43 @@ class TaskCall(UpstreamCall):
         span = self._report.call_span(session.shaken.version)
         task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
         relay = Relay(self._listener)
-        session.standing = follower.standing(relay)  # a question may come as soon as there is a task
         call = legacy_call(context.request, session.next_id(), relay, span, task)
         self._sent(call)
+        reading = session.run(call, self._call_headers(call))
+        await self._follow_from_creation(session, call, reading, relay)
 
-        def ended(answer: Raw | jsonrpc.Error) -> None:
-            if self._adopt is not None and isinstance(answer, Raw) and legacy_tasks.created(answer) is not None:
+    async def _follow_from_creation(
+        self, session: Session, call: Call, reading: Awaitable[None], relay: Relay, past: Past | None = None
+    ) -> None:
+        """Read the answer that makes the task, then follow the task."""
+        session.standing = follower.standing(relay)  # a question may come as soon as there is a task
+
+        def ended(answer: Raw) -> None:
+            """Follow the task from now on, though its server may leave the stream open for a while."""
+            created = legacy_tasks.created(answer)
+            if created is None:
+                return
+            _ = self._new_follower(session, created.id, call, relay)
+            if not self._is_wanted():
+                self.cancel("the client closed its request")
+                self.release(clean=False)
+            elif self._adopt is not None:
                 relay.pause()
 
-        answer = await follower.send(call, session, self._call_headers(call), ended)
-        created = legacy_tasks.created(answer) if isinstance(answer, Raw) else None
-        if created is None:  # the tool ended at once, or failed
-            self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
+        try:
+            answer = await follower.answer_to(call, reading, ended)
+        except CallLost:
+            if call is self._call:
+                raise
             return
-        self._follower = self._new_follower(session, created.id, relay)
-        if not self._is_wanted():
-            self.cancel("the client closed its request")
-            self.release(clean=False)
+        if call is not self._call:
+            return  # it was given up, left to another replica, or is run again
+        created = legacy_tasks.created(answer) if isinstance(answer, Raw) else None
+        driven = self._follower
+        if created is None or driven is None:  # the tool ended at once, or failed
+            self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
         elif self._adopt is None:
-            self._follower.progress_token = call.progress_token
-            await self._drive(self._follower)
+            await self._drive(driven, past)
         else:
             self._hand_over(self._adopt, session, created, relay)
 

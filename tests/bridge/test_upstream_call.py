@@ -8,8 +8,8 @@ import pytest
 
 from gateway.protocol import mcp
 from gateway.sessions.session import Session
-from tests.support.fake_upstream import URL, FakeUpstream, Turn, one_question, text
-from tests.support.replicas import later
+from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, one_question, text
+from tests.support.replicas import Gate, later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually, leave
 
@@ -270,3 +270,39 @@ async def test_a_bug_while_answers_are_sent_ends_the_call_and_tells_the_upstream
         _ = await upstream.saw(mcp.CANCELLED)
     assert stand.gateway.tasks._short_work == 0
     stand.planted_bugs = 1
+
+
+async def test_a_call_that_runs_again_is_not_broken_by_the_stream_of_the_run_before(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    """The stream breaks first, but whether the tool may run twice is known first to the answer that fails too."""
+
+    async def breaks_when_answered(turn: Turn) -> None:
+        params = {**FORM, "requestedSchema": {**FORM["requestedSchema"], "title": "q"}}  # type: ignore[dict-item]
+        await turn.say({"id": "q", "method": mcp.ELICIT, "params": params})
+        await upstream.saw("answer")
+        await turn.notify(mcp.TOOLS_CHANGED, {})
+        await turn.reset()
+
+    async def refused(turn: Turn) -> None:
+        await upstream.saw("tools/list", 2)
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    async def slow(turn: Turn) -> None:
+        await upstream.saw("tools/call", 2)
+        await turn.result({"tools": upstream.tools})
+
+    stand = await begin()
+    client = stand.client()
+    gate = Gate(upstream)
+    upstream.once("tools/call", breaks_when_answered)
+    asked = await client.call()
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    upstream.once("answer", refused)
+    upstream.once("tools/list", slow)
+    answering = later(client.answer(asked))
+    await eventually(gate.answered.is_set, "the second run has its answer")
+    await eventually(lambda: stand.tasks().count("call") <= 1, "the task of the first run has ended")
+    gate.go.set()
+    assert (await answering).text == "done"
+    assert len(upstream.of("tools/call")) == 2

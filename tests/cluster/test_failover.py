@@ -10,6 +10,7 @@ from gateway.seal.peer_messages import Data, End, Gone, Head
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
 from tests.support.fake_peer import Asked, FakePeer, Silent
+from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
     TOKEN,
@@ -30,7 +31,7 @@ from tests.support.replicas import (
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, Stand, eventually, jwt
+from tests.support.workbench import ACCEPT, Stand, eventually, jwt, leave
 
 
 async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
@@ -468,3 +469,21 @@ async def test_another_principal_cannot_have_a_call_taken_over(upstream: FakeUps
     reply = await two.client(jwt(iss="i", sub="eve")).answer(asked)
     assert reply.outcome == (400, -32602, "invalid_request_state")
     assert asked_peers(two) == {}, "no peer is asked for a state that does not open"
+
+
+async def test_a_take_over_that_its_client_leaves_sends_nothing_in_the_session(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    store = FakeStore(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2")
+    asked = await one.client().call()
+    await cluster.crash(one)
+    upstream.on("GET", lambda turn: turn.for_ever())
+    before = len(upstream.of("GET"))
+    retry = later(two.client().answer(asked))
+    (*_, opening) = await upstream.saw("GET", before + 1)
+    await leave(retry)
+    await eventually(opening.cut.is_set, "the session is left")
+    await eventually(lambda: not two.busy_tasks(), "the take-over has ended")
+    assert two.sessions("busy") == store.resumed == 0
+    assert "answer" not in upstream.words

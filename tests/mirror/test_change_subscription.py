@@ -9,7 +9,7 @@ from gateway.mirror import change_subscription as module
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, InvalidParams
+from gateway.protocol.errors import CallLost, InvalidParams, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.fake_server import FakeServer, Sent
@@ -25,10 +25,14 @@ class Bench:
     def __init__(self, tasks: Tasks) -> None:
         self.server, self.tasks = FakeServer(), tasks
         self.told: list[str | None] = []
-        self.changes = Changes(self.server, tasks, PROFILE, self._told)
+        self.given_up = 0
+        self.changes = Changes(self.server, tasks, PROFILE, self._told, self._gave_up)
 
     def _told(self, message: bytes) -> None:
         self.told.append(jsonrpc.message(message).method)
+
+    def _gave_up(self) -> None:
+        self.given_up += 1
 
     def subscribe(self, uri: str) -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(self.changes.subscribe(uri, HEADERS))
@@ -81,6 +85,25 @@ async def test_the_last_of_several_streams_has_everything_that_is_wanted(bench: 
     assert len(bench.streams) == 2
 
 
+async def test_a_session_that_begins_to_listen_goes_on_until_the_server_can_be_reached(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSES", (0.0,))
+    bench.changes.begin(HEADERS)
+    (await bench.opened(1)).fails(Unreachable("refused the connection"))
+    (await bench.opened(2)).acknowledges()
+    await eventually(lambda: bench.told == [mcp.TOOLS_CHANGED], "something may have changed meanwhile")
+
+
+async def test_a_session_that_listens_at_once_has_missed_nothing(bench: Bench) -> None:
+    bench.changes.begin(HEADERS)
+    stream = await bench.opened(1)
+    stream.acknowledges()
+    await eventually(lambda: not bench.tasks)
+    stream.says(method=mcp.PROMPTS_CHANGED)
+    assert bench.told == [mcp.PROMPTS_CHANGED]
+
+
 async def test_what_an_acknowledgement_says_of_tasks_is_not_looked_at(bench: Bench) -> None:
     subscribed = bench.subscribe("a:b")
     stream = await bench.opened(1)
@@ -121,7 +144,7 @@ async def test_a_server_that_ends_every_stream_is_asked_only_so_often(
         stream.completes()
     _ = await listening
     await eventually(lambda: not bench.tasks)
-    assert len(bench.streams) == 5
+    assert (len(bench.streams), bench.given_up) == (5, 1)
     again = asyncio.get_running_loop().create_task(bench.changes.listen(HEADERS))
     (await bench.opened(6)).acknowledges()
     _ = await again

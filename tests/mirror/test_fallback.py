@@ -75,7 +75,7 @@ class Bench:
         return self.backends[-1]
 
     async def _mirror_if_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> Connect | None:
-        assert greeting.data == GREETING
+        assert greeting.opened.method == "initialize"
         self.asked.append(response)
         await refusing.close()
         return self._connect if await self.chosen else None
@@ -117,11 +117,92 @@ async def test_a_refusal_leads_to_the_mirror_which_gets_everything_from_the_begi
     await bench.choose(is_modern=True)
     first, mirror = bench.backends
     assert first.is_closed
-    assert mirror.received == [GREETING, READY, LIST]
     assert bench.asked == [REFUSAL]
     mirror.link.send(ACCEPTED, b"0")
+    assert mirror.received == [GREETING, READY, LIST]
     assert bench.link.sent == [ACCEPTED]
     assert not bench.link.is_closed
+
+
+async def test_what_comes_before_the_refusal_reaches_the_mirror_and_nothing_else(bench: Bench) -> None:
+    bench.say(GREETING, LIST, READY)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    await asyncio.sleep(0)
+    await bench.choose(is_modern=True)
+    first, mirror = bench.backends
+    mirror.link.send(ACCEPTED, b"0")
+    assert (first.received, mirror.received) == ([GREETING], [GREETING, LIST, READY])
+
+
+async def test_what_comes_before_the_server_accepts_follows_in_order(bench: Bench) -> None:
+    bench.say(GREETING, LIST, READY)
+    (first,) = bench.backends
+    assert bench.fallback.is_undecided
+    first.link.send(ACCEPTED, b"0")
+    assert first.received == [GREETING, LIST, READY]
+    assert not bench.fallback.is_undecided
+
+
+async def test_an_answer_to_what_the_server_asks_before_it_accepts_does_not_wait(bench: Bench) -> None:
+    pong = b'{"jsonrpc":"2.0","id":"ping","result":{}}'
+    bench.say(GREETING, LIST, pong)
+    assert bench.backends[0].received == [GREETING, pong]
+
+
+async def test_what_comes_before_a_refused_credential_is_refused_too_and_the_client_may_greet_again(
+    bench: Bench,
+) -> None:
+    bench.say(GREETING, LIST, READY)
+    error = Refused("no", status=401)
+    bench.backends[0].link.refuse(b"0", error)
+    assert bench.link.refused == [(b"0", error), (b"1", error)]
+    bench.say(GREETING)
+    assert bench.backends[0].received == [GREETING, GREETING]
+
+
+async def test_what_the_server_does_not_take_after_it_has_accepted_is_answered(bench: Bench) -> None:
+    bench.say(GREETING, LIST)
+    (first,) = bench.backends
+    first.error = Busy("full", status=503)
+    first.link.send(ACCEPTED, b"0")
+    assert bench.link.sent == [ACCEPTED]
+    assert bench.link.refused == [(b"1", first.error)]
+
+
+async def test_a_greeting_that_cannot_be_taken_may_be_repeated(bench: Bench) -> None:
+    (first,) = bench.backends
+    first.error = Busy("full", status=503)
+    with pytest.raises(Busy):
+        bench.say(GREETING)
+    first.error = None
+    bench.say(GREETING)
+    assert first.received == [GREETING]
+
+
+async def test_a_greeting_that_is_no_request_waits_for_no_answer(bench: Bench) -> None:
+    notice = b'{"jsonrpc":"2.0","method":"initialize"}'
+    bench.say(notice, GREETING)
+    assert bench.backends[0].received == [notice, GREETING]
+
+
+async def test_a_server_that_ends_before_it_answers_ends_the_session(bench: Bench) -> None:
+    bench.say(GREETING, LIST)
+    bench.backends[0].link.close()
+    assert bench.link.is_closed
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [(b'"\\u0061"', b'"a"'), (b'"a"', b'"\\u0061"'), (b"0", b"null")],
+    ids=["escaped", "answer escaped", "no id"],
+)
+async def test_a_refusal_is_recognised_however_its_id_is_written(bench: Bench, sent: bytes, answered: bytes) -> None:
+    greeting = GREETING.replace(b'"id":0', b'"id":' + sent)
+    bench.say(greeting)
+    bench.backends[0].link.send(REFUSAL.replace(b'"id":0', b'"id":' + answered), None)
+    assert bench.link.sent == []
+    assert bench.fallback.is_undecided
+    await bench.fallback.close()
 
 
 async def test_a_refusal_of_a_server_that_is_not_modern_reaches_the_client(bench: Bench) -> None:
@@ -160,6 +241,7 @@ async def test_what_waits_for_the_choice_has_a_limit_in_bytes(bench: Bench) -> N
         bench.say(READY)
     await asyncio.sleep(0)
     await bench.choose(is_modern=True)
+    bench.backends[1].link.send(ACCEPTED, b"0")
     assert bench.backends[1].received == [GREETING, large]
     bench.say(READY)
     assert bench.backends[1].received[-1] == READY
@@ -182,7 +264,7 @@ async def test_a_session_that_is_closed_while_the_mirror_is_chosen_ends_with_it(
 
 
 async def test_what_the_mirror_refuses_is_answered(bench: Bench) -> None:
-    bench.say(GREETING)
+    bench.say(GREETING, LIST)
     bench.backends[0].link.send(REFUSAL, b"0")
     await asyncio.sleep(0)
     error = InvalidParams("no protocolVersion")
@@ -195,4 +277,24 @@ async def test_what_the_mirror_refuses_is_answered(bench: Bench) -> None:
 
     bench._connect = refusing  # type: ignore[method-assign]
     await bench.choose(is_modern=True)
-    assert bench.link.refused == [(b"0", error)]
+    assert bench.link.refused == [(b"0", error), (b"1", error)]
+
+
+async def test_a_mirror_that_cannot_greet_the_server_answers_what_waits(bench: Bench) -> None:
+    bench.say(GREETING, LIST)
+    bench.backends[0].link.send(REFUSAL, b"0")
+    await asyncio.sleep(0)
+    await bench.choose(is_modern=True)
+    bench.backends[1].link.send(REFUSAL, b"0")
+    assert bench.link.sent == [REFUSAL]
+    assert bench.backends[1].received == [GREETING, LIST], "the mirror answers it"
+
+
+async def test_a_second_greeting_leaves_the_session_where_it_is(bench: Bench) -> None:
+    bench.say(GREETING)
+    (first,) = bench.backends
+    first.link.send(ACCEPTED, b"0")
+    bench.say(GREETING)
+    first.link.send(REFUSAL, b"0")
+    assert bench.link.sent == [ACCEPTED, REFUSAL]
+    assert bench.asked == []

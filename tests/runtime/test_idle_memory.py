@@ -23,6 +23,9 @@ class FakeMemory(ProcessMemory):
         self.needed = mib
         self.given_back = 0
         self.is_kept = False
+        self.seconds = 0.0
+        """How long it takes to give memory back."""
+        self.now = 0.0
 
     def resident(self) -> int:
         return int(self.mib * MIB)
@@ -33,6 +36,7 @@ class FakeMemory(ProcessMemory):
     def give_back(self) -> None:
         self.given_back += 1
         self.mib = self.needed
+        self.now += self.seconds
 
 
 class FakeAllocator(PythonAllocator):
@@ -51,7 +55,7 @@ def memory() -> FakeMemory:
 
 
 def idle(memory: FakeMemory, held: int = 0) -> IdleMemory:
-    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, FakeAllocator())
+    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, FakeAllocator(), lambda: memory.now)
 
 
 def test_memory_that_grew_is_given_back_once_the_process_is_quiet(memory: FakeMemory) -> None:
@@ -114,9 +118,19 @@ def test_a_busy_process_is_not_stopped_for_a_collection(memory: FakeMemory, monk
     assert memory.given_back == 1
 
 
+def test_collections_take_a_hundredth_of_the_time_at_most_whoever_makes_the_garbage(memory: FakeMemory) -> None:
+    it = idle(memory)
+    memory.seconds = 0.4
+    for _ in range(200):
+        memory.mib = memory.needed + 20
+        it.look()
+        memory.now += idle_memory.LOOK_SECONDS
+    assert memory.given_back == pytest.approx(memory.now / 100 / memory.seconds, abs=3)
+
+
 def test_the_c_library_is_used_from_many_held_calls_until_their_memory_is_given_back(memory: FakeMemory) -> None:
     allocator, held = FakeAllocator(), MANY
-    it = IdleMemory(Tasks(Metrics("0")), lambda: held, memory, allocator)
+    it = IdleMemory(Tasks(Metrics("0")), lambda: held, memory, allocator, lambda: memory.now)
     it.expect_many()
     it.look()
     assert allocator.is_c_library, "though there is not much memory yet"

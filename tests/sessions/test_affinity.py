@@ -12,7 +12,7 @@ from gateway.protocol import mcp
 from gateway.sessions.affinity import SharedSession
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Client, Reply, Stand, eventually, jwt
+from tests.support.workbench import Client, Reply, Stand, eventually, jwt, leave
 from tests.upstream.test_faults import challenge
 
 BUSY = (503, -32603, "busy")
@@ -451,6 +451,23 @@ async def test_an_idle_session_is_not_ended_under_its_joiners(
     assert await answer(client, joiner) == "accept"
     await upstream.saw("DELETE")
     assert len(upstream.of("initialize")) == 1
+
+
+async def test_a_session_is_not_ended_in_which_the_call_of_a_joiner_may_still_run(
+    upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, sessions={"quarantine_seconds": 0.05})
+    client = stand.client("Bearer ada")
+    owner = await ask(client)
+    hanging = begun(do(client, "hang"))
+    await upstream.saw("tools/call", 2)
+    await leave(hanging)
+    await eventually(upstream.of("tools/call")[1].cut.is_set, "the gateway has given the call up")
+    assert await answer(client, owner) == "accept"
+    assert (await do(client, "nothing")).text == "done"
+    assert set(sessions(upstream)) == {"s1"}
+    await stand.gateway.close()
+    assert not upstream.of("DELETE")
 
 
 async def test_an_idle_session_makes_room_once_its_joiners_have_left(

@@ -8,12 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import Timeouts
+from gateway.config import Limits, Timeouts
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.child_backend import ChildBackend
+from gateway.stdio_front.front import StdioFront
 from gateway.telemetry import Metrics
+from tests.support.workbench import eventually
 
 CALL = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
 
@@ -65,7 +67,7 @@ async def tasks() -> AsyncIterator[Tasks]:
 async def test_what_the_host_sent_before_its_end_reaches_a_child_that_starts_slowly(tasks: Tasks) -> None:
     launcher = FakeLauncher()
     stdio: Any = SimpleNamespace(launcher=launcher)
-    backend = ChildBackend(stdio, Mock(), tasks)
+    backend = ChildBackend(stdio, Mock(), tasks, 1_000)
     backend.receive(ClientMessage(CALL, jsonrpc.message(CALL)))
     finishing = tasks.start(backend.finish(5), "drain")
     await asyncio.sleep(0)
@@ -73,3 +75,34 @@ async def test_what_the_host_sent_before_its_end_reaches_a_child_that_starts_slo
     await finishing
     assert launcher.child.events == [CALL, b"end of input"]
     await backend.close()
+
+
+class FakeHost:
+    """A FAKE host that writes lines as fast as they are read."""
+
+    def __init__(self, lines: int) -> None:
+        self.left = lines
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        while self.left:
+            self.left -= 1
+            yield CALL.replace(b"1,", b"%d," % self.left)
+
+
+async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks: Tasks) -> None:
+    launcher, host = FakeLauncher(), FakeHost(100)
+    live: Any = SimpleNamespace(
+        process=SimpleNamespace(tasks=tasks),
+        config=SimpleNamespace(limits=Limits(body_bytes=10_000)),
+        route=SimpleNamespace(era="bridge", path="/mcp"),
+        upstream=SimpleNamespace(stdio=SimpleNamespace(launcher=launcher)),
+    )
+    front = StdioFront(host, Mock(), live)  # type: ignore[arg-type]
+    running = tasks.start(front.run(), "host")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert host.left > 50, "the gateway reads no further"
+    launcher.may_start.set()
+    await eventually(lambda: len(launcher.child.events) == 100, "everything arrives")
+    await running
+    await front.close()

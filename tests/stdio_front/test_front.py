@@ -296,6 +296,19 @@ async def test_a_running_call_may_finish_after_the_host_has_closed_its_end() -> 
         assert await running.ended() == 0
 
 
+@pytest.mark.parametrize("command", [OLD, NEW], ids=["legacy", "modern"])
+async def test_a_legacy_host_may_write_everything_at_once_and_close_its_end(command: list[str]) -> None:
+    async with host(command) as running:
+        running.write(initialize())
+        running.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        running.write(legacy("tools/call", 5, name="echo", arguments={"x": 1}))
+        running.stdin.close()
+        assert "result" in await running.read()
+        answer = await running.read()
+        assert (answer["id"], answer["result"]["content"][0]["text"]) == (5, '{"x": 1}')
+        assert await running.ended() == 0
+
+
 async def test_a_question_is_cancelled_when_the_host_closes_its_end() -> None:
     """Else the end would wait for hold.drain_seconds."""
     config = {"hold": {"drain_seconds": 3600}, "routes": [{"upstream": {"command": OLD}}]}

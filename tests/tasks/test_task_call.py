@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
+from gateway.protocol import mcp
 from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY
+from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
-
-pytestmark = pytest.mark.processes
+from tests.support.legacy_client import later
+from tests.support.stand import Start
+from tests.support.workbench import ALL, eventually, leave
+from tests.tasks.test_live_task import EXTENSION, TaskServer
 
 FAKE: dict[str, Any] = {
     "command": [sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_task_stdio.py")],
@@ -18,6 +22,7 @@ FAKE: dict[str, Any] = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}], ids=str)
 async def test_a_driven_task_may_ask_as_soon_as_it_is_made(given: dict[str, bool]) -> None:
     async with gateway(FAKE) as gw, wire(gw.url) as client:
@@ -27,6 +32,7 @@ async def test_a_driven_task_may_ask_as_soon_as_it_is_made(given: dict[str, bool
         await gw.settled()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("given", [{}, {"impatient": True}, {"first": True}], ids=str)
 async def test_a_task_of_a_client_may_ask_as_soon_as_it_is_made(given: dict[str, bool]) -> None:
     async with gateway(FAKE) as gw, wire(gw.url) as client:
@@ -34,3 +40,56 @@ async def test_a_task_of_a_client_may_ask_as_soon_as_it_is_made(given: dict[str,
         asked = await task.until("input_required")
         _ = await task.answer(asked, ACCEPT)
         assert (await task.until("completed"))["result"]["content"][0]["text"] == "Ann"
+
+
+async def test_a_client_that_leaves_while_its_task_is_made_is_no_failure_of_the_server(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    async def never(turn: Turn) -> None:
+        await turn.raw(b"")
+        await turn.for_ever()
+
+    stand = await begin(sessions={"quarantine_seconds": 0.05})
+    _ = TaskServer(upstream)
+    upstream.tool(never)
+    client = stand.client()
+    _ = await client.post(mcp.TOOLS_LIST)
+    calling = later(client.call())
+    (making,) = await upstream.saw(mcp.TOOLS_CALL)
+    await leave(calling)
+    await eventually(making.cut.is_set, "the gateway has given the request up")
+    await eventually(lambda: "call" not in stand.tasks(), "its task has ended")
+    assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 0
+
+
+@pytest.mark.parametrize("capabilities", [ALL, EXTENSION], ids=["driven", "given"])
+async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_cancelled(
+    upstream: FakeUpstream, begin: Start, capabilities: dict[str, Any]
+) -> None:
+    """The server leaves the stream open on which it told the id of the task."""
+
+    async def open_for_long(turn: Turn) -> None:
+        await turn.say({"id": turn.id, "result": {"task": {"taskId": "t", "status": "working"}}})
+        await turn.for_ever()
+
+    async def in_order(turn: Turn) -> None:
+        assert "DELETE" not in upstream.words
+        await server.tell(turn)
+
+    stand = await begin()
+    server = TaskServer(upstream)
+    upstream.tool(open_for_long)
+    upstream.on(mcp.TASKS_CANCEL, in_order)
+    client = stand.client(capabilities=capabilities)
+    _ = await client.post(mcp.TOOLS_LIST)
+    calling = later(client.call())
+    (making,) = await upstream.saw(mcp.TOOLS_CALL)
+    (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
+    await eventually(lambda: any(each.standing and not each.pending for each in group.sessions), "the task is known")
+    await leave(calling)
+    (cancelled,) = await upstream.saw(mcp.TASKS_CANCEL)
+    assert cancelled.session == making.session
+    await upstream.saw("DELETE")
+    await eventually(lambda: "call" not in stand.tasks(), "the stream is left")
+    assert mcp.CANCELLED not in upstream.words
+    assert len(stand.gateway.task_table) == 0

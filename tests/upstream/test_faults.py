@@ -262,6 +262,19 @@ async def test_a_compressed_stream_or_answer_is_not_inflated(
     assert (await client.call()).outcome == (200, -32603, "call_lost")
 
 
+async def test_a_session_in_which_a_request_of_the_gateway_was_not_answered_is_not_ended(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(timeouts={"handshake_seconds": 0.05})
+    upstream.once("tools/list", lambda turn: turn.for_ever())
+    reply = await stand.client().call()
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert "tools/list in 0.05 s (timeouts.handshake_seconds)" in reply.error["message"]
+    assert (await stand.client().call()).text == "done"
+    await stand.gateway.close()
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s2"]
+
+
 # -- the handshake ----------------------------------------------------------------------------------------------------
 
 

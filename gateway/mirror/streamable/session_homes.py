@@ -102,7 +102,7 @@ class Home:
         self.live = live
         self._session = session
         self._tokens = tokens
-        self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell)
+        self._changes = Changes(server_of(live), live.process.tasks, session.profile, self._tell, self._end_stream)
         self._new_share = new_share
         self._share: Share | None = None
         self._users = 0

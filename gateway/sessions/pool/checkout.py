@@ -138,7 +138,7 @@ class Checkout(ABC):
             if not session.lost:
                 self._occupy(session)
                 return session
-            self._drop(session, end=False)
+            self._drop(session)
         return None
 
     async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, opener: Opener = GATEWAY) -> Session:
@@ -175,7 +175,7 @@ class Checkout(ABC):
         if session.opened:
             self.release(session, clean=True)
         else:
-            self._drop(session, end=False)
+            self._drop(session)
             self._end_start(session.group)
 
     def _end_start(self, group: Group[Session]) -> None:
@@ -190,7 +190,7 @@ class Checkout(ABC):
             return
         while (found := assignment.assign(group, self._capacity)) is not None:
             if isinstance(found, assignment.Drop):
-                self._remove(found.session, end=not found.session.lost)
+                self._remove(found.session)
                 continue
             if isinstance(found, assignment.Refuse):
                 self._refuse(found.request, pool_errors.too_many_of_address(self.route))
@@ -206,7 +206,7 @@ class Checkout(ABC):
                 continue
             else:
                 if found.evicted is not None:
-                    self._remove(found.evicted, end=True)
+                    self._remove(found.evicted)
                 session = self._new(found.request)
             self._capacity.remove(found.request)
             found.request.deliver(session)
@@ -249,7 +249,7 @@ class Checkout(ABC):
         elif (clean or _is_orderly(session)) and self._may_keep(session):
             self._keep(session)
         else:
-            self._drop(session, end=session.may_end)
+            self._drop(session)
 
     def _may_keep(self, session: Session) -> bool:
         if session.group.is_affine and session.group.main is not session:
@@ -270,12 +270,13 @@ class Checkout(ABC):
         if not session.pending and session.group.main is session and self._may_keep(session):
             self._keep(session)
             return
-        self._drop(session, end=session.may_end)
+        self._drop(session)
         session.abandon()
 
     async def _depart(self, joiner: Session) -> None:
         """Take a joiner out of the shared session, once its call has ended or was given up for good."""
         await joiner.settled(self._config.sessions.quarantine_seconds)
+        joiner.shared.must_not_end |= joiner.pending
         joiner.abandon()
         joiner.shared.leave(joiner)
         group, owner = joiner.group, joiner.shared.owner
@@ -286,25 +287,25 @@ class Checkout(ABC):
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _drop(self, session: Session, *, end: bool) -> None:
-        """Forget a session, and give its room away; `end` tells the upstream."""
+    def _drop(self, session: Session) -> None:
+        """Forget a session, and give its room away."""
         if session.state is not None:
-            self._remove(session, end=end)
+            self._remove(session)
             self._assign(session.group)
 
-    def _remove(self, session: Session, *, end: bool) -> None:
+    def _remove(self, session: Session) -> None:
         session.move(None)
         self._capacity.closed(session, session.group)
         self._show_newcomers()
-        end = end and not session.shared.joiners
-        self._tasks.spawn(session.channel.close(end_session=end), "close session")
+        self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")
 
     def forget_idle(self, key: PoolKey) -> None:
         """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted."""
         group = self.group(key)
         group.missed()
         for session in tuple(group.idle):
-            self._drop(session, end=False)
+            session.lose()
+            self._drop(session)
 
     async def _sweep(self) -> None:
         """Close sessions that were not used for `sessions.idle_seconds`, and forget empty groups."""
@@ -313,7 +314,7 @@ class Checkout(ABC):
             before = time.monotonic() - self._config.sessions.idle_seconds
             for group in list(self._groups.values()):
                 while group.idle and _is_stale(session := next(iter(group.idle)), before):
-                    self._drop(session, end=not session.lost)
+                    self._drop(session)
                 self._groups.forget_if_empty(group, before)
 
     def retire(self) -> None:
@@ -323,7 +324,7 @@ class Checkout(ABC):
         self._retired()
         for group in tuple(self._groups.values()):
             for session in tuple(group.idle):
-                self._drop(session, end=True)
+                self._drop(session)
 
 
 def _is_orderly(session: Session) -> bool:

@@ -265,7 +265,7 @@ class Pool(Checkout):
             async with asyncio.timeout(self.handshake_seconds):
                 await handshake
         except BaseException as exc:
-            self._drop(session, end=session.may_end and session.channel.session_id is not None)
+            self._drop(session)
             explained = pool_errors.handshake_failed(exc, self.route, self.handshake_seconds)
             if explained is exc:
                 raise

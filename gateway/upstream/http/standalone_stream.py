@@ -24,6 +24,7 @@ from gateway.upstream.jsonrpc_batches import hand_over
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
+_UNKNOWN: Final = 404
 _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
 
@@ -33,6 +34,9 @@ class Owner(Protocol):
 
     def get_headers(self, headers: Headers, /) -> dict[str, str]:
         """The headers of a GET."""
+
+    def forget(self) -> None:
+        """The server does not know the session any more."""
 
 
 class StandaloneStream:
@@ -180,6 +184,8 @@ class StandaloneStream:
         elif head.status == _TAKEN:
             self._broke(is_refused=True)
         elif head.status != 200 or head.content_type != "text/event-stream":
+            if head.status == _UNKNOWN and self._was_open:
+                self._owner.forget()
             self._end()  # the server does without this stream
         else:
             self.is_open = self._was_open = True

@@ -158,6 +158,10 @@ class StreamableChannel(ResumableChannel):
             self._standalone = StandaloneStream(self._upstream, self)
             await self._standalone.open(headers, listener)
 
+    def forget(self) -> None:
+        """See `standalone_stream.Owner`."""
+        self.forgotten = True
+
     # -- messages -----------------------------------------------------------------------------------------------
 
     def begin(self, message: bytes, headers: Headers) -> PlainReply:
@@ -309,7 +313,7 @@ class StreamableChannel(ResumableChannel):
         if standalone is not None:
             standalone.stop_reporting()
         try:
-            if end_session and self.session_id is not None:
+            if end_session and self.session_id is not None and not self.forgotten:
                 await self._delete()
         finally:
             if standalone is not None:

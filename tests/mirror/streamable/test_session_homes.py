@@ -67,6 +67,22 @@ async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begi
     await eventually(lambda: not server.listeners)
 
 
+async def test_a_stream_whose_credential_the_server_refuses_now_ends_so_that_the_client_signs_in_again(
+    begin: Begin, server: FakeModern
+) -> None:
+    client = await session(await begin())
+    async with client.get() as stream:
+        _ = await stream.event()
+        server.credential = "Bearer new"
+        await server.listeners[0]({"jsonrpc": "2.0", "id": server.of(mcp.LISTEN)[0]["id"], "result": {}})
+        with suppress(EOFError):
+            while await stream.event():
+                pass
+    async with client.get() as refused:
+        assert refused.response.status == 401
+        assert refused.response.headers["WWW-Authenticate"] == server.challenge
+
+
 async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"results_bytes": 1_000})
     first, second = await session(stand), await session(stand)

@@ -21,7 +21,7 @@ from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import ask
+from tests.support.replicas import ask, later
 from tests.support.stand import Start
 from tests.support.status import told
 from tests.support.workbench import ALL, Client, Stand, configuration, eventually
@@ -100,8 +100,29 @@ async def test_a_deaf_idle_session_is_not_used_again(upstream: FakeUpstream, sta
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
     await eventually(lambda: stand.sessions("idle") == 0)
+    assert (await upstream.saw("DELETE"))[0].session == "s1", "the server would keep it"
     assert (await client.call()).text == "done"
     assert upstream.of("tools/call")[-1].session == "s2"
+
+
+async def test_a_session_that_went_deaf_in_its_call_is_ended_after_it(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    gate = Gate(upstream)
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    calling = later(client.call())
+    await upstream.saw("tools/call")
+    upstream.once("GET", refuse)
+    upstream.side("s1").put_nowait(None)
+    await upstream.saw("GET", 2)
+    (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
+    await eventually(lambda: any(session.lost for session in group.sessions))
+    gate.go.set()
+    assert (await calling).text == "done"
+    assert (await upstream.saw("DELETE"))[0].session == "s1"
 
 
 async def test_no_session_is_kept_with_idle_seconds_zero(upstream: FakeUpstream, begin: Start) -> None:
@@ -240,6 +261,20 @@ async def test_one_address_gets_its_share_of_the_sessions_whatever_credentials_i
     assert (await caller(2, "2001:db8::2").call()).text == "done", "an idle session of the address makes room"
     assert len(await upstream.saw("DELETE")) == 1, "the server hears of its end"
     assert stand.metric("mcp_gateway_sessions_refused_total", limit="sessions.max_per_address") == 1
+
+
+async def test_a_session_that_its_server_has_forgotten_is_not_ended(upstream: FakeUpstream, stand: Stand) -> None:
+    client, gate = stand.client("Bearer x"), Gate(upstream)
+    both = [later(client.call()) for _ in range(2)]
+    await upstream.saw("tools/call", 2)
+    gate.go.set()
+    _ = await asyncio.gather(*both)
+    upstream.tool(upstream._plain)
+    upstream.forget()
+    assert (await client.call()).text == "done"
+    await eventually(lambda: stand.sessions("idle") == 1)
+    await stand.gateway.close()
+    assert [seen.session for seen in upstream.of("DELETE")] == ["s3"]
 
 
 # -- the pool alone ---------------------------------------------------------------------------------------------------
