@@ -188,7 +188,12 @@ class Membership:
 
     def note(self, member: str, state: State) -> None:
         """Remember the result of a contact with a member, for the status page."""
-        name = member if self.is_own_host(member) else member.partition("#")[0]
+        host = member.partition("#")[0]
+        name = member if host == self.host else host
+        seen = self.seen.get(name)
+        if state == "answered" and seen is not None and seen.state == state:
+            seen.answered = time.monotonic()
+            return
         seen = self.seen.pop(name, None)
         answered = time.monotonic() if state == "answered" else seen.answered if seen is not None else None
         self.seen[name] = Seen(state, answered)

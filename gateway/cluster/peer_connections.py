@@ -121,7 +121,7 @@ class PeerConnections:
         )
         frames = partial(Frames, self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
         seconds = timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
-        return PeerExchange(send, address, peer_request, frames, asyncio.get_running_loop().time() + seconds)
+        return PeerExchange(send, address, peer_request, frames, time.monotonic() + seconds)
 
     async def accepted(self, exchange: PeerExchange) -> PeerExchange:
         """Wait until the peer has accepted a request, which is sent once more if a kept connection had ended."""

@@ -1,6 +1,7 @@
 """One request to another replica, with the reply to it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -9,11 +10,9 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol.errors import InvalidState
-from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
+from gateway.seal.peer_messages import End, Frame, Frames, PeerRequest, Whole
 from gateway.telemetry import Ending, Outcome
 
-_WHOLE_BYTES: Final = 1 << 20
-"""More is never here at once."""
 _MESSAGE_BYTES: Final = 65_536
 """A task takes a larger reply, and writes it in pieces."""
 _OK: Final = 200
@@ -21,9 +20,9 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 class PeerExchange(AwaitedReply):
-    """The reply, for a coroutine, or for a future that waits until its first part is here."""
+    """The reply, for a coroutine, or for a callback that waits until it is whole."""
 
-    __slots__ = ("_is_late", "address", "deadline", "frames", "is_connected", "peer_request")
+    __slots__ = ("_is_late", "_settled", "address", "deadline", "frames", "is_connected", "peer_request")
 
     def __init__(
         self,
@@ -39,8 +38,9 @@ class PeerExchange(AwaitedReply):
         self.peer_request = peer_request
         self.frames = frames
         self.deadline = deadline
-        """Until when the peer has to accept the request, by the clock of the event loop."""
+        """Until when the peer has to accept the request; monotonic."""
         self._is_late = False
+        self._settled: Callable[[PeerExchange], object] | None = None
         self.is_connected = True
         """False if there was no connection until the deadline."""
 
@@ -51,7 +51,8 @@ class PeerExchange(AwaitedReply):
 
     async def accepted(self) -> None:
         """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
-        timer = asyncio.get_running_loop().call_at(self.deadline, self._expire)
+        seconds = max(self.deadline - time.monotonic(), 0.0)
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:
             _ = await self.begun()
         except RequestFailed as exc:
@@ -65,35 +66,39 @@ class PeerExchange(AwaitedReply):
         self._is_late, self.is_connected = True, not self._pending.is_connecting
         self.cut()
 
-    def first_part(self) -> asyncio.Future[None]:
-        """Return a future that is done when a part of the reply is here, or nothing will come."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
+    def add_done_callback(self, callback: "Callable[[PeerExchange], object]") -> None:
+        """Call back once when the whole reply is here, or when a coroutine has to wait for more; not before that.
 
-    def whole(self) -> bytes | None:
-        """Return the rest of the body if the reply is complete; it is empty if it was returned before."""
-        return self.whole_at_most(_WHOLE_BYTES)
+        That is in the stack that reads the reply from the socket, so no turn of the event loop lies between.
+        """
+        self._settled = callback
+
+    def settle(self) -> None:
+        """Have a coroutine wait for more, if the callback was not called yet."""
+        callback, self._settled = self._settled, None
+        if callback is not None:
+            callback(self)
+
+    def _wake(self) -> None:
+        if self._settled is None:
+            super()._wake()
+        elif self._is_over or not self._pending.is_read:
+            self.settle()
 
     def message(self) -> tuple[bytes, Ending] | None:
         """Return the reply if it is complete, and one message without a status and headers of its own."""
         data = self.whole_at_most(_MESSAGE_BYTES) if self._is_begun and self.status == _OK else None
         if data is None:
             return None
-        found = _message(self.frames(), data)
-        if found is None:
-            self._parts.append(data)  # for the coroutine
-        return found
-
-
-def _message(frames: Frames, data: bytes) -> tuple[bytes, Ending] | None:
-    try:
-        found = frames.feed(data)
-    except InvalidState:
+        whole: Frame | None
+        try:
+            whole = self.frames().only(data)
+        except InvalidState:
+            whole = None
+        if isinstance(whole, Whole) and whole.status == _OK and not whole.headers:
+            return whole.data, ending(whole)
+        self._parts.append(data)  # for the coroutine
         return None
-    whole = found[0] if len(found) == 1 else None
-    if not isinstance(whole, Whole) or whole.status != _OK or whole.headers:
-        return None
-    return whole.data, ending(whole)
 
 
 def ending(end: End | Whole) -> Ending:

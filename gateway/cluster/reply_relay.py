@@ -1,6 +1,7 @@
 """Relays the reply of another replica to the client, frame by frame."""
 
 import asyncio
+from typing import Final
 
 from aiohttp import web
 
@@ -13,6 +14,8 @@ from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.seal import peer_messages as messages
 from gateway.telemetry import Ending
 
+_WHOLE_BYTES: Final = 1 << 20
+"""More is never here at once."""
 Replied = tuple[web.StreamResponse, Ending]
 
 
@@ -31,7 +34,7 @@ class ReplyRelay:
         frames = arriving.frames()
         try:
             while True:
-                chunk = arriving.whole()
+                chunk = arriving.whole_at_most(_WHOLE_BYTES)
                 if chunk is None:
                     chunk = await self._next(arriving)
                 elif not chunk:

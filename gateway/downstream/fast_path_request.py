@@ -1,6 +1,5 @@
 """A request on the fast path: it came whole, so callbacks serve it, without a task, until its one message."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -10,7 +9,7 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage
 from gateway.cluster.peer_listener import Encode
-from gateway.downstream.legs import Forwarded, Retry, task_seconds
+from gateway.downstream.legs import Forwarded, Retry
 from gateway.downstream.round import LEFT, Round
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
@@ -84,7 +83,7 @@ class FastPathRequest:
             self.plain.leave()
             self.round.count(LEFT)
 
-    def _settled(self, _: asyncio.Future[None]) -> None:
+    def _settled(self, _: object) -> None:
         """Send the only message; anything else takes a task."""
         connection, plain, round_ = self._connection, self.plain, self.round
         if connection.in_hand is not self or plain is None or round_ is None:
@@ -105,7 +104,7 @@ class FastPathRequest:
 class FastPathHop(FastPathRequest):
     """A retry of a held call that another replica forwarded."""
 
-    __slots__ = ("_encode", "_timer")
+    __slots__ = ("_encode",)
 
     def __init__(  # noqa: PLR0913  (as of FastPathRequest)
         self,
@@ -119,13 +118,12 @@ class FastPathHop(FastPathRequest):
         """`encode` makes the bytes of its reply."""
         super().__init__(connection, head, incoming, go_on, all_)
         self._encode = encode
-        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
         """Answer the call, if it is held here. If its reply takes long, a task tells that the retry was accepted."""
         super().begin(round_, begin)
         if self.waits:
-            self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._accept)
+            round_.live.deadlines.hop.arm(self, self._accept)
 
     def _accept(self) -> None:
         if self._connection.in_hand is self:
@@ -146,6 +144,5 @@ class FastPathHop(FastPathRequest):
         return self._encode(final.body, final.status, final.headers, final.ending)
 
     def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.round is not None:
+            self.round.live.deadlines.hop.disarm(self)

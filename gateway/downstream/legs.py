@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
@@ -13,9 +12,6 @@ from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
 from gateway.telemetry import Step
-
-_TASK_PART: Final = 0.1
-"""The part of `timeouts.peer_accept_seconds` after which a task takes a request over that waits without one."""
 
 
 class Retry:
@@ -51,21 +47,20 @@ class Retry:
 class Forwarded:
     """A further leg of a call that another replica holds; it waits without a task for one whole message."""
 
-    __slots__ = ("_peers", "_round", "_timer", "exchange", "waiter")
+    __slots__ = ("_peers", "_round", "exchange", "waiter")
 
     final: FinalMessage | None = None
 
     def __init__(self, round_: Round, exchange: PeerExchange, peers: PeerClient) -> None:
-        self.exchange = exchange
-        self.waiter = exchange.first_part()
-        """Done when something has come, or nothing for a while."""
+        self.exchange = self.waiter = exchange
+        """Done when the whole reply has come, or something else, or nothing for a while."""
         self._round = round_
         self._peers = peers
-        self._timer = asyncio.get_running_loop().call_later(task_seconds(round_), self._give_up_waiting)
+        round_.live.deadlines.hop.arm(exchange, exchange.settle)
 
     def take(self) -> FinalMessage | None:
         """The one message for the client; None if a task has to wait for more, or for anything else."""
-        self._timer.cancel()
+        self._round.live.deadlines.hop.disarm(self.exchange)
         found = self._peers.message(self.exchange)
         if found is None:
             return None
@@ -74,17 +69,8 @@ class Forwarded:
 
     def leave(self) -> None:
         """The client has closed its connection."""
-        self._timer.cancel()
+        self._round.live.deadlines.hop.disarm(self.exchange)
         self._peers.give_up(self.exchange)
-
-    def _give_up_waiting(self) -> None:
-        if not self.waiter.done():
-            self.waiter.set_result(None)
-
-
-def task_seconds(round_: Round) -> float:
-    """How long a forwarded round waits for its whole reply without a task, on both of its replicas."""
-    return _TASK_PART * round_.live.config.timeouts.peer_accept_seconds
 
 
 class Legs:

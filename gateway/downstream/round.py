@@ -36,6 +36,8 @@ class Round(ClientCall, eq=False, kw_only=True):
     """Monotonic."""
     envelope: Envelope | None = None
     """What the state of a further round says, once it is opened."""
+    is_checked: bool = False
+    """Whether the arguments are those of the state too."""
     is_counted: bool = False
 
     @property

@@ -88,8 +88,8 @@ class Connection(RequestHandler):
         self.unread: Unread
         self._head_timer: asyncio.TimerHandle | None = None
         self._finishing = False
-        self._held = b""
-        """A known head without its body."""
+        self._held: tuple[ParsedHead, bytes] | None = None
+        """A known head without its body, with its bytes."""
         self._held_timer: asyncio.TimerHandle | None = None
         self._out: asyncio.Transport
         self.remote: str | None
@@ -221,11 +221,13 @@ class Connection(RequestHandler):
         if self._direct is None:
             self._parse(data)
             return
-        if self._held_timer is not None:
+        known: tuple[ParsedHead, bytes] | None = None
+        if self._held is not None and self._held_timer is not None:
             self._held_timer.cancel()
-            self._held_timer = None
-            data, self._held = self._held + data, b""
-        if not self._begin_direct(self._direct, data):
+            head, held = self._held
+            known, data = (head, data), held + data
+            self._held = self._held_timer = None
+        if not self._begin_direct(self._direct, data, known):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
@@ -245,14 +247,19 @@ class Connection(RequestHandler):
         else:
             self._head_is_complete()
 
-    def _begin_direct(self, direct: Direct, data: bytes) -> bool:
-        """Begin a request without a task, if it came whole on an idle connection, with a head that is known."""
+    def _begin_direct(self, direct: Direct, data: bytes, known: tuple[ParsedHead, bytes] | None) -> bool:
+        """Begin a request without a task, if it came whole on an idle connection, with a head that is known.
+
+        `known`: its head, and what came behind it, if the head came in a packet of its own.
+        """
         waiter, parser = self._waiter, self._requests
         if self.in_hand is not None or waiter is None or waiter.done() or parser is None or self._paused:
             return False
         if direct.begin is None or self._upgraded or self._close or self._force_close:
             return False
-        if (known := parser.known(data)) is None:
+        if known is None or len(known[1]) != known[0].length:
+            known = parser.known(data)
+        if known is None:
             return False
         head, body = known
         if not body:
@@ -260,7 +267,7 @@ class Connection(RequestHandler):
             if head.rest:
                 self._write(CONTINUE)
                 data, seconds = head.rest, _CONTINUED_SECONDS
-            self._held, self._held_timer = data, self._loop.call_later(seconds, self._parse_held)
+            self._held, self._held_timer = (head, data), self._loop.call_later(seconds, self._parse_held)
             return True
         if (request := direct.begin(self, head, body)) is None:
             return False
@@ -271,7 +278,9 @@ class Connection(RequestHandler):
         return True
 
     def _parse_held(self) -> None:
-        data, self._held, self._held_timer = self._held, b"", None
+        assert self._held is not None, "it is set with the timer"
+        data = self._held[1]
+        self._held = self._held_timer = None
         self._parse(data)
 
     def serve_by_task(self) -> None:

@@ -94,7 +94,9 @@ class HttpClient:
         the head has to ask for.
         """
         pending = PendingRequest(listener, is_lenient=is_lenient, awaits_continue=awaits_continue)
-        connection = None if self._is_closed or is_fresh else self._idle.take(origin)
+        # A request whose body waits can be sent again if the connection turns out to have ended.
+        reuses = not (self._is_closed or is_fresh)
+        connection = self._idle.take(origin, looks=not awaits_continue) if reuses else None
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)
             return pending

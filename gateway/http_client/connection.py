@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._lesson = b""
         """The beginning of a reply whose form may be learnt."""
         self._requests = 0
-        self._unsent: memoryview | None = None
+        self._unsent: bytes | memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
         self._is_writing_paused = False
 
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
             transport.write(head + body if body else head)
             return
         transport.write(head)
-        self._unsent = memoryview(body)
+        self._unsent = body if len(body) <= _PART_BYTES else memoryview(body)
         if not pending.awaits_continue:
             self._send_more()
 

@@ -47,12 +47,16 @@ class IdleConnections:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._guarded)
 
-    def take(self, origin: Origin) -> Connection | None:
-        """Return an open connection; close those that have ended or hold unread bytes."""
+    def take(self, origin: Origin, *, looks: bool = True) -> Connection | None:
+        """Return an open connection; close those that have ended.
+
+        `looks`: look into the socket for its end, or for other unread bytes: the event loop knows of them later.
+        """
         connections = self._by_origin.get(origin)
         while connections:
             connection, _ = connections.popitem()
-            if connection.expires > time.monotonic() and connection.is_usable:
+            is_good = connection.is_usable if looks else connection.is_open
+            if is_good and connection.expires > time.monotonic():
                 return connection
             connection.abort()
         return None

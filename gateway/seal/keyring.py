@@ -36,6 +36,8 @@ _KEY_ID_CHARACTERS: Final = 8
 _LAST_CHARACTERS: Final = {1: "AEIMQUYcgkosw048", 2: "AQgw", 3: ""}
 """The last characters of base64 without padding, by how many characters the padding would have."""
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+_decode_base64: Final = msgspec.json.Decoder(bytes).decode
+"""Decodes base64 in JSON, twice as fast as binascii in its strict mode."""
 _SEALS_PER_SALT: Final = 2**32
 _SUBKEYS_KEPT: Final = 1024
 """Cached subkeys, most of them of other processes; one derivation costs about 10 µs."""
@@ -145,11 +147,11 @@ def _decode(body: str) -> bytes:
     There is one spelling if no other alphabet is used and the bits of the last character that mean nothing are zero.
     """
     missing = -len(body) % 4
-    if "+" in body or "/" in body or "=" in body or (missing and body[-1] not in _LAST_CHARACTERS[missing]):
+    is_other = "+" in body or "/" in body or "=" in body or "\\" in body  # the last one begins an escape in JSON
+    if is_other or (missing and body[-1] not in _LAST_CHARACTERS[missing]):
         raise InvalidState("malformed")
     try:
-        standard = body.replace("-", "+").replace("_", "/") + "=" * missing
-        decoded = binascii.a2b_base64(standard, strict_mode=True)
+        decoded = _decode_base64(f'"{body.replace("-", "+").replace("_", "/")}{"=" * missing}"')
     except ValueError as exc:
         raise InvalidState("malformed") from exc
     if len(decoded) < _OVERHEAD_BYTES:

@@ -179,8 +179,18 @@ class Frames:
                 break
             sealed = bytes(self._received[_LENGTH_BYTES : _LENGTH_BYTES + length])
             del self._received[: _LENGTH_BYTES + length]
-            frames.append(decode_content(_decode_frame, self._keyring.open_bytes(sealed, self._place())))
+            frames.append(self._open(sealed))
         return frames
+
+    def only(self, data: bytes) -> Frame | None:
+        """The first frame of the reply, if `data` is this frame and nothing else; raises InvalidState as `feed`."""
+        if int.from_bytes(data[:_LENGTH_BYTES]) != len(data) - _LENGTH_BYTES:
+            return None
+        return self._open(data[_LENGTH_BYTES:])
+
+    def _open(self, sealed: bytes) -> Frame:
+        frame: Frame = decode_content(_decode_frame, self._keyring.open_bytes(sealed, self._place()))
+        return frame
 
     def _place(self) -> bytes:
         number, self._number = self._number, self._number + 1

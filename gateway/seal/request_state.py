@@ -133,13 +133,21 @@ def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
         raise InvalidState("version") from exc
 
 
-def bind(route: str, request: Request, principal: bytes, names: tuple[str, ...] | None, digest: Digest) -> Binding:
+def bind(  # noqa: PLR0913  (what a request must repeat)
+    route: str,
+    request: Request,
+    principal: bytes,
+    names: tuple[str, ...] | None,
+    digest: Digest,
+    arguments: bytes | None = None,
+) -> Binding:
     """The binding of a request; equal JSON values bind equally, in any spelling. Raises InvalidParams.
 
-    1 and 1.0 count as different values: a client that repeats its own arguments does not mix them.
+    1 and 1.0 count as different values: a client that repeats its own arguments does not mix them. `arguments` is
+    their digest, if another process is to compute it.
     """
     try:
-        arguments = _digest(request.params)
+        arguments = arguments or _digest(request.params)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     target = request.target
@@ -204,23 +212,33 @@ class Sealer:
         return state
 
     def open(self, state: str, binding: Binding, now: float, digest: Digest) -> Envelope:
-        """The envelope of `state`, if it is authentic, in time and belongs to this request.
+        """The envelope of `state`, if it is authentic, in time and belongs to this request: `unseal`, then `check`."""
+        envelope = self.unseal(state, now)
+        check(envelope, binding, now, digest)
+        return envelope
 
-        `digest` digests the request's headers of the names in the envelope. Raises InvalidState; StateFromFuture only
-        for the request that the state belongs to, so that nothing is revealed to others.
-        """
+    def unseal(self, state: str, now: float) -> Envelope:
+        """The envelope of `state`, if it is authentic and in time; `check` has to follow. Raises InvalidState."""
         envelope = self._keyring.value.open_as(state, self._decode, self._most)
         if envelope.version != VERSION:
             raise InvalidState("version")
         if envelope.expires < now:
             raise InvalidState("expired")
-        if not hmac.compare_digest(_repeated(envelope.binding), _repeated(binding)):
-            raise InvalidState(f"other_{_differing(envelope.binding, binding)}")
-        if not _has_its_headers(envelope.binding, binding, digest):
-            raise InvalidState("other_headers")
-        if envelope.issued > now + SKEW_SECONDS:
-            raise StateFromFuture(envelope.owner)
         return envelope
+
+
+def check(envelope: Envelope, binding: Binding, now: float, digest: Digest) -> None:
+    """Check that an envelope belongs to this request.
+
+    `digest` digests the request's headers of the names in the envelope. Raises InvalidState; StateFromFuture only for
+    the request that the state belongs to, so that nothing is revealed to others.
+    """
+    if not hmac.compare_digest(_repeated(envelope.binding), _repeated(binding)):
+        raise InvalidState(f"other_{_differing(envelope.binding, binding)}")
+    if not _has_its_headers(envelope.binding, binding, digest):
+        raise InvalidState("other_headers")
+    if envelope.issued > now + SKEW_SECONDS:
+        raise StateFromFuture(envelope.owner)
 
 
 def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:

@@ -11,14 +11,16 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.cluster.peer_exchange import PeerExchange
-from gateway.downstream import legs
+from gateway.http_client.errors import NoReply
 from gateway.http_client.reply_head import ReplyHead
+from gateway.routes import deadlines
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Frames, PeerRequest, Whole
 from gateway.telemetry import COMPLETE
 from tests.cluster.test_reply_relay import BROKEN
 from tests.downstream.test_fast_path_request import direct, reply, request
+from tests.parts.launch import free_port
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -32,9 +34,10 @@ from tests.support.replicas import (
     in_time,
     orphan,
     retry_params,
+    sample,
     steps,
 )
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import ACCEPT, Stand, eventually
 
 RESULT = b'{"jsonrpc":"2.0","id":"c2","result":{"resultType":"complete","content":[]}}'
 
@@ -42,7 +45,8 @@ RESULT = b'{"jsonrpc":"2.0","id":"c2","result":{"resultType":"complete","content
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task takes over because a reply takes long."""
-    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_SECONDS", 1000.0)
 
 
 class Owner:
@@ -140,7 +144,7 @@ async def test_a_large_reply_is_left_to_the_task_that_writes_it(size: int, *, is
     exchange.on_body(sealed)
     exchange.on_end()
     assert exchange.message() == ((body, COMPLETE) if is_taken else None)
-    assert exchange.whole() == (b"" if is_taken else sealed)
+    assert exchange.whole_at_most(1 << 20) == (b"" if is_taken else sealed)
 
 
 @pytest.mark.parametrize("script", BROKEN)
@@ -201,3 +205,92 @@ async def test_a_client_that_leaves_ends_the_request_to_the_owner(upstream: Fake
     await in_time(left.wait())
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
     assert asked_peers(one) == {"served": 3, "broke": 1}
+
+
+OTHERS = {"count": 2}
+"""Other arguments than those of the call."""
+
+
+def refused(stand: Stand) -> float:
+    """The states that this replica refused because of their arguments."""
+    return sample(stand, "mcp_gateway_state_rejected_total", reason="other_arguments")
+
+
+async def test_the_owner_refuses_other_arguments_than_those_of_the_call(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """The replica that forwards a retry does not compare them: it would do half of the owner's work."""
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    params = retry_params(asked) | {"arguments": OTHERS}
+    sent = request(two, body=two.client().build("tools/call", params)[1])
+    async with raw_connection(two) as raw:
+        for number in (1, 2, 3, 4):
+            await raw.send(sent)
+            head, body = await reply(raw)
+            assert b" 400 " in head
+            assert json.loads(body)["error"]["data"]["reason"] == "invalid_request_state"
+            assert (refused(one), refused(two)) == (number, 0)
+    assert (asked_peers(two), steps(one)) == ({"served": 4}, {})
+    assert not upstream.of("answer")
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+
+
+async def test_a_dead_owners_call_is_not_taken_over_with_other_arguments(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}"}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-1")
+    calls = len(upstream.of("tools/call"))
+    sent = request(one, body=one.client().build("tools/call", retry_params(asked) | {"arguments": OTHERS})[1])
+    async with raw_connection(one) as raw:
+        for number in (1, 2, 3, 4):
+            await raw.send(sent)
+            assert b" 400 " in (await reply(raw))[0]
+            assert (refused(one), asked_peers(one)) == (number, {"dead": number})
+    assert (len(upstream.of("tools/call")), steps(one)) == (calls, {})
+    assert (await one.client().answer(asked)).text
+
+
+async def test_a_call_that_was_taken_over_refuses_other_arguments_here(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """Its state names the dead owner, but this replica holds it."""
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}"}, **TWICE)
+    upstream.tool(ask)
+    asked = await orphan(one, "gw-2", "gw-1")
+    taken = await one.client().answer(asked)
+    assert taken.text
+    sent = request(one, body=one.client().build("tools/call", retry_params(asked) | {"arguments": OTHERS})[1])
+    async with raw_connection(one) as raw:
+        for _ in range(4):
+            await raw.send(sent)
+            assert b" 400 " in (await reply(raw))[0]
+    assert refused(one) == 4
+    assert asked_peers(one) == {"dead": 1}
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_reply_that_was_read_whole_calls_back_at_its_end(*, is_read: bool) -> None:
+    """A task waits for the rest of others, so it takes over when their head comes."""
+    pending = Mock(is_read=is_read)
+    exchange = PeerExchange(Mock(return_value=pending), "gw-2:1", Mock(), Mock(), 0)
+    done = Mock()
+    exchange.add_done_callback(done)
+    exchange.on_head(ReplyHead(200, "1.1", []))
+    exchange.on_body(b"x")
+    assert done.call_count == (not is_read)
+    exchange.on_end()
+    exchange.settle()
+    done.assert_called_once_with(exchange)
+
+
+async def test_a_request_that_fails_calls_back() -> None:
+    exchange = PeerExchange(Mock(return_value=Mock(is_read=False)), "gw-2:1", Mock(), Mock(), 0)
+    done = Mock()
+    exchange.add_done_callback(done)
+    exchange.on_failed(NoReply(reused=True))
+    done.assert_called_once_with(exchange)
+    assert exchange.message() is None

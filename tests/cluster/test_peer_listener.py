@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gateway.cluster import peer_listener
 from gateway.config import InForce
-from gateway.downstream import legs
 from gateway.http import connection as connections
 from gateway.protocol import mcp
+from gateway.routes import deadlines
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
@@ -231,7 +231,8 @@ def hops(stand: Stand) -> int:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task takes over while a body or a reply is waited for."""
     monkeypatch.setattr(connections, "_CONTINUED_SECONDS", 60.0)
-    monkeypatch.setattr(legs, "_TASK_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_PART", 1000.0)
+    monkeypatch.setattr(deadlines, "_HOP_SECONDS", 1000.0)
 
 
 @pytest.mark.usefixtures("_patient")
@@ -352,6 +353,17 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUp
         head, _, end = await streamed(raw, frames)
         assert (head, end) == (Head(200, (), streamed=False), End("complete"))
     assert steps(one) == {"held": 1}
+
+
+async def test_a_patient_owner_accepts_a_retry_before_an_impatient_replica_gives_up(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    (one,) = await cluster.begin("gw-1", timeouts={"peer_accept_seconds": 3600})
+    gate = Gate(upstream)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        _ = await hop(one, raw)
+        assert b"chunked" in await raw.until(b"\r\n\r\n")
+        gate.go.set()
 
 
 async def test_a_notification_makes_such_a_reply_a_stream(upstream: FakeUpstream, cluster: Cluster) -> None:

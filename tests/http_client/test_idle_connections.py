@@ -20,7 +20,7 @@ class FakeConnection:
         self.keep_alive_seconds = keep_alive_seconds
         self.origin = origin
         self.expires = 0.0
-        self.is_usable = True
+        self.is_open = self.is_usable = True
         self.aborted = False
 
     def abort(self) -> None:
@@ -70,6 +70,15 @@ async def test_a_connection_that_has_ended_or_holds_bytes_is_closed_and_the_next
     assert idle.take(HERE) is good
     assert bad.aborted  # type: ignore[attr-defined]
     assert len(idle) == 0
+
+
+async def test_a_connection_is_not_looked_into_for_a_request_that_can_be_sent_again(idle: IdleConnections) -> None:
+    ended, unread = fake(), fake()
+    unread.is_usable = ended.is_open = False  # type: ignore[misc]
+    idle.put(unread)
+    idle.put(ended)
+    assert idle.take(HERE, looks=False) is unread
+    assert ended.aborted  # type: ignore[attr-defined]
 
 
 async def test_each_origin_has_its_own(idle: IdleConnections) -> None:

@@ -107,7 +107,7 @@ def test_prefix_and_key_id_are_authenticated(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_token_has_one_spelling() -> None:
-    """Padding, the other alphabet, and bits that Base64 ignores are refused, though they decode to the same bytes."""
+    """Padding, the other alphabet, escapes, and bits that Base64 ignores are refused, though they mean the same."""
     keys = ring()
     for size in range(6):
         token = keys.seal(b"x" * size)
@@ -118,6 +118,8 @@ def test_one_token_has_one_spelling() -> None:
         standard = base64.b64encode(raw).decode().rstrip("=")
         if standard != body:
             assert reason(f"{head}.{standard}", keys) == "malformed"
+        escaped = "".join([f"\\u{ord(character):04x}" for character in body[:4]])
+        assert reason(f"{head}.{escaped}{body[4:]}", keys) == "malformed"
         spare = {0: 0, 2: 4, 3: 2}[len(body) % 4]
         last = ALPHABET_64.index(body[-1])
         for bits in range(1, 1 << spare):
