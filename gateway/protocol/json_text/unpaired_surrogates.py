@@ -66,13 +66,14 @@ def fields(raw: Raw | bytes, refused: msgspec.DecodeError) -> dict[str, Raw]:
     """The members of an object that msgspec refused; raises `refused` if unpaired surrogates are not the cause."""
     found = of_refused(raw, refused)
     try:
-        opened = _decode_fields(found)
+        try:
+            opened = _decode_fields(found)
+        except UnicodeDecodeError:
+            opened = _decode_fields(escaped(found))
+            values = (Raw(unescaped(bytes(value))) for value in opened.values())
+            return dict(zip(strings(opened), values, strict=True))
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except UnicodeDecodeError:
-        opened = _decode_fields(escaped(found))
-        values = (Raw(unescaped(bytes(value))) for value in opened.values())
-        return dict(zip(strings(opened), values, strict=True))
     return {key: Raw(shown(bytes(value))) for key, value in opened.items()}
 
 
