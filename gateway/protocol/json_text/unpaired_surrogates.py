@@ -78,9 +78,13 @@ def fields(raw: Raw | bytes, refused: msgspec.DecodeError) -> dict[str, Raw]:
 
 
 def compacted(data: bytes) -> bytes:
-    """The same JSON without white space."""
+    """The same JSON without white space; raises ValueError."""
     found = hidden(data)
-    return msgspec.json.format(data, indent=-1) if found is None else shown(msgspec.json.format(found, indent=-1))
+    try:
+        written = msgspec.json.format(data if found is None else found, indent=-1)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    return written if found is None else shown(written)
 
 
 def shown(text: bytes) -> bytes:
