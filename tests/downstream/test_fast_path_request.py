@@ -266,6 +266,24 @@ async def test_a_body_in_a_packet_of_its_own_needs_no_task_either(stand: Stand, 
 
 
 @pytest.mark.usefixtures("_patient")
+@pytest.mark.parametrize("more", [-5, 40], ids=["a part of its body", "its body and a part of the next request"])
+async def test_what_follows_a_head_need_not_be_its_body_alone(stand: Stand, gate: Gate, more: int) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        rest = body + sent
+        await raw.send(rest[: len(body) + more])
+        await eventually(lambda: connection(stand)._held is None, "it is parsed")
+        await raw.send(rest[len(body) + more :])
+        for _ in range(2):
+            assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 5
+
+
+@pytest.mark.usefixtures("_patient")
 async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     head, end, body = sent.partition(b"\r\n\r\n")
@@ -273,7 +291,9 @@ async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
         await known(stand, raw, sent)
         await raw.send(head + end)
         await eventually(lambda: connection(stand)._held, "the head is here")
-        connection(stand)._parse_held()
+        held = connection(stand)._held
+        assert held is not None
+        connection(stand)._parse_held(held[1])
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
         await raw.send(body + sent[:40])
         assert b" 200 OK" in (await reply(raw))[0]
@@ -289,10 +309,10 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
         await known(stand, raw, sent)
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
         await eventually(lambda: connection(stand)._held, "the head is here")
-        timer = connection(stand)._held_timer
+        held = connection(stand)._held
     await eventually(lambda: not stand.gateway._client_listener.connections)
-    assert timer is not None
-    assert timer.cancelled()
+    assert held is not None
+    assert held[2].cancelled()
     assert gate.ended == [True] * 3
 
 
