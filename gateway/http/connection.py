@@ -216,19 +216,17 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Begin a request without a task, or else parse bytes."""
-        if self._direct is None:
-            self._parse(data)
-            return
         known: tuple[ParsedHead, bytes] | None = None
         if self._held is not None:
             head, held, timer = self._held
             timer.cancel()
             self._held, known, data = None, (head, data), held + data
-        if not self._begin_direct(self._direct, data, known):
+        if self._direct is None or not self._begin_direct(self._direct, data, known):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, and count those that no handler reads yet."""
+        self._held = None
         is_ahead = self._is_ahead()
         if self.in_hand is not None:
             self.serve_by_task()
@@ -262,7 +260,7 @@ class Connection(RequestHandler):
             if head.rest:
                 self._write(CONTINUE)
                 data, seconds = head.rest, _CONTINUED_SECONDS
-            self._held = head, data, self._loop.call_later(seconds, self._parse_held, data)
+            self._held = head, data, self._loop.call_later(seconds, self._parse, data)
             return True
         if len(body) != head.length or (request := direct.begin(self, head, body)) is None:
             return False
@@ -271,10 +269,6 @@ class Connection(RequestHandler):
         if not request.waits:
             self.serve_by_task()
         return True
-
-    def _parse_held(self, data: bytes) -> None:
-        self._held = None
-        self._parse(data)
 
     def serve_by_task(self) -> None:
         """Have the task of the connection serve the request in hand."""
@@ -357,11 +351,7 @@ class Connection(RequestHandler):
         self.unread.caught_up()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer with the status alone: aiohttp would quote the request, or show the traceback of a debug run.
 

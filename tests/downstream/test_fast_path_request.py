@@ -293,7 +293,7 @@ async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
         await eventually(lambda: connection(stand)._held, "the head is here")
         held = connection(stand)._held
         assert held is not None
-        connection(stand)._parse_held(held[1])
+        connection(stand)._parse(held[1])
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
         await raw.send(body + sent[:40])
         assert b" 200 OK" in (await reply(raw))[0]
