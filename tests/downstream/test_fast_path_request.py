@@ -243,6 +243,19 @@ async def test_such_a_request_is_checked_like_any_other(
     assert stand.gateway.downstream.in_flight == 0
 
 
+async def test_a_notification_under_a_known_head_is_202(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(head + end + b'{"jsonrpc":"2.0","method":"notifications/x"}'.ljust(len(body)))
+        answer, nothing = await reply(raw)
+        assert (b" 202 " in answer, nothing) == (True, b"")
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+    assert len(gate.ended) == 4
+
+
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head waits for its body as long as the test runs."""
