@@ -271,8 +271,11 @@ async def test_a_body_in_a_packet_of_its_own_needs_no_task_either(stand: Stand, 
         gate.opened.clear()
         await raw.send(head + end)
         await eventually(lambda: connection(stand)._held, "the head is here")
+        held = connection(stand)._held
         await raw.send(body)
         await eventually(lambda: direct(stand) == 1, "no task serves it")
+        assert held is not None
+        assert held[2].cancelled(), "the head is not parsed a second time"
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
     assert gate.ended == [True] * 4
