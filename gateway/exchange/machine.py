@@ -40,7 +40,7 @@ from gateway.exchange import input_requests, results, url_elicitation
 from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, TTL, Command
 from gateway.exchange.input_requests import Question
 from gateway.exchange.nested_requests import NestedRequests, Refusal
-from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Answers, Recorded, ReplayLedger
+from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded, ReplayLedger
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     CallLost,
@@ -153,7 +153,7 @@ class Exchange:
         self._owes_answers = False
         """Whether an earlier call in the session left a nested request unanswered."""
         self._answers: ReplayLedger | None = None
-        """Made with the first answer, or withdrawn question: most held calls have neither."""
+        """Made with the first retry, or withdrawn question: most held calls have had neither."""
         self.sheds = 0
         """State-only rounds so far."""
 
@@ -181,10 +181,6 @@ class Exchange:
             self._answers = ReplayLedger()
         return self._answers
 
-    def _late_answers(self, answers: Mapping[str, Raw]) -> Answers:
-        """The answers to withdrawn questions."""
-        return () if self._answers is None else self._answers.match(answers)
-
     def _forget_withdrawn(self) -> None:
         if self._answers is not None:
             self._answers.forget_withdrawn()
@@ -210,15 +206,13 @@ class Exchange:
 
     def _send_call(self) -> Commands:
         self.state = RUNNING
-        if self._policy.may_ask:
-            return [_SEND_CALL, _ARM_LEG]
-        return [_SEND_CALL]
+        return [_SEND_CALL, _ARM_LEG] if self._policy.may_ask else [_SEND_CALL]
 
     def _answer(self, event: on.Answered) -> Commands:
         """PARKED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched, late = self._nested_requests.answered(event.answers), self._late_answers(event.answers)
+        matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
         self._nested_requests.check_askable(event.answers)
@@ -239,7 +233,7 @@ class Exchange:
         """BROKEN: the call runs again with all answers."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        matched = (*self._nested_requests.answered(event.answers), *self._late_answers(event.answers))
+        matched = (*self._nested_requests.answered(event.answers), *self._ledger.match(event.answers))
         if self.questions and not matched:
             return self._ask_again(event.leg)
         self._claim(event)
@@ -316,7 +310,7 @@ class Exchange:
         """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
         if event.round in self._digests or event.round != self.round:
             self._repeated(event)
-        elif late := self._late_answers(event.answers):
+        elif late := self._ledger.match(event.answers):
             # The server did not wait for its user. Run the call once more: this time the answer is at hand.
             self._ledger.note(late, self.round)
             if self.record is not None:

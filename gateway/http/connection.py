@@ -62,7 +62,6 @@ class Connection(RequestHandler):
         "_finishing",
         "_head_timer",
         "_held",
-        "_held_timer",
         "_next",
         "_out",
         "_requests",
@@ -88,9 +87,8 @@ class Connection(RequestHandler):
         self.unread: Unread
         self._head_timer: asyncio.TimerHandle | None = None
         self._finishing = False
-        self._held: tuple[ParsedHead, bytes] | None = None
-        """A known head without its body, with its bytes."""
-        self._held_timer: asyncio.TimerHandle | None = None
+        self._held: tuple[ParsedHead, bytes, asyncio.TimerHandle] | None = None
+        """A known head without its body, its bytes, and when they are parsed after all."""
         self._out: asyncio.Transport
         self.remote: str | None
         """The address of the client."""
@@ -218,20 +216,17 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Begin a request without a task, or else parse bytes."""
-        if self._direct is None:
-            self._parse(data)
-            return
         known: tuple[ParsedHead, bytes] | None = None
-        if self._held is not None and self._held_timer is not None:
-            self._held_timer.cancel()
-            head, held = self._held
-            known, data = (head, data), held + data
-            self._held = self._held_timer = None
-        if not self._begin_direct(self._direct, data, known):
+        if self._held is not None:
+            head, held, timer = self._held
+            timer.cancel()
+            self._held, known, data = None, (head, data), held + data
+        if self._direct is None or not self._begin_direct(self._direct, data, known):
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, and count those that no handler reads yet."""
+        self._held = None
         is_ahead = self._is_ahead()
         if self.in_hand is not None:
             self.serve_by_task()
@@ -257,9 +252,7 @@ class Connection(RequestHandler):
             return False
         if direct.begin is None or self._upgraded or self._close or self._force_close:
             return False
-        if known is None or len(known[1]) != known[0].length:
-            known = parser.known(data)
-        if known is None:
+        if (known := known or parser.known(data)) is None:
             return False
         head, body = known
         if not body:
@@ -267,21 +260,15 @@ class Connection(RequestHandler):
             if head.rest:
                 self._write(CONTINUE)
                 data, seconds = head.rest, _CONTINUED_SECONDS
-            self._held, self._held_timer = (head, data), self._loop.call_later(seconds, self._parse_held)
+            self._held = head, data, self._loop.call_later(seconds, self._parse, data)
             return True
-        if (request := direct.begin(self, head, body)) is None:
+        if len(body) != head.length or (request := direct.begin(self, head, body)) is None:
             return False
         self._head_is_complete()
         self.in_hand = request
         if not request.waits:
             self.serve_by_task()
         return True
-
-    def _parse_held(self) -> None:
-        assert self._held is not None, "it is set with the timer"
-        data = self._held[1]
-        self._held = self._held_timer = None
-        self._parse(data)
 
     def serve_by_task(self) -> None:
         """Have the task of the connection serve the request in hand."""
@@ -313,7 +300,7 @@ class Connection(RequestHandler):
 
     def _process_keepalive(self) -> None:
         self._keepalive_handle = None  # the next reply makes another one
-        if self.in_hand is None and self._held_timer is None:
+        if self.in_hand is None and self._held is None:
             super()._process_keepalive()
 
     def close(self) -> None:
@@ -364,11 +351,7 @@ class Connection(RequestHandler):
         self.unread.caught_up()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer with the status alone: aiohttp would quote the request, or show the traceback of a debug run.
 
@@ -388,8 +371,8 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what the connection still waited for."""
         self._head_is_complete()
-        if self._held_timer is not None:
-            self._held_timer.cancel()
+        if self._held is not None:
+            self._held[2].cancel()
         self.unread.close()
         for request in (self.in_hand, self._next):
             if request is not None:

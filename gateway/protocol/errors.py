@@ -74,7 +74,7 @@ class InvalidRequest(DownstreamError):
 
 
 class Notification(DownstreamError):
-    """The body is a notification, to which no request answers; 2026-07-28 defines none over HTTP."""
+    """The body is a notification, which gets no response; 2026-07-28 defines none over HTTP."""
 
 
 class NotAllowed(InvalidRequest):

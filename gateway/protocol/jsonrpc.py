@@ -126,11 +126,12 @@ def inspect(decode: Callable[[Raw | bytes], T], raw: Raw | bytes) -> T:
     `decode` is a msgspec decoder; its errors are raised unchanged, but nesting that exhausts it is a ValueError.
     """
     try:
-        return decode(raw)
+        try:
+            return decode(raw)
+        except msgspec.DecodeError as exc:
+            return decode(unpaired_surrogates.replaced(unpaired_surrogates.of_refused(raw, exc)))
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except msgspec.DecodeError as exc:
-        return decode(unpaired_surrogates.replaced(unpaired_surrogates.of_refused(raw, exc)))
 
 
 def value(raw: Raw | bytes) -> Any:

@@ -61,8 +61,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     @property
     def target(self) -> str | None:
         """The text that `Mcp-Name` repeats: of a tool, a prompt, a URI or a task."""
-        field = "taskId" if self.method.startswith("tasks/") else mcp.TARGET_FIELD.get(self.method, "")
-        return jsonrpc.text(self.params.get(field))
+        field = "taskId" if self.method.startswith("tasks/") else mcp.TARGET_FIELD.get(self.method)
+        return jsonrpc.text(self.params.get(field)) if field is not None else None
 
 
 class HeldParams(msgspec.Struct, frozen=True, gc=False):
@@ -164,6 +164,7 @@ class _UsualCall(msgspec.Struct, gc=False):
 
 
 _decode_usual = msgspec.json.Decoder(_UsualCall).decode
+_CALLS: Final = b'"method":"tools/call"'
 _USUAL: Final = b'{"jsonrpc":"2.0","id":,"method":"tools/call","params":{"name":,"arguments":,"_meta":}}'
 _OF_RETRY: Final = b',"inputResponses":,"requestState":'
 
@@ -173,6 +174,8 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
 
     As the values' lengths add up to the body's, it has no other members, no white space, and no member twice.
     """
+    if body.find(_CALLS) < 0:  # the decoder would find out as well, but takes several times as long
+        return None
     try:
         if not body.isascii():
             _ = body.decode()
@@ -253,7 +256,7 @@ def _shape(opened: jsonrpc.Fields, id_: bytes | None, method: str | None) -> Par
 
 
 def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None = None) -> Request:
-    """Check a modern request; raises the DownstreamError of the first check that fails, Notification if it is none.
+    """Check a modern request; raises the DownstreamError of the first check that fails, or Notification.
 
     `repeated` is what the body must say to agree with `headers`; if it does not, these are compared in full.
     """
@@ -278,10 +281,10 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
         raise InvalidParams(f'{method} needs "params.{mcp.TARGET_FIELD[method]}", a string')
     elif tool is None:
         _check_numbers(params)
-    sealed = params.get("requestState") if asking else None
-    state = jsonrpc.text(sealed) if sealed is not None else None
     answers = params.get("inputResponses") if asking or method in _ANSWERING else None
     responses = _input_responses(answers) if answers is not None else None
+    sealed = params.get("requestState") if asking else None
+    state = jsonrpc.text(sealed) if sealed is not None else None
     if sealed is not None and state is None:
         raise InvalidState("malformed")
     if tool is None:

@@ -100,13 +100,12 @@ def declarations(meta: jsonrpc.Fields) -> Declarations:
     """Read what the members of a `_meta` say; raises InvalidParams."""
     version, log_level = jsonrpc.text(meta.get(mcp.META_VERSION)), jsonrpc.text(meta.get(mcp.META_LOG_LEVEL))
     progress_token = meta.get(mcp.META_PROGRESS_TOKEN)
-    is_token = progress_token is None or jsonrpc.is_id(progress_token)
     if version is None:
         raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
     capabilities, declared = _capabilities(_bounded(meta, mcp.META_CAPABILITIES))
     if mcp.META_LOG_LEVEL in meta and log_level not in mcp.LOG_LEVELS:
         raise InvalidParams(f"{mcp.META_LOG_LEVEL!r} must be one of {', '.join(mcp.LOG_LEVELS)}")
-    if not is_token:
+    if progress_token is not None and not jsonrpc.is_id(progress_token):
         raise InvalidParams('"params._meta.progressToken" must be a string or an integer')
     client_info = _client_info(_bounded(meta, mcp.META_CLIENT_INFO))
     user_meta = {key: value for key, value in meta.items() if key not in _PROTOCOL_META}

@@ -243,6 +243,19 @@ async def test_such_a_request_is_checked_like_any_other(
     assert stand.gateway.downstream.in_flight == 0
 
 
+async def test_a_notification_under_a_known_head_is_202(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(head + end + b'{"jsonrpc":"2.0","method":"notifications/x"}'.ljust(len(body)))
+        answer, nothing = await reply(raw)
+        assert (b" 202 " in answer, nothing) == (True, b"")
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+    assert len(gate.ended) == 4
+
+
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head waits for its body as long as the test runs."""
@@ -258,11 +271,32 @@ async def test_a_body_in_a_packet_of_its_own_needs_no_task_either(stand: Stand, 
         gate.opened.clear()
         await raw.send(head + end)
         await eventually(lambda: connection(stand)._held, "the head is here")
+        held = connection(stand)._held
         await raw.send(body)
         await eventually(lambda: direct(stand) == 1, "no task serves it")
+        assert held is not None
+        assert held[2].cancelled(), "the head is not parsed a second time"
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
     assert gate.ended == [True] * 4
+
+
+@pytest.mark.usefixtures("_patient")
+@pytest.mark.parametrize("more", [-5, 40], ids=["a part of its body", "its body and a part of the next request"])
+async def test_what_follows_a_head_need_not_be_its_body_alone(stand: Stand, gate: Gate, more: int) -> None:
+    sent = request(stand)
+    head, end, body = sent.partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        await raw.send(head + end)
+        await eventually(lambda: connection(stand)._held, "the head is here")
+        rest = body + sent
+        await raw.send(rest[: len(body) + more])
+        await eventually(lambda: connection(stand)._held is None, "it is parsed")
+        await raw.send(rest[len(body) + more :])
+        for _ in range(2):
+            assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 5
 
 
 @pytest.mark.usefixtures("_patient")
@@ -273,7 +307,9 @@ async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
         await known(stand, raw, sent)
         await raw.send(head + end)
         await eventually(lambda: connection(stand)._held, "the head is here")
-        connection(stand)._parse_held()
+        held = connection(stand)._held
+        assert held is not None
+        connection(stand)._parse(held[1])
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
         await raw.send(body + sent[:40])
         assert b" 200 OK" in (await reply(raw))[0]
@@ -289,10 +325,10 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
         await known(stand, raw, sent)
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
         await eventually(lambda: connection(stand)._held, "the head is here")
-        timer = connection(stand)._held_timer
+        held = connection(stand)._held
     await eventually(lambda: not stand.gateway._client_listener.connections)
-    assert timer is not None
-    assert timer.cancelled()
+    assert held is not None
+    assert held[2].cancelled()
     assert gate.ended == [True] * 3
 
 

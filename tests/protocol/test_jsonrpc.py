@@ -267,8 +267,9 @@ def test_half_an_emoji_goes_through_as_it_is_written(half: bytes) -> None:
         b'{"a":"\\ud83d","b":NaN}',
         b'{"\\ud83d":1,"b":}',
         b'{"a":"\\ud83d","b":' + DEEP,
+        b'{"\\ud83d":1,"b":' + DEEP,
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_what_is_wrong_stays_wrong_with_half_an_emoji_in_it(raw: bytes) -> None:
     for read in (jsonrpc.fields, jsonrpc.distinct, jsonrpc.message):
@@ -330,8 +331,9 @@ def test_a_value_may_be_long_as_long_as_it_has_few_values() -> None:
 
 
 def test_what_is_only_looked_at_may_be_too_deep() -> None:
-    with pytest.raises(ValueError, match="nested too deeply"):
-        jsonrpc.inspect(msgspec.json.Decoder().decode, DEEP)
+    for deep in (DEEP, b'["\\ud83d",' + DEEP):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            jsonrpc.inspect(msgspec.json.Decoder().decode, deep)
 
 
 RESULT = b'{"a":1}'

@@ -77,6 +77,11 @@ def test_what_was_refused_for_another_reason_stays_refused() -> None:
         unpaired_surrogates.fields(nested, msgspec.DecodeError("why"))
 
 
+def test_json_that_is_nested_too_deeply_keeps_its_white_space() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        unpaired_surrogates.compacted(b"[" * 100_000 + b"]" * 100_000)
+
+
 def test_text_that_is_not_utf8_has_no_place_to_hide_in() -> None:
     with pytest.raises(UnicodeDecodeError):
         unpaired_surrogates.hidden(b'"\\ud83d\xff"')

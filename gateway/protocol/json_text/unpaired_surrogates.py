@@ -66,20 +66,25 @@ def fields(raw: Raw | bytes, refused: msgspec.DecodeError) -> dict[str, Raw]:
     """The members of an object that msgspec refused; raises `refused` if unpaired surrogates are not the cause."""
     found = of_refused(raw, refused)
     try:
-        opened = _decode_fields(found)
+        try:
+            opened = _decode_fields(found)
+        except UnicodeDecodeError:
+            opened = _decode_fields(escaped(found))
+            values = (Raw(unescaped(bytes(value))) for value in opened.values())
+            return dict(zip(strings(opened), values, strict=True))
     except RecursionError as exc:
         raise ValueError("JSON is nested too deeply") from exc
-    except UnicodeDecodeError:
-        opened = _decode_fields(escaped(found))
-        values = (Raw(unescaped(bytes(value))) for value in opened.values())
-        return dict(zip(strings(opened), values, strict=True))
     return {key: Raw(shown(bytes(value))) for key, value in opened.items()}
 
 
 def compacted(data: bytes) -> bytes:
-    """The same JSON without white space."""
+    """The same JSON without white space; raises ValueError."""
     found = hidden(data)
-    return msgspec.json.format(data, indent=-1) if found is None else shown(msgspec.json.format(found, indent=-1))
+    try:
+        written = msgspec.json.format(data if found is None else found, indent=-1)
+    except RecursionError as exc:
+        raise ValueError("JSON is nested too deeply") from exc
+    return written if found is None else shown(written)
 
 
 def shown(text: bytes) -> bytes:
