@@ -62,7 +62,6 @@ class Connection(RequestHandler):
         "_finishing",
         "_head_timer",
         "_held",
-        "_held_timer",
         "_next",
         "_out",
         "_requests",
@@ -88,9 +87,8 @@ class Connection(RequestHandler):
         self.unread: Unread
         self._head_timer: asyncio.TimerHandle | None = None
         self._finishing = False
-        self._held: tuple[ParsedHead, bytes] | None = None
-        """A known head without its body, with its bytes."""
-        self._held_timer: asyncio.TimerHandle | None = None
+        self._held: tuple[ParsedHead, bytes, asyncio.TimerHandle] | None = None
+        """A known head without its body, its bytes, and the timer of their parsing."""
         self._out: asyncio.Transport
         self.remote: str | None
         """The address of the client."""
@@ -222,11 +220,11 @@ class Connection(RequestHandler):
             self._parse(data)
             return
         known: tuple[ParsedHead, bytes] | None = None
-        if self._held is not None and self._held_timer is not None:
-            self._held_timer.cancel()
-            head, held = self._held
-            known, data = (head, data), held + data
-            self._held = self._held_timer = None
+        if self._held is not None:
+            head, held, timer = self._held
+            timer.cancel()
+            known = (head, data) if len(data) == head.length else None
+            data, self._held = held + data, None
         if not self._begin_direct(self._direct, data, known):
             self._parse(data)
 
@@ -250,16 +248,14 @@ class Connection(RequestHandler):
     def _begin_direct(self, direct: Direct, data: bytes, known: tuple[ParsedHead, bytes] | None) -> bool:
         """Begin a request without a task, if it came whole on an idle connection, with a head that is known.
 
-        `known`: its head, and what came behind it, if the head came in a packet of its own.
+        `known`: its head and its body, if the head came in a packet of its own.
         """
         waiter, parser = self._waiter, self._requests
         if self.in_hand is not None or waiter is None or waiter.done() or parser is None or self._paused:
             return False
         if direct.begin is None or self._upgraded or self._close or self._force_close:
             return False
-        if known is None or len(known[1]) != known[0].length:
-            known = parser.known(data)
-        if known is None:
+        if known is None and (known := parser.known(data)) is None:
             return False
         head, body = known
         if not body:
@@ -267,7 +263,7 @@ class Connection(RequestHandler):
             if head.rest:
                 self._write(CONTINUE)
                 data, seconds = head.rest, _CONTINUED_SECONDS
-            self._held, self._held_timer = (head, data), self._loop.call_later(seconds, self._parse_held)
+            self._held = head, data, self._loop.call_later(seconds, self._parse_held, data)
             return True
         if (request := direct.begin(self, head, body)) is None:
             return False
@@ -277,10 +273,8 @@ class Connection(RequestHandler):
             self.serve_by_task()
         return True
 
-    def _parse_held(self) -> None:
-        assert self._held is not None, "it is set with the timer"
-        data = self._held[1]
-        self._held = self._held_timer = None
+    def _parse_held(self, data: bytes) -> None:
+        self._held = None
         self._parse(data)
 
     def serve_by_task(self) -> None:
@@ -313,7 +307,7 @@ class Connection(RequestHandler):
 
     def _process_keepalive(self) -> None:
         self._keepalive_handle = None  # the next reply makes another one
-        if self.in_hand is None and self._held_timer is None:
+        if self.in_hand is None and self._held is None:
             super()._process_keepalive()
 
     def close(self) -> None:
@@ -388,8 +382,8 @@ class Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what the connection still waited for."""
         self._head_is_complete()
-        if self._held_timer is not None:
-            self._held_timer.cancel()
+        if self._held is not None:
+            self._held[-1].cancel()
         self.unread.close()
         for request in (self.in_hand, self._next):
             if request is not None:

@@ -273,7 +273,7 @@ async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
         await known(stand, raw, sent)
         await raw.send(head + end)
         await eventually(lambda: connection(stand)._held, "the head is here")
-        connection(stand)._parse_held()
+        connection(stand)._parse_held(head + end)
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
         await raw.send(body + sent[:40])
         assert b" 200 OK" in (await reply(raw))[0]
@@ -289,10 +289,10 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
         await known(stand, raw, sent)
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
         await eventually(lambda: connection(stand)._held, "the head is here")
-        timer = connection(stand)._held_timer
+        held = connection(stand)._held
     await eventually(lambda: not stand.gateway._client_listener.connections)
-    assert timer is not None
-    assert timer.cancelled()
+    assert held is not None
+    assert held[-1].cancelled()
     assert gate.ended == [True] * 3
 
 
