@@ -264,7 +264,7 @@ async def pages(s: Stage) -> None:
     async def came() -> bool:
         return await s.gw.rounds("tools/list") >= before + 3
 
-    await s.gw.until(came, "three pages of tools")
+    await s.gw.until(came, "three pages of tools", seconds=5.0)  # servers without pages fail here
 
 
 @case("completion")
