@@ -32,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     second_tries.limit(items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    second_tries.limit_time(item)
+
+
 def pytest_collection_finish() -> None:
     """Spare the collector the tests themselves: they outlive it, and walking them took a fifth of the whole time."""
     gc.collect()

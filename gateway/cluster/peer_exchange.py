@@ -51,6 +51,7 @@ class PeerExchange(AwaitedReply):
 
     async def accepted(self) -> None:
         """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
+        self._settled = None  # from now on this coroutine is woken, even if the callback was not called
         seconds = max(self.deadline - time.monotonic(), 0.0)
         timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:

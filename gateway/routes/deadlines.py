@@ -33,7 +33,7 @@ class Deadlines:
         self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
         self.hop = CoarseTimer(hop, tasks, "forwarded retry")
-        """When a task takes a forwarded retry over that waits without one, on both of its replicas."""
+        """When a forwarded retry that waits without a task gets one, on both of its replicas."""
         self.shared = {
             Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
             Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),

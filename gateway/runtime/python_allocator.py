@@ -3,8 +3,9 @@
 Python's own allocator is faster, but gives memory back in arenas of 1 MiB only, and one object that lives on keeps a
 whole arena. The C library gives every free page back.
 
-The choice counts for new objects only. Python's allocator goes on to free and resize all of them: it has always had to
-tell its own blocks from those of the C library, where it takes all blocks of more than 512 bytes itself.
+The choice counts for new objects only. Python's allocator goes on to free and resize all of them. It has always had to
+tell its own blocks from those of the C library, because it takes blocks of more than 512 bytes there, and smaller ones
+when it gets no arena.
 """
 
 import ctypes

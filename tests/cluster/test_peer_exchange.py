@@ -120,6 +120,31 @@ async def test_a_task_waits_for_a_reply_that_takes_long(upstream: FakeUpstream, 
     assert asked_peers(one) == {"served": 4}
 
 
+@pytest.mark.usefixtures("_patient")
+async def test_a_task_that_the_next_request_makes_gets_a_reply_that_is_read_whole(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        taken.set()
+        await go.wait()
+        await asked.whole(RESULT)
+
+    taken, go = asyncio.Event(), asyncio.Event()
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = script
+        await raw.send(sent)
+        await in_time(taken.wait())
+        assert direct(one) == 1
+        await raw.send(sent)
+        await eventually(lambda: direct(one) == 0, "a task has taken over")
+        go.set()
+        for _ in range(2):
+            assert (await reply(raw))[1] == RESULT
+    assert len(peer.asked) == 5, "each request was sent once"
+    assert asked_peers(one) == {"served": 5}
+
+
 async def test_a_reply_with_a_status_of_its_own_takes_a_task(upstream: FakeUpstream, cluster: Cluster) -> None:
     async def script(asked: Asked) -> None:
         await asked.take()

@@ -114,6 +114,11 @@ def test_an_allocator_that_something_watches_stays(option: str) -> None:
     assert int(python(f"{COUNT}{USE}print(counted())", "-X", option)) > MANY
 
 
+def test_a_python_with_which_it_was_not_tried_keeps_its_allocator() -> None:
+    newer = "from gateway.runtime import python_allocator\npython_allocator._NEWEST = (3, 10)\n"
+    assert int(python(f"{newer}{COUNT}{USE}print(counted())")) > MANY
+
+
 def test_a_trace_goes_on_to_its_end() -> None:
     own = "allocator.use_c_library(wanted=False)\n"
     begin = "import tracemalloc; tracemalloc.start(); kept = [bytes(200) for _ in range(1000)]\n"

@@ -5,7 +5,7 @@ or client gives up by a deadline that the test cannot set. A second failure coun
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -25,6 +25,15 @@ def limit(items: list[pytest.Item]) -> None:
     for item in items:
         if item.config.getoption("reruns", None) and not starts_programs(item):
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+def limit_time(item: pytest.Item) -> None:
+    """Begin the time limit of a second try: for pytest-timeout, the limit ended when the first one failed."""
+    if getattr(item, "execution_count", 1) > 1:
+        plugin: Any = item.config.pluginmanager.getplugin("timeout")
+        settings = plugin._get_item_settings(item)
+        if settings.timeout:
+            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 def tell(reporter: pytest.TerminalReporter) -> None:
