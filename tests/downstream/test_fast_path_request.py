@@ -319,24 +319,6 @@ async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
 
 
 @pytest.mark.usefixtures("_patient")
-@pytest.mark.parametrize("more", [-5, 30])
-async def test_a_packet_behind_a_head_need_not_end_with_the_body(stand: Stand, gate: Gate, more: int) -> None:
-    sent = request(stand)
-    head, end, body = sent.partition(b"\r\n\r\n")
-    behind, size = body + sent, len(body) + more
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
-        await raw.send(head + end)
-        await eventually(lambda: connection(stand)._held, "the head is here")
-        await raw.send(behind[:size])
-        await eventually(lambda: not connection(stand)._held)
-        await raw.send(behind[size:])
-        for _ in range(2):
-            assert b" 200 OK" in (await reply(raw))[0]
-    assert gate.ended == [True] * 5
-
-
-@pytest.mark.usefixtures("_patient")
 async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
