@@ -29,10 +29,10 @@ _MUCH_BYTES: Final = 4 << 20
 _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
 _PAUSE: Final = 100
-"""The pause after a collection, in durations of it: a caller who makes garbage all the time must not stop the rest."""
+"""The pause after a collection, as a multiple of its duration: a caller that makes garbage must not stall others."""
 MANY: Final = 200
-"""So many held calls that a collection is put off: it walks the objects of all, about 0.02 ms each, while nothing else
-runs. And so many that to get their memory back is worth 8 % more instructions for each request."""
+"""With this many held calls, a collection is put off: it walks the objects of all, about 0.02 ms each, while nothing
+else runs. And then it is worth 8 % more instructions for each request to get their memory back."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 _LARGE_BYTES: Final = 4 << 20
