@@ -317,8 +317,9 @@ class UpstreamCall(ABC):
             if self._call is not None:
                 self._call.listener = _DEAF
             session.detach()
-        elif not clean and not session.pending and self._may_be_resumed_elsewhere(session):
-            session.detach()  # the result came to an open question: the replica that answered it may still read it
+        elif (session.lost or not clean) and not session.pending and self._may_be_resumed_elsewhere(session):
+            # Another replica may have answered the open question, or taken the side stream: it still reads the result.
+            session.detach()
         else:
             self._released = session
         self._context.live.upstream.pool.release(session, clean=clean)

@@ -16,6 +16,7 @@ from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
+from gateway.exchange.machine import FINISHED
 from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
@@ -222,6 +223,8 @@ class TaskCall(UpstreamCall):
         if self._session is None or self._is_let_go:
             super().release(clean=False)
             return
+        if self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(self._session):
+            self._session.lose()  # no client waited here: another replica may still read the result
         session = self._released = self._session
         self._session = None
 
