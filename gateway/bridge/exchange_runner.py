@@ -181,10 +181,11 @@ class ExchangeRunner(ABC):
         self._report.finished()
 
     def _cancel(self, reason: str) -> None:
+        call = self._upstream_call
         self._report.cancelled()
-        if self._takeover is not None and not self._upstream_call.is_started:
+        if self._takeover is not None and call.session is None and not call.runs:
             self._takeover.give_up(reason)
-        self._upstream_call.cancel(reason)
+        call.cancel(reason)
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""

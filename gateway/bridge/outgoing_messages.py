@@ -129,10 +129,17 @@ class Outgoing:
                 await asyncio.sleep(pause)
                 if pause and not session.works_on(call):
                     return
-                try:
-                    async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
-                        await session.cancel(call, reason, headers)
-                except (UpstreamError, TimeoutError) as exc:
-                    self._report.unsent(str(exc))
+                await self._attempt(partial(session.cancel, call, reason, headers))
 
         self.put(cancel)
+
+    def try_to_send(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Send something as `put` does, if that takes no longer than a cancellation may."""
+        self.put(partial(self._attempt, send))
+
+    async def _attempt(self, send: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
+                await send()
+        except (UpstreamError, TimeoutError) as exc:
+            self._report.unsent(str(exc))

@@ -9,13 +9,12 @@ from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused
 from gateway.routes.cold_calls import ColdCall, Remains, packed
 from gateway.routes.cold_expiry import end_orphan
 from gateway.seal.request_state import Envelope, Upstream
 from gateway.sessions.call import Listener
 from gateway.telemetry import Step
-from gateway.upstream.channel import Headers
 
 
 class Takeover:
@@ -58,11 +57,7 @@ class Takeover:
         """The call's own task, as in `UpstreamCall`."""
         runs = self._call.runs
         try:
-            try:
-                await self._resume(opened)
-            finally:
-                if not opened.done():
-                    opened.set_result(False)
+            await self._resume(opened)
         except GatewayError as exc:
             self._context.live.upstream.health.note(exc)
             replayable = await may_run_again(self._context, exc)
@@ -80,7 +75,7 @@ class Takeover:
             self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
-            raise _owner_lost(envelope.owner)
+            raise _owner_lost(envelope.owner, upstream)
         await self._call.resume(upstream, opened, is_shared=not self._owner_is_dead)
 
     def _failed(
@@ -95,30 +90,23 @@ class Takeover:
             return
         upstream = self._envelope.upstream
         if self._owner_is_dead and upstream is not None:
-            cancelling = self._cancel_orphan(upstream, self._context.headers)
-            self._context.live.process.tasks.spawn(cancelling, "send upstream")
+            why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
+            self._call.cancel_orphan(upstream, why)
         if not replayable:
             self._report.step(Step.LOST)
         listener.hear(on.Broke(error, replayable))
 
     def give_up(self, reason: str) -> None:
-        """Cancel a call that was never picked up, because no retry brought an answer, if no other process holds it."""
+        """Cancel a call that was not picked up before its client was given up, if no other process holds it."""
         upstream = self._envelope.upstream
         if upstream is None or not self._owner_is_dead:
+            return
+        if upstream.task:
+            self._call.cancel_orphan(upstream, reason)
             return
         questions = tuple((each.upstream_id, each.method) for each in self._envelope.open if each.upstream_id)
         ending = end_orphan(self._context.live, Remains(upstream, questions), reason, self._context.headers)
         self._context.live.process.tasks.spawn(ending, "send upstream")
-
-    async def _cancel_orphan(self, upstream: Upstream, headers: Headers) -> None:
-        """Cancel a call whose result no client will read, so that the upstream does not wait for an answer."""
-        live = self._context.live
-        why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
-        try:
-            async with asyncio.timeout(live.config.timeouts.cancel_seconds):
-                await live.upstream.pool.cancel_orphan(upstream, why, headers)
-        except (UpstreamError, TimeoutError) as exc:
-            self._report.unsent(str(exc))
 
 
 def cooled(
@@ -150,10 +138,15 @@ def cooled(
     )
 
 
-def _owner_lost(owner: str) -> CallLost:
+def _owner_lost(owner: str, upstream: Upstream | None) -> CallLost:
+    fate = "It was cancelled and may have had effects"
+    if upstream is None:
+        fate = "It may have had effects"  # nothing tells what to cancel
+    elif upstream.task is not None:
+        fate = "It was cancelled, but a task that it had made before may still run"
     return CallLost(
         f"The replica {owner} that held this call is gone, and the call cannot be picked up or run again: its server "
-        "keeps no event store, and the tool does not say that it may run twice. It was cancelled and may have had "
-        "effects; check before you call again without requestState",
+        f"keeps no event store, and the tool does not say that it may run twice. {fate}; check before you call again "
+        "without requestState",
         data={"reason": "owner_lost"},
     )

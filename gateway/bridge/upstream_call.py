@@ -16,7 +16,7 @@ from gateway.bridge.response_queue import ending_of
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.http.upstream_headers import own_headers
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
@@ -160,6 +160,12 @@ class UpstreamCall(ABC):
         self._opened = opened
         self._task = self._context.live.process.tasks.start(resuming, "call")
 
+        def over(_: asyncio.Task[None]) -> None:
+            if not opened.done():
+                opened.set_result(False)
+
+        self._task.add_done_callback(over)  # a task may be cancelled before its first step
+
     @abstractmethod
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
@@ -295,6 +301,15 @@ class UpstreamCall(ABC):
         elif self._task is not None:
             _ = self._task.cancel()
 
+    def cancel_orphan(self, upstream: Upstream, reason: str) -> None:
+        """Cancel the call of a dead replica, so that its upstream does not wait for an answer."""
+        params = {"requestId": Raw(upstream.call), "reason": reason}
+        self._tell_orphan(upstream, jsonrpc.notification(mcp.CANCELLED, params))
+
+    def _tell_orphan(self, upstream: Upstream, message: bytes) -> None:
+        pool, headers = self._context.live.upstream.pool, self._context.headers
+        self._outgoing.try_to_send(partial(pool.tell_orphan, upstream, message, headers))
+
     @property
     def _outgoing(self) -> Outgoing:
         if self._beside is None:
@@ -317,8 +332,9 @@ class UpstreamCall(ABC):
             if self._call is not None:
                 self._call.listener = _DEAF
             session.detach()
-        elif not clean and not session.pending and self._may_be_resumed_elsewhere(session):
-            session.detach()  # the result came to an open question: the replica that answered it may still read it
+        elif (session.lost or not clean) and not session.pending and self._may_be_resumed_elsewhere(session):
+            # Another replica may have answered the open question, or taken the side stream: it still reads the result.
+            session.detach()
         else:
             self._released = session
         self._context.live.upstream.pool.release(session, clean=clean)

@@ -11,6 +11,7 @@ from gateway.exchange.events import Leg
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
+from gateway.mirror.streamable import reply_stream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import NoHandshake
 from gateway.protocol.request import Request
@@ -64,17 +65,7 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     async def write(self, queue: ResponseQueue) -> Replied:
         """Write messages as they come: one JSON body if the final message comes first, else a stream."""
-        queue.begin_writing(self.reply.share_unread)
-        try:
-            item = await queue.take()
-            while not isinstance(item, FinalMessage):
-                if not self.reply.started:
-                    await self.reply.start()
-                await self.reply.write(sse.KEEP_ALIVE if item is None else sse.encode(item))
-                item = await queue.take()
-            return await self._end(item)
-        finally:
-            queue.end_writing()
+        return await self._end(await reply_stream.write(queue, self.reply, encode=sse.encode))
 
     def _end(self, item: FinalMessage) -> Awaitable[Replied]:
         """Write the final message of an exchange; raises NoHandshake if the request may be passed through."""

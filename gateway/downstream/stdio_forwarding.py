@@ -98,7 +98,7 @@ class _Passage:
         """Send the request, and write its messages as they come."""
         sending = self.live.process.tasks.start(self._send(modern), "modern request")
         try:
-            last = await reply_stream.write(self._queue, self._reply)
+            last = await reply_stream.write(self._queue, self._reply, encode=sse.encode)
         finally:
             self._is_over = True
             _ = sending.cancel()
@@ -124,7 +124,7 @@ class _Passage:
         message = jsonrpc.message(data)
         if message.method is not None:
             if not self._is_over:
-                self._queue.send(sse.encode(data))
+                self._queue.send(data)
         elif isinstance(message.error, Raw):
             error = jsonrpc.error(message.error)
             status = _STATUSES.get(error.code, 200)

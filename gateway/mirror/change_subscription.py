@@ -136,7 +136,7 @@ class Changes:
     def begin(self, headers: Headers) -> None:
         """Listen to everything that is wanted, as soon as the server can be reached."""
         self._headers = headers
-        self._reopening = self._tasks.start(self._reopen(has_missed=False), "listen")
+        self._start_reopening(has_missed=False)
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -187,10 +187,13 @@ class Changes:
         self._stream = None
         if time.monotonic() - stream.began >= _EARLY_SECONDS:
             self._attempts = 0
-        if self._reopening is None or self._reopening.done():
-            self._reopening = self._tasks.start(self._reopen(), "listen again")
+        self._start_reopening(has_missed=True)
 
-    async def _reopen(self, *, has_missed: bool = True) -> None:
+    def _start_reopening(self, *, has_missed: bool) -> None:
+        if self._reopening is None or self._reopening.done():
+            self._reopening = self._tasks.start(self._reopen(has_missed=has_missed), "listen")
+
+    async def _reopen(self, *, has_missed: bool) -> None:
         """Open a stream, in place of a lost one if the client has missed changes.
 
         A server that ends each stream early is asked less and less often, and finally not at all.

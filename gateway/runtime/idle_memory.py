@@ -29,9 +29,9 @@ _MUCH_BYTES: Final = 4 << 20
 _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
 _PAUSE: Final = 100
-"""The pause after a collection, as a multiple of its length: a caller who makes garbage must not stop the others."""
+"""The pause after a collection, as a multiple of its duration: a caller that makes garbage must not stall others."""
 MANY: Final = 200
-"""With so many held calls, a collection is put off: it walks the objects of all, about 0.02 ms for each call, while
+"""With this many held calls, a collection is put off: it walks the objects of all, about 0.02 ms for each call, while
 nothing else runs. And getting their memory back is worth 8 % more instructions for each request."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Parameters of glibc's mallopt (malloc.h)."""

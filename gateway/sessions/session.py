@@ -176,7 +176,7 @@ class Session(HearingSession):
     ) -> Raw | jsonrpc.Error:
         """Send a request on the gateway's own account, without a client; returns its result or its error.
 
-        The time is `timeouts.handshake_seconds`, as of all such requests.
+        `timeout_seconds` is `timeouts.handshake_seconds`, which the error names.
         """
         answer = OwnListener()
         call = Call(self.next_id(), b"", answer, is_own=True)

@@ -23,7 +23,7 @@ class ChildBackend:
     """A `Backend` that is one child."""
 
     def __init__(self, stdio: StdioEra, link: ClientLink, tasks: Tasks, waiting_bytes: int) -> None:
-        """Beyond `waiting_bytes`, the host has to wait."""
+        """The host has to wait as long as more than `waiting_bytes` wait for the child."""
         self._room = waiting_bytes
         self._has_room = asyncio.Event()
         self._has_room.set()

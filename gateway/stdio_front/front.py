@@ -144,7 +144,8 @@ class StdioFront:
         """The host sends nothing more: running calls may finish, but questions to the host are cancelled."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self._fallback is not None and self._fallback.is_undecided and loop.time() < deadline:
+        fallback = self._fallback
+        while fallback is not None and fallback.is_undecided and not self.ended.done() and loop.time() < deadline:
             await asyncio.sleep(_POLL_SECONDS)
         if self._child is not None:
             await self._child.finish(deadline - loop.time())

@@ -16,7 +16,9 @@ from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
-from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError
+from gateway.exchange.machine import FINISHED
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import Busy, CallLost, GatewayError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
@@ -77,7 +79,7 @@ class TaskCall(UpstreamCall):
         past = Past(looked, is_shared=is_shared, former_holder=former)
         call = Call(upstream.call, b"", self._listener, upstream.call)
         if upstream.task:
-            self._call, self._is_sent = call, True
+            self._call, self._is_sent = call, not is_shared
             await self._drive(self._new_follower(session, upstream.task, call, self._listener), past)
             return
         self._sent(call)
@@ -200,19 +202,21 @@ class TaskCall(UpstreamCall):
     def cancel(self, reason: str) -> None:
         """Cancel the task, or the request that is to make it."""
         driven = self._follower
-        if driven is None:
+        if driven is None or not self._is_sent:  # a task that a silent replica may follow is not ours to cancel
             super().cancel(reason)
             return
         driven.stop()
+        self._outgoing.try_to_send(driven.cancel)
 
-        async def cancel() -> None:
-            try:
-                async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
-                    await driven.cancel()
-            except (UpstreamError, TimeoutError) as exc:
-                self._report.unsent(str(exc))
-
-        self._outgoing.put(cancel)
+    def cancel_orphan(self, upstream: Upstream, reason: str) -> None:
+        """Cancel the task of a dead replica, or the request that is to make it."""
+        if self._follower is not None:
+            self.cancel(reason)
+        elif not upstream.task:
+            super().cancel_orphan(upstream, reason)
+        elif not legacy_tasks.must_not_be_cancelled(upstream.task):
+            id_ = upstream.call[:-1] + b'-cancel"'
+            self._tell_orphan(upstream, jsonrpc.request(id_, mcp.TASKS_CANCEL, {"taskId": upstream.task}))
 
     def release(self, *, clean: bool) -> None:  # noqa: ARG002  (a session that had a task never serves another call)
         """Give the session back, to be ended once everything for the task has gone out in it."""
@@ -222,6 +226,8 @@ class TaskCall(UpstreamCall):
         if self._session is None or self._is_let_go:
             super().release(clean=False)
             return
+        if self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(self._session):
+            self._session.lose()  # no client waited here: another replica may still read the result
         session = self._released = self._session
         self._session = None
 

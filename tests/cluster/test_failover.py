@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
 from gateway.protocol import mcp
+from gateway.protocol.errors import Stopping
 from gateway.seal.peer_messages import Data, End, Gone, Head
 from tests.parts.launch import free_port
 from tests.support.black_hole import black_hole
@@ -471,7 +473,7 @@ async def test_another_principal_cannot_have_a_call_taken_over(upstream: FakeUps
     assert asked_peers(two) == {}, "no peer is asked for a state that does not open"
 
 
-async def test_a_take_over_that_its_client_leaves_sends_nothing_in_the_session(
+async def test_a_take_over_that_its_client_leaves_before_it_has_a_session_gives_the_call_up(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     store = FakeStore(upstream)
@@ -485,5 +487,32 @@ async def test_a_take_over_that_its_client_leaves_sends_nothing_in_the_session(
     await leave(retry)
     await eventually(opening.cut.is_set, "the session is left")
     await eventually(lambda: not two.busy_tasks(), "the take-over has ended")
-    assert two.sessions("busy") == store.resumed == 0
-    assert "answer" not in upstream.words
+    assert two.sessions("busy") == 0
+    (call,) = store.calls.values()
+    assert call.answers == [{"action": "cancel"}], "what the client answered was not sent"
+    assert len(upstream.of(mcp.CANCELLED)) == 1
+
+
+async def test_a_take_over_that_is_stopped_before_its_task_begins_leaves_no_answer_waiting(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = FakeStore(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2")
+    asked = await one.client().call()
+    await cluster.crash(one)
+    start = two.gateway.tasks.start
+
+    def stop() -> None:
+        for driver in tuple(two.gateway.lot):
+            driver.stop(Stopping("the host has left"))
+
+    def stopping(work: Any, name: str) -> Any:
+        if name == "send upstream":  # the answers wait for the task that is started next
+            asyncio.get_running_loop().call_soon(stop)
+        return start(work, name)
+
+    two.gateway.tasks.start = stopping  # type: ignore[method-assign]
+    reply = await two.client().answer(asked)
+    assert reply.outcome == (503, -32603, "stopping")
+    await eventually(lambda: "send upstream" not in two.tasks(), "nothing waits for the stream")
+    assert "resume" not in upstream.words[: upstream.words.index(mcp.CANCELLED)]

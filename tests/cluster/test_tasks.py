@@ -1,13 +1,19 @@
-"""A driven task whose owner died before it knew the id of the task, on the replica that takes the call over."""
+"""A driven task on the replica that takes its call over, whose owner is dead or only silent."""
 
 import json
 from typing import Any, Final
 
+import pytest
+from msgspec.structs import replace
+
+from gateway.cluster.worker import Address
+from gateway.exchange.machine import State
 from gateway.protocol import mcp
+from tests.cluster.test_witness import cut_off, is_quiet, only
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import Cluster, in_time, opened, steps
-from tests.support.workbench import ACCEPT, Reply, Stand, eventually
+from tests.support.replicas import Cluster, drop, exchange_failing_over_to, in_time, later, opened, resealed, steps
+from tests.support.workbench import ACCEPT, Reply, Stand, eventually, leave
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 
@@ -91,6 +97,107 @@ async def test_a_task_that_was_made_on_a_stream_that_cannot_be_resumed_is_lost(
     two, asked = await _orphaned(cluster)
     reply = await in_time(two.client().answer(asked))
     assert reply.outcome == (200, -32603, "owner_lost")
+    assert "a task that it had made before may still run" in reply.error["message"]
     assert len(upstream.of("tools/call")) == 1
     assert "answer" not in upstream.words
     await eventually(lambda: steps(two) == {"lost": 1})
+
+
+def _of_task(asked: Reply, task_id: str = "t1", **changes: Any) -> str:
+    """The state of a call that has become a task already."""
+    upstream = opened(asked.state).upstream
+    assert upstream is not None
+    return resealed(asked.state, upstream=replace(upstream, task=task_id), **changes)
+
+
+async def test_a_task_that_is_not_picked_up_before_its_client_is_given_up_is_cancelled(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = AskingFirst(upstream)
+    two, asked = await _orphaned(cluster)
+    again = await two.client().call(state=_of_task(asked), answers={})
+    assert again.questions == asked.questions
+    await drop(two)
+    (cancelled,) = await upstream.saw(mcp.TASKS_CANCEL)
+    assert cancelled.body["params"] == {"taskId": "t1"}
+    assert cancelled.session == upstream.of(mcp.TOOLS_CALL)[0].session
+    assert mcp.CANCELLED not in upstream.words, "the request that made the task has its answer"
+
+
+async def test_a_task_of_a_server_that_cancelling_would_harm_is_left_alone(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = AskingFirst(upstream)
+    two, asked = await _orphaned(cluster)
+    state = _of_task(asked, f"{'0' * 32}:00000000-0000-0000-0000-000000000000")
+    again = await two.client().call(state=state, answers={})
+    assert again.questions == asked.questions
+    await drop(two)
+    await is_quiet(two)
+    assert mcp.TASKS_CANCEL not in upstream.words
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+async def test_a_task_that_takes_too_long_after_its_owner_died_is_cancelled_before_its_session_ends(
+    upstream: FakeUpstream, cluster: Cluster, *, is_known: bool
+) -> None:
+    _ = AskingFirst(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2", tasks={"ttl_seconds": 0.1})
+    _ = await one.client().post("tools/list")
+    asked = await one.client().call()
+    await cluster.crash(one)
+    upstream.on(mcp.TASKS_RESULT, lambda turn: turn.for_ever())
+    state = _of_task(asked) if is_known else asked.state
+    reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
+    assert "tasks.ttl_seconds" in reply.error["message"]
+    (cancelled,) = await upstream.saw(mcp.TASKS_CANCEL)
+    assert cancelled.body["params"] == {"taskId": "t1"}
+    await is_quiet(two)
+    session = upstream.of(mcp.TOOLS_CALL)[0].session
+    assert session not in [
+        seen.session for seen in upstream.seen[: upstream.seen.index(cancelled)] if seen.word == "DELETE"
+    ]
+
+
+# -- a silent owner ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_is_made_while_its_owner_is_silent_is_followed_beside_it(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    _ = AskingFirst(upstream)
+    one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+    _ = await one.client().post("tools/list")
+    asked = await one.client().call()
+    reply = await in_time(two.client().answer(asked))
+    assert json.loads(reply.text) == ["t1", ACCEPT]
+    assert len(upstream.of("answer")) == len(upstream.of(mcp.TOOLS_CALL)) == 1
+    assert steps(two).get("resumed", 0) + steps(three).get("resumed", 0) == 1
+    assert len(upstream.of(mcp.TASKS_GET)) == 2, "tasks/result would take the questions from the owner"
+    await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner has the result too")
+    for stand in (one, two, three):
+        await is_quiet(stand)
+    ended = [seen.session for seen in upstream.of("DELETE")]
+    assert upstream.of(mcp.TOOLS_CALL)[0].session not in ended, "another replica may still read the result"
+    assert not {mcp.CANCELLED, mcp.TASKS_CANCEL}.intersection(upstream.words)
+    assert json.loads((await one.client().answer(asked)).text) == ["t1", ACCEPT]
+
+
+async def test_a_silent_owners_task_is_not_cancelled_when_the_client_of_a_take_over_leaves(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address
+) -> None:
+    _ = AskingFirst(upstream)
+    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
+    _ = await one.client().post("tools/list")
+    asked = await one.client().call()
+    upstream.once(mcp.TASKS_GET, lambda turn: turn.for_ever())
+    answers = dict.fromkeys(asked.questions, ACCEPT)
+    state = _of_task(asked, exchange=await exchange_failing_over_to(two, "gw-2"))
+    retry = later(two.client().call(state=state, answers=answers))
+    (looking,) = await upstream.saw(mcp.TASKS_GET)
+    await leave(retry)
+    await eventually(looking.cut.is_set, "the take-over is given up")
+    await eventually(lambda: len(two.gateway.lot) == 0)
+    await is_quiet(two)
+    assert not {mcp.CANCELLED, mcp.TASKS_CANCEL, "answer", "DELETE"}.intersection(upstream.words)
+    assert json.loads((await one.client().answer(asked)).text) == ["t1", ACCEPT]

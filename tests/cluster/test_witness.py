@@ -21,6 +21,7 @@ from gateway.protocol import mcp
 from gateway.seal.peer_messages import Answer, Gone, PeerRequest
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
 from tests.support.replicas import (
     STALLED,
@@ -31,12 +32,13 @@ from tests.support.replicas import (
     exchange_failing_over_to,
     frames_of,
     in_time,
+    later,
     orphan,
     peer_request_for,
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, Stand, eventually
+from tests.support.workbench import ACCEPT, Stand, eventually, leave
 
 TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
 """Nobody but a hole in the network lets a connection wait; all others answer, however busy the machine is."""
@@ -154,6 +156,36 @@ async def test_a_silent_owners_call_is_resumed_if_a_witness_confirms_the_silence
         ended = [seen.session for seen in upstream.of("DELETE")]
         assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
         assert (await one.client().answer(asked)).text == "done"
+
+
+async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_stream_another_replica_may_have_taken(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """A server with one side stream per session ends the owner's, or refuses it, when a replica resumes the call."""
+    one, _ = await cluster.begin("gw-1", "gw-2", hold={"grace_seconds": 60})
+    store = FakeStore(upstream)
+    asked = await one.client().call()
+    store.hold.clear()
+    retry = later(one.client().answer(asked))
+    (answered,) = await upstream.saw("answer")
+    await leave(retry)
+    await eventually(lambda: only(one)._exchange.state is State.DETACHED)
+    sides = len(upstream.of("GET"))
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(405)
+
+    upstream.once("GET", refuse)
+    upstream.side(answered.session).put_nowait(None)
+    await upstream.saw("GET", sides + 1)
+    (group,) = one.gateway.routes.live["/mcp"].upstream.pool._groups.values()
+    (session,) = group.sessions
+    await eventually(lambda: session.lost, "the side stream has ended for good")
+    store.hold.set()
+    await eventually(lambda: only(one)._exchange.state is State.FINISHED)
+    await is_quiet(one)
+    assert "DELETE" not in upstream.words, "another replica may still read the result"
+    assert json.loads((await one.client().answer(asked)).text) == [ACCEPT]
 
 
 async def test_a_silent_owners_ephemeral_call_runs_again_and_the_first_run_is_left_alone(

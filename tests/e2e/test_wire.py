@@ -29,8 +29,7 @@ pytestmark = [
 
 BOB = {"action": "accept", "content": {"name": "Bob"}}
 PROMPT_SECONDS = 8.0
-"""Less than any time that the gateway waits, unless the configuration of a test shortens it."""
-"""What "at once" means on a busy machine."""
+"""What "at once" means on a busy machine: less than any time that the gateway waits, unless a test shortens it."""
 STATE_ERROR = {
     "code": -32602,
     "message": "Invalid or expired requestState",

@@ -104,6 +104,20 @@ async def test_a_session_that_listens_at_once_has_missed_nothing(bench: Bench) -
     assert bench.told == [mcp.PROMPTS_CHANGED]
 
 
+async def test_a_session_that_begins_to_listen_while_a_lost_stream_is_opened_again_gets_one_stream(
+    bench: Bench,
+) -> None:
+    subscribed = bench.subscribe("a:b")
+    first = await bench.opened(1)
+    first.acknowledges("a:b")
+    await subscribed
+    first.completes()
+    bench.changes.begin(HEADERS)
+    (await bench.opened(2)).acknowledges("a:b")
+    await eventually(lambda: not bench.tasks)
+    assert len(bench.streams) == 2
+
+
 async def test_what_an_acknowledgement_says_of_tasks_is_not_looked_at(bench: Bench) -> None:
     subscribed = bench.subscribe("a:b")
     stream = await bench.opened(1)

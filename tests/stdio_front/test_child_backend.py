@@ -18,12 +18,14 @@ from gateway.telemetry import Metrics
 from tests.support.workbench import eventually
 
 CALL = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
+INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'
 
 
 class FakeChild:
     """A FAKE child, which ends when its input does."""
 
     asked = False
+    route = "/mcp"
 
     def __init__(self) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -80,24 +82,30 @@ async def test_what_the_host_sent_before_its_end_reaches_a_child_that_starts_slo
 class FakeHost:
     """A FAKE host that writes lines as fast as they are read."""
 
-    def __init__(self, lines: int) -> None:
-        self.left = lines
+    def __init__(self, lines: int, line: bytes = CALL) -> None:
+        self.left, self._line = lines, line
+
+    def send(self, _message: bytes) -> None:
+        """Read it."""
 
     async def lines(self) -> AsyncIterator[bytes]:
         while self.left:
             self.left -= 1
-            yield CALL.replace(b"1,", b"%d," % self.left)
+            yield self._line.replace(b"1,", b"%d," % self.left)
+
+
+def fake_route(tasks: Tasks, launcher: FakeLauncher, era: str) -> Any:
+    return SimpleNamespace(
+        process=SimpleNamespace(tasks=tasks),
+        config=SimpleNamespace(limits=Limits(body_bytes=10_000)),
+        route=SimpleNamespace(era=era, path="/mcp"),
+        upstream=SimpleNamespace(stdio=SimpleNamespace(launcher=launcher)),
+    )
 
 
 async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks: Tasks) -> None:
     launcher, host = FakeLauncher(), FakeHost(100)
-    live: Any = SimpleNamespace(
-        process=SimpleNamespace(tasks=tasks),
-        config=SimpleNamespace(limits=Limits(body_bytes=10_000)),
-        route=SimpleNamespace(era="bridge", path="/mcp"),
-        upstream=SimpleNamespace(stdio=SimpleNamespace(launcher=launcher)),
-    )
-    front = StdioFront(host, Mock(), live)  # type: ignore[arg-type]
+    front = StdioFront(host, Mock(), fake_route(tasks, launcher, "bridge"))  # type: ignore[arg-type]
     running = tasks.start(front.run(), "host")
     for _ in range(10):
         await asyncio.sleep(0)
@@ -105,4 +113,19 @@ async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks:
     launcher.may_start.set()
     await eventually(lambda: len(launcher.child.events) == 100, "everything arrives")
     await running
+    await front.close()
+
+
+async def test_a_host_that_has_closed_its_end_does_not_wait_for_a_child_that_died_before_it_answered(
+    tasks: Tasks,
+) -> None:
+    launcher = FakeLauncher()
+    launcher.may_start.set()
+    front = StdioFront(FakeHost(1, INITIALIZE), Mock(), fake_route(tasks, launcher, "auto"))  # type: ignore[arg-type]
+    await front.run()
+    finishing = tasks.start(front.finish(3600, Mock()), "drain")
+    await eventually(lambda: launcher.child.events == [INITIALIZE.replace(b"1,", b"0,")])
+    launcher.child.over.set_result("exit code 1")
+    await asyncio.wait_for(finishing, 5)
+    assert front.ended.done()
     await front.close()

@@ -1,6 +1,6 @@
 """Writes the messages that wait for a client to its reply, as they come."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
@@ -12,9 +12,14 @@ Item = bytes | FinalMessage | None
 
 
 async def write(
-    queue: ResponseQueue, reply: ReplyWriter, first: Awaitable[Item] | None = None, *, keeps_alive: bool = True
+    queue: ResponseQueue,
+    reply: ReplyWriter,
+    first: Awaitable[Item] | None = None,
+    *,
+    keeps_alive: bool = True,
+    encode: Callable[[bytes], bytes] = bytes,
 ) -> FinalMessage:
-    """Write events until the final message, which is returned for `finish`; the first item may come from `first`."""
+    """Write each message as an event until the final one, which is returned; the first may come from `first`."""
     queue.begin_writing(reply.share_unread)
     try:
         item = await (first or queue.take())
@@ -22,7 +27,7 @@ async def write(
             if item is not None or keeps_alive:
                 if not reply.started:
                     await reply.start()
-                await reply.write(sse.KEEP_ALIVE if item is None else item)
+                await reply.write(sse.KEEP_ALIVE if item is None else encode(item))
             item = await queue.take()
         return item
     finally:

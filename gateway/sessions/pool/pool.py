@@ -220,11 +220,11 @@ class Pool(Checkout):
         await self._begin(session, session.adopt(whereabouts.session, shaken, headers, is_shared=is_shared))
         return session
 
-    async def cancel_orphan(self, whereabouts: Upstream, reason: str, headers: Headers) -> None:
-        """Cancel a call of a session that another process opened, without taking the session over."""
-        channel, params = self._adopted_channel(whereabouts), {"requestId": Raw(whereabouts.call), "reason": reason}
+    async def tell_orphan(self, whereabouts: Upstream, message: bytes, headers: Headers) -> None:
+        """Send a message in a session that another process opened, without taking the session over."""
+        channel = self._adopted_channel(whereabouts)
         try:
-            await channel.send(jsonrpc.notification(mcp.CANCELLED, params), headers)
+            await channel.send(message, headers)
         finally:
             await channel.close(end_session=False)
 
