@@ -20,13 +20,15 @@ from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.legs import Forwarded, Legs, Retry
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
+from gateway.downstream.unread_retry import UnreadRetry, glance
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.seal.request_state import Envelope, bind, check
+from gateway.seal.request_state import Envelope, bind, check, seems_of
 from gateway.tasks.follower import holder
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import ColdEnding, Step
@@ -55,7 +57,7 @@ class Continuation:
         envelope = self.opened(round_)
         driver = self.lot.find(envelope.exchange)
         if driver is None:
-            return self._forward(round_, envelope)
+            return self.forward(round_, envelope)
         self._check_arguments(round_, envelope)
         pool = round_.live.upstream.pool
         if driver.live.upstream.pool is not pool:
@@ -72,22 +74,42 @@ class Continuation:
             raise
         return retry
 
-    def _forward(self, round_: Round, envelope: Envelope) -> Forwarded | None:
+    def unread(self, incoming: Incoming, live: LiveRoute, caller: Caller, started: float) -> UnreadRetry | None:
+        """Return a retry that another replica may check and serve; None if this one has to. Raises InvalidState."""
+        seen = glance(incoming.body)
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        if seen is None or version not in mcp.SUPPORTED_VERSIONS:
+            return None
+        now = time.time()
+        envelope = self._process.sealer.unseal(seen.state, now)
+        incoming.unsealed = envelope
+        if not self._is_elsewhere(envelope) or self.lot.find(envelope.exchange) is not None:
+            return None
+        digest, names = partial(incoming.digest, caller), live.route.bound_headers
+        if not seems_of(envelope, incoming.path, seen.method, caller.principal, names, now, digest):
+            return None
+        return UnreadRetry(incoming, live, caller, envelope, version, started)
+
+    def forward(self, retry: Round | UnreadRetry, envelope: Envelope) -> Forwarded | None:
         """Begin to have the owner of a call serve its round; None if the call may be served here."""
         if self._cold(envelope) is not None:
             return None
-        exchange = self._retry_routing.begin(envelope, round_.incoming)
+        exchange = self._retry_routing.begin(envelope, retry.incoming)
         if exchange is None:
             return None
-        round_.live.upstream.pool.prove(round_.key.principal)
-        return Forwarded(round_, exchange, self._retry_routing.peers)
+        # The upstream asked in a call of this principal, or worked on it, or there would be no state.
+        retry.live.upstream.pool.prove(retry.caller.principal)
+        return Forwarded(retry, exchange, self._retry_routing.peers)
 
     def go_on(self, round_: Round, begun: Retry | Forwarded) -> Awaitable[Replied]:
         """Serve a round in a task that was begun without one."""
         if isinstance(begun, Retry):
             return self.legs.write(round_, begun.driver, begun.queue)
-        round_.incoming.sent = begun.exchange
-        return self._serve_elsewhere(round_, self.opened(round_))
+        return self._serve_elsewhere(round_, self.opened(round_), begun)
+
+    def go_on_unread(self, retry: UnreadRetry, begun: Forwarded) -> Awaitable[Replied]:
+        """As `go_on`, for a retry that this replica reads only if it takes the call over."""
+        return self._serve_elsewhere(retry, retry.envelope, begun)
 
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
@@ -110,15 +132,20 @@ class Continuation:
             return self._resume_cold(round_, envelope, cold)
         return self._serve_elsewhere(round_, envelope)
 
-    async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Replied:
-        """Have another replica serve the round, or take its call over."""
-        incoming = round_.incoming
-        found = await self._elsewhere(envelope, incoming, round_.reply)
+    async def _serve_elsewhere(
+        self, retry: Round | UnreadRetry, envelope: Envelope, begun: Forwarded | None = None
+    ) -> Replied:
+        """Have another replica serve a round, or take its call over; `begun` is what `forward` returned."""
+        incoming = retry.incoming
+        if begun is not None:
+            incoming.sent = begun.exchange
+        found = await self._elsewhere(envelope, incoming, retry.reply)
         if isinstance(found, TakeOver):
+            round_ = retry.read() if isinstance(retry, UnreadRetry) else retry
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
         if incoming.peer_request is None:
-            round_.continued(Step.FORWARDED)
+            retry.continued(Step.FORWARDED)
         return found
 
     def give_up(self, incoming: Incoming, live: LiveRoute) -> None:
@@ -173,11 +200,16 @@ class Continuation:
         """
         envelope = round_.envelope
         if envelope is None:
-            envelope = self._process.sealer.unseal(round_.request.request_state or "", time.time())
-            is_elsewhere = round_.incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
-            self._check(round_, envelope, envelope.binding.arguments if is_elsewhere else None)
+            incoming, state = round_.incoming, round_.request.request_state or ""
+            envelope = incoming.unsealed or self._process.sealer.unseal(state, time.time())
+            leaves = incoming.peer_request is None and self._is_elsewhere(envelope)
+            self._check(round_, envelope, envelope.binding.arguments if leaves else None)
             round_.envelope = envelope
         return envelope
+
+    def _is_elsewhere(self, envelope: Envelope) -> bool:
+        """Whether the replica that sealed an envelope is another one, and held the call."""
+        return envelope.owner not in (self._process.owner, "")
 
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
         """Check what `opened` has left to the call's owner, if it did."""

@@ -15,11 +15,12 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.legs import Forwarded, Retry
+from gateway.downstream.legs import Begun, Forwarded
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
+from gateway.downstream.unread_retry import UnreadRetry
 from gateway.exchange import handshake
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
@@ -43,19 +44,14 @@ class Dispatcher:
         self._pinned = pinned
 
     async def serve(
-        self, round_: Round, plain: PlainCall | Retry | Forwarded | None = None, error: Exception | None = None
+        self, round_: Round | UnreadRetry, begun: Begun | None = None, error: Exception | None = None
     ) -> web.StreamResponse:
-        """Serve a round, and count how it ended; `plain` or `error` is what `begin_plain` returned or raised."""
+        """Serve a round, and count how it ended; `begun` or `error` is what `begin` returned or raised."""
         ending = _BUG
         try:
             if error is not None:
                 raise error
-            if plain is None:
-                response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
-            elif isinstance(plain, PlainCall):
-                response, ending = await self._legs.write_plain(round_, plain)
-            else:
-                response, ending = await self._continuation.go_on(round_, plain)
+            response, ending = await self._serving(round_, begun)
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -69,6 +65,16 @@ class Dispatcher:
         finally:
             round_.count(ending)
         return response
+
+    def _serving(self, round_: Round | UnreadRetry, begun: Begun | None) -> Awaitable[Replied]:
+        if isinstance(round_, UnreadRetry):
+            assert isinstance(begun, Forwarded), "else it is read"
+            return self._continuation.go_on_unread(round_, begun)
+        if begun is None:
+            return (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
+        if isinstance(begun, PlainCall):
+            return self._legs.write_plain(round_, begun)
+        return self._continuation.go_on(round_, begun)
 
     def _by_dialect(self, round_: Round) -> Awaitable[Replied]:
         """As `_dispatch`, on a route with dialects."""
@@ -114,8 +120,10 @@ class Dispatcher:
         shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
-    def begin_plain(self, round_: Round) -> PlainCall | Retry | Forwarded | None:
-        """Begin a call whose reply can be sent without a task; None if a task has to find out how to serve it."""
+    def begin(self, round_: Round | UnreadRetry) -> Begun | None:
+        """Begin a round whose reply can be sent without a task; None if a task has to find out how to serve it."""
+        if isinstance(round_, UnreadRetry):
+            return self._continuation.forward(round_, round_.envelope)
         request = round_.request
         if request.request_state is not None:
             return self._continuation.begin(round_)

@@ -1,7 +1,5 @@
 """Decides whether a request is bridged, or passed through because the client is legacy or the upstream is modern."""
 
-from typing import Final
-
 from aiohttp import web
 
 from gateway.auth.authenticator import Authenticator
@@ -19,9 +17,7 @@ from gateway.protocol import mcp
 from gateway.protocol.era import names_modern
 from gateway.protocol.errors import DownstreamError
 from gateway.routes.live_route import LiveRoute
-from gateway.seal.keyring import PREFIX
-
-_OUR_STATE: Final = f'"{PREFIX}.'.encode()
+from gateway.seal.keyring import IN_JSON
 
 
 class EraRouting:
@@ -49,7 +45,7 @@ class EraRouting:
 
     def may_continue(self, incoming: Incoming) -> bool:
         """Whether a request is bridged, whatever the era of its upstream is, if its state turns out to be ours."""
-        return _OUR_STATE in incoming.body and _names_modern(incoming)
+        return IN_JSON in incoming.body and _names_modern(incoming)
 
     async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Serve a request of SEP-1442; raises GatewayError."""
@@ -103,7 +99,7 @@ class EraRouting:
 
     async def _is_ours(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether this is about a call, or a task, that the gateway began when the upstream seemed to be legacy."""
-        if _OUR_STATE not in incoming.body:
+        if IN_JSON not in incoming.body:
             return False
         try:
             caller = await self._caller(incoming, live)

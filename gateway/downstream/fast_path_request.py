@@ -6,15 +6,19 @@ from typing import Final
 from aiohttp import web
 
 from gateway.bridge.driver import Driver
-from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import FinalMessage
 from gateway.cluster.peer_listener import Encode
-from gateway.downstream.legs import Forwarded, Retry
+from gateway.downstream.legs import Begun, Forwarded
 from gateway.downstream.round import LEFT, Round
+from gateway.downstream.unread_retry import UnreadRetry
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
 from gateway.http.json_reply import json_reply
 from gateway.http.request_parser import ParsedHead
+
+AnyRound = Round | UnreadRetry
+Begin = Callable[[AnyRound], Begun | None]
+"""Begins to serve a round; None if only a task can find out where it goes."""
 
 _WHOLE_BYTES: Final = 65_536
 """A task sends larger replies, in pieces."""
@@ -36,9 +40,9 @@ class FastPathRequest:
         """`go_on` serves it in a task. It stays in `all_` until then, until its reply, or until its client left."""
         self.head = head
         self.incoming = incoming
-        self.round: Round | None = None
-        """Set if it is a modern request that passed all checks."""
-        self.plain: PlainCall | Retry | Forwarded | None = None
+        self.round: AnyRound | None = None
+        """Set if it is a modern request that passed all checks, or that another replica is to check."""
+        self.plain: Begun | None = None
         """Set once it was sent upstream, or to another replica."""
         self.error: Exception | None = None
         """Why it was not sent."""
@@ -49,14 +53,17 @@ class FastPathRequest:
         self._all = all_
         all_.add(self)
 
-    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
+    def begin(self, round_: AnyRound, begin: Begin) -> None:
         """Send it upstream, or to the replica that holds its call, unless only a task can find out where it goes."""
         self.round = round_
         try:
             self.plain = begin(round_)
         except Exception as exc:  # noqa: BLE001  (the task raises it: the call must not begin a second time)
             self.error = exc
-        if self.plain is not None:
+        if self.plain is None:
+            if self.error is None and isinstance(round_, UnreadRetry):
+                self.round = None  # it has to be read
+        else:
             self.waits = True
             self.plain.waiter.add_done_callback(self._settled)
 
@@ -119,7 +126,7 @@ class FastPathHop(FastPathRequest):
         super().__init__(connection, head, incoming, go_on, all_)
         self._encode = encode
 
-    def begin(self, round_: Round, begin: Callable[[Round], PlainCall | Retry | Forwarded | None]) -> None:
+    def begin(self, round_: AnyRound, begin: Begin) -> None:
         """Answer the call, if it is held here. If its reply takes long, a task tells that the retry was accepted."""
         super().begin(round_, begin)
         if self.waits:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from aiohttp import web
 
@@ -24,8 +24,9 @@ from gateway.downstream.fast_path_request import FastPathHop, FastPathRequest
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
-from gateway.downstream.round import LEFT, Round, begin_span, new_round
+from gateway.downstream.round import LEFT, NO_REPLY, Round, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
+from gateway.downstream.unread_retry import UnreadRetry
 from gateway.http import request_id as ids
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
@@ -41,9 +42,6 @@ from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
-
-_NO_REPLY: Final = cast("ReplyWriter", None)
-"""The reply of a round that no task serves."""
 
 
 class RequestHandler:
@@ -179,10 +177,10 @@ class RequestHandler:
         except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
             round_ = None
         if round_ is not None:
-            direct.begin(round_, self._dispatcher.begin_plain)
+            direct.begin(round_, self._dispatcher.begin)
         return direct
 
-    def _plain_round(self, incoming: Incoming, live: LiveRoute, head: ParsedHead) -> Round | None:
+    def _plain_round(self, incoming: Incoming, live: LiveRoute, head: ParsedHead) -> Round | UnreadRetry | None:
         """Return the round of a request that may need no task; None for all others. Raises DownstreamError."""
         if incoming.caller is None and incoming.peer_request is None:
             self._host_check.check(incoming.headers)
@@ -191,7 +189,6 @@ class RequestHandler:
         is_bridged = self._era_routing.is_bridged(incoming, live)
         if not is_bridged and not self._era_routing.may_continue(incoming):
             return None
-        request = incoming.request()
         started = time.monotonic()
         caller = incoming.caller
         if caller is None:
@@ -199,7 +196,11 @@ class RequestHandler:
             if self._authenticator.knows_by_head:
                 # A reload makes a new host check, so this holds as long as the configuration.
                 head.caller, head.judge = caller, self._host_check
-        round_ = new_round(incoming, request, _NO_REPLY, live, caller, started)
+        if incoming.peer_request is None:
+            unread = self._continuation.unread(incoming, live, caller, started)
+            if unread is not None:
+                return unread
+        round_ = new_round(incoming, incoming.request(), NO_REPLY, live, caller, started)
         if not is_bridged:
             _ = self._continuation.opened(round_)
         return round_
@@ -233,14 +234,13 @@ class RequestHandler:
             return answer(http, partial(self._go_on_hop, direct))
 
         hop = FastPathHop(connection, head, incoming, go_on, self._hops, encode)
-        live = self._routes.live.get(incoming.path)
+        live = self._limited(incoming)
         try:
             round_ = self._plain_round(incoming, live, head) if live and not self._authenticator.verifies else None
-            is_retry = round_ is not None and round_.request.request_state is not None
         except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
-            round_, is_retry = None, False
-        if round_ is not None and is_retry:
-            hop.begin(round_, self._continuation.begin)
+            round_ = None
+        if isinstance(round_, Round) and round_.request.request_state is not None:
+            hop.begin(round_, self._dispatcher.begin)
         return hop
 
     def _go_on_hop(self, hop: FastPathRequest, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
@@ -323,13 +323,20 @@ class RequestHandler:
 
     async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Run the stages of a request that another replica received."""
-        live = self._routes.live.get(incoming.path)
+        live = self._limited(incoming)
         if live is None:
             return await self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
             return await self._era_routing.stateless(incoming, reply, live)
         served = await self._era_routing.hop(incoming, reply, live)
         return served if served is not None else await self._bridge(incoming, reply, live)
+
+    def _limited(self, incoming: Incoming) -> LiveRoute | None:
+        """Return the route of a request that another replica received; that one need not have read the body."""
+        live = self._routes.live.get(incoming.path)
+        if live is not None:
+            incoming.json_depth = live.config.limits.json_depth
+        return live
 
     async def _verify(self, http: web.BaseRequest, incoming: Incoming, limits: Limits) -> None:
         """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""

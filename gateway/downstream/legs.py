@@ -11,6 +11,7 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
+from gateway.downstream.unread_retry import UnreadRetry
 from gateway.telemetry import Step
 
 
@@ -47,30 +48,34 @@ class Retry:
 class Forwarded:
     """A further leg of a call that another replica holds; it waits without a task for one whole message."""
 
-    __slots__ = ("_peers", "_round", "exchange", "waiter")
+    __slots__ = ("_peers", "_retry", "exchange", "waiter")
 
     final: FinalMessage | None = None
 
-    def __init__(self, round_: Round, exchange: PeerExchange, peers: PeerClient) -> None:
+    def __init__(self, retry: Round | UnreadRetry, exchange: PeerExchange, peers: PeerClient) -> None:
         self.exchange = self.waiter = exchange
         """Done when the whole reply has come, or something else, or nothing for a while."""
-        self._round = round_
+        self._retry = retry
         self._peers = peers
-        round_.live.deadlines.hop.arm(exchange, exchange.settle)
+        retry.live.deadlines.hop.arm(exchange, exchange.settle)
 
     def take(self) -> FinalMessage | None:
         """The one message for the client; None if a task has to wait for more, or for anything else."""
-        self._round.live.deadlines.hop.disarm(self.exchange)
+        self._retry.live.deadlines.hop.disarm(self.exchange)
         found = self._peers.message(self.exchange)
         if found is None:
             return None
-        self._round.continued(Step.FORWARDED)
+        self._retry.continued(Step.FORWARDED)
         return FinalMessage(found[0], ending=found[1])
 
     def leave(self) -> None:
         """The client has closed its connection."""
-        self._round.live.deadlines.hop.disarm(self.exchange)
+        self._retry.live.deadlines.hop.disarm(self.exchange)
         self._peers.give_up(self.exchange)
+
+
+Begun = PlainCall | Retry | Forwarded
+"""A round that waits without a task."""
 
 
 class Legs:

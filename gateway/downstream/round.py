@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable
-from typing import Final
+from typing import Final, cast
 
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
@@ -22,6 +22,8 @@ from gateway.sessions.call import PoolKey
 from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
+NO_REPLY: Final = cast("ReplyWriter", None)
+"""The reply of a round that no task serves."""
 LEFT: Final = Ending(Outcome.CANCELLED)
 """How a round ends whose client left."""
 _TRACE_CONTEXT: Final = ("traceparent", "tracestate")

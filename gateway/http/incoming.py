@@ -17,6 +17,7 @@ from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.peer_messages import PeerRequest
+from gateway.seal.request_state import Envelope
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
@@ -55,7 +56,7 @@ class Incoming(msgspec.Struct, eq=False):
     url: URL = _NO_URL
     """The path and the query as the client wrote them; empty if another replica forwarded the request."""
     json_depth: int = _MAX_JSON_DEPTH
-    """The maximum nesting of the body; a replica that forwards a request has applied its own limit."""
+    """The maximum nesting of the body."""
     has_headers: bool = True
     """False if it came over stdio: its headers were made from its body, and lack what only a tool's schema names."""
     span: Span | None = None
@@ -66,6 +67,8 @@ class Incoming(msgspec.Struct, eq=False):
     """Set once the caller is authenticated."""
     sent: "Any" = None
     """What went to another replica before the task of this request began."""
+    unsealed: Envelope | None = None
+    """What the state in the body says, if it was opened before the body was read."""
     opened: ParsedBody | None = None
     """The outcome of `parsed`."""
     unreadable: DownstreamError | None = None
@@ -96,7 +99,7 @@ class Incoming(msgspec.Struct, eq=False):
 
     def with_body(self, body: bytes) -> "Incoming":
         """The same request with another body, which is not parsed yet."""
-        return msgspec.structs.replace(self, body=body, opened=None, unreadable=None, checked=None)
+        return msgspec.structs.replace(self, body=body, unsealed=None, opened=None, unreadable=None, checked=None)
 
     def digest(self, caller: Caller, names: Sequence[str]) -> bytes:
         """The digest of the headers of these names, which are credentials, but for one that is distrusted."""

@@ -26,6 +26,8 @@ from gateway.protocol.errors import InvalidState
 
 T = TypeVar("T")
 PREFIX: Final = "mrtr1"
+IN_JSON: Final = f'"{PREFIX}.'.encode()
+"""How a sealed state begins in JSON that does not escape it."""
 MIN_KEY_BYTES: Final = 32
 
 _SALT_BYTES: Final = 16

@@ -235,15 +235,34 @@ def check(envelope: Envelope, binding: Binding, now: float, digest: Digest) -> N
     """
     if not hmac.compare_digest(_repeated(envelope.binding), _repeated(binding)):
         raise InvalidState(f"other_{_differing(envelope.binding, binding)}")
-    if not _has_its_headers(envelope.binding, binding, digest):
+    if not _has_its_headers(envelope.binding, binding.names, digest):
         raise InvalidState("other_headers")
     if envelope.issued > now + SKEW_SECONDS:
         raise StateFromFuture(envelope.owner)
 
 
-def _has_its_headers(sealed: Binding, given: Binding, digest: Digest) -> bool:
+def seems_of(  # noqa: PLR0913  (what a request tells without its params)
+    envelope: Envelope,
+    route: str,
+    method: str,
+    principal: bytes,
+    names: tuple[str, ...],
+    now: float,
+    digest: Digest,
+) -> bool:
+    """Whether an envelope belongs to a request whose target and arguments are not known yet; `check` has to follow."""
+    sealed = envelope.binding
+    return (
+        hmac.compare_digest(sealed.principal, principal)
+        and (sealed.route, sealed.method) == (route, method)
+        and _has_its_headers(sealed, names, digest)
+        and envelope.issued <= now + SKEW_SECONDS
+    )
+
+
+def _has_its_headers(sealed: Binding, names: tuple[str, ...] | None, digest: Digest) -> bool:
     if sealed.names is None:
-        return given.names == ()  # it was not bound to headers, so it opens only if no headers are to be bound
+        return names == ()  # it was not bound to headers, so it opens only if no headers are to be bound
     return hmac.compare_digest(sealed.headers, digest(sealed.names) if sealed.names else b"")
 
 

@@ -379,7 +379,7 @@ async def test_a_bug_before_the_call_is_answered_once(
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(stand.gateway.downstream._dispatcher, "begin_plain", broken)
+        monkeypatch.setattr(stand.gateway.downstream._dispatcher, "begin", broken)
         await raw.send(sent)
         assert json.loads((await reply(raw))[1])["error"]["code"] == -32603
     stand.planted_bugs += 1
