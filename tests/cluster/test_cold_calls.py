@@ -5,10 +5,12 @@ import json
 import pytest
 
 from gateway.protocol import mcp
+from tests.downstream.test_fast_path_request import reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import Cluster, opened, order, resealed, steps
+from tests.support.raw_connection import raw_connection
+from tests.support.replicas import Cluster, asked_peers, opened, order, resealed, retry_params, steps
 from tests.support.workbench import ACCEPT, Reply, Stand, eventually
 
 
@@ -79,3 +81,21 @@ async def test_a_later_round_of_a_cold_call_goes_to_the_replica_that_has_continu
     assert json.loads((await one.client().answer(again)).text) == [ACCEPT] * 2
     assert (cold(one), ended(one)) == (before - 1, {"continued": 1})
     assert len([seen for seen in upstream.of("answer") if "result" in seen.body]) == 2
+
+
+async def test_a_call_that_is_cold_here_is_not_looked_for_elsewhere(upstream: FakeUpstream, cluster: Cluster) -> None:
+    """Its state names a dead replica, from which this one had taken it over."""
+    store = FakeStore(upstream)
+    (one,) = await cluster.begin("gw-1", fakes={"gw-3": f"127.0.0.1:{free_port()}"}, hold=SOON)
+    asked = await cool(one, upstream)
+    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, owner="gw-3")
+    body = one.client().build("tools/call", retry_params(asked))[1]
+    forged = body.replace(asked.state.encode(), asked.state[:-2].encode() + b"AA")
+    async with raw_connection(one) as raw:
+        for _ in range(3):  # until the head is known
+            await raw.send(request(one, body=forged))
+            assert b" 400 " in (await reply(raw))[0]
+        await raw.send(request(one, body=body))
+        _, found = await reply(raw)
+    assert json.loads(json.loads(found)["result"]["content"][0]["text"]) == [ACCEPT]
+    assert (asked_peers(one), ended(one), store.resumed) == ({}, {"resumed": 1}, 1)
