@@ -76,7 +76,7 @@ class Continuation:
 
     def unread(self, incoming: Incoming, live: LiveRoute, caller: Caller, started: float) -> UnreadRetry | None:
         """Return a retry that another replica may check and serve; None if this one has to. Raises InvalidState."""
-        seen = glance(incoming.body)
+        seen = glance(incoming.body, incoming.json_depth)
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if seen is None or version not in mcp.SUPPORTED_VERSIONS:
             return None

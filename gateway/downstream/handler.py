@@ -234,7 +234,7 @@ class RequestHandler:
             return answer(http, partial(self._go_on_hop, direct))
 
         hop = FastPathHop(connection, head, incoming, go_on, self._hops, encode)
-        live = self._limited(incoming)
+        live = self._routes.live.get(incoming.path)
         try:
             round_ = self._plain_round(incoming, live, head) if live and not self._authenticator.verifies else None
         except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
@@ -323,20 +323,13 @@ class RequestHandler:
 
     async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Run the stages of a request that another replica received."""
-        live = self._limited(incoming)
+        live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
             return await self._era_routing.stateless(incoming, reply, live)
         served = await self._era_routing.hop(incoming, reply, live)
         return served if served is not None else await self._bridge(incoming, reply, live)
-
-    def _limited(self, incoming: Incoming) -> LiveRoute | None:
-        """Return the route of a request that another replica received; that one need not have read the body."""
-        live = self._routes.live.get(incoming.path)
-        if live is not None:
-            incoming.json_depth = live.config.limits.json_depth
-        return live
 
     async def _verify(self, http: web.BaseRequest, incoming: Incoming, limits: Limits) -> None:
         """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""

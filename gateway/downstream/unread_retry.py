@@ -9,6 +9,7 @@ from msgspec import Raw
 from gateway.downstream.round import NO_REPLY, Round, new_round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.protocol.errors import DownstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import IN_JSON
 from gateway.seal.request_state import Envelope
@@ -26,6 +27,7 @@ class Glance(msgspec.Struct, gc=False):
     """What the body of a retry says at first glance, before it is checked."""
 
     id: Raw
+    """Without it, this would be a notification."""
     method: str
     params: _Params
 
@@ -38,9 +40,12 @@ class Glance(msgspec.Struct, gc=False):
 _decode: Final = msgspec.json.Decoder(Glance).decode
 
 
-def glance(body: bytes) -> Glance | None:
-    """Find the state in the body of a request; None if there is none, or if only a whole reading can tell."""
-    if IN_JSON not in body or len(body) > _MOST_BYTES:
+def glance(body: bytes, max_depth: int) -> Glance | None:
+    """Find the state in the body of a request; None if there is none, or if only a whole reading can tell.
+
+    None also for a body that may be nested deeper than `max_depth`: the other replica does not know this limit.
+    """
+    if len(body) > _MOST_BYTES or IN_JSON not in body or body.count(b"{") + body.count(b"[") > max_depth:
         return None
     try:
         return _decode(body)
@@ -67,7 +72,12 @@ class UnreadRetry(msgspec.Struct, eq=False):
 
     def read(self) -> Round:
         """The round that this retry is, after all checks; raises the DownstreamError of what is wrong."""
-        round_ = new_round(self.incoming, self.incoming.request(), self.reply, self.live, self.caller, self.started)
+        try:
+            request = self.incoming.request()
+        except DownstreamError:
+            self.is_counted = True  # it is refused before it is an operation
+            raise
+        round_ = new_round(self.incoming, request, self.reply, self.live, self.caller, self.started)
         round_.envelope = self.envelope
         return round_
 

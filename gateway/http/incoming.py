@@ -56,7 +56,7 @@ class Incoming(msgspec.Struct, eq=False):
     url: URL = _NO_URL
     """The path and the query as the client wrote them; empty if another replica forwarded the request."""
     json_depth: int = _MAX_JSON_DEPTH
-    """The maximum nesting of the body."""
+    """The maximum nesting of the body; a replica that forwards a request has applied its own limit."""
     has_headers: bool = True
     """False if it came over stdio: its headers were made from its body, and lack what only a tool's schema names."""
     span: Span | None = None

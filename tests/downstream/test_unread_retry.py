@@ -41,7 +41,7 @@ def retry(params: object = None, **members: object) -> bytes:
 
 
 def test_a_glance_finds_the_method_and_the_state() -> None:
-    seen = glance(retry())
+    seen = glance(retry(), 2)
     assert seen is not None
     assert (seen.method, seen.state) == ("tools/call", STATE)
 
@@ -62,11 +62,12 @@ def test_a_glance_finds_the_method_and_the_state() -> None:
         retry() + b"}",
         retry().replace(b'"t"', b"[" * 10_000 + b"]" * 10_000),
         retry({"name": "t" * 70_000, "requestState": STATE}),
+        retry({"name": "t", "arguments": [[]] * 62, "requestState": STATE}),
     ],
     ids=str,
 )
 def test_a_glance_leaves_everything_else_to_the_reader(body: bytes) -> None:
-    assert glance(body) is None
+    assert glance(body, 64) is None
 
 
 def body_of(stand: Stand, params: dict[str, Any], name: str = "tool") -> bytes:
@@ -148,7 +149,6 @@ MISMATCH, PARAMS, REQUEST, JSON = -32020, -32602, -32600, -32700
         ({"Mcp-Method: tools/call": "Mcp-Method: prompts/get"}, MISMATCH),
         ({'"method":"tools/call"': '"method":"tools/call","method":"tools/call"'}, REQUEST),
         ({'"jsonrpc":"2.0"': '"jsonrpc":"1.0"'}, REQUEST),
-        ({'"arguments":{}': '"arguments":' + '{"a":' * 70 + "1" + "}" * 70}, JSON),
         ({'"arguments":{}': '"arguments":{"a":1e999}'}, PARAMS),
         ({'"inputResponses":{': '"inputResponses":{"x":1,'}, PARAMS),
         ({'"id":"c': '"id":null,"x":"c'}, REQUEST),
@@ -224,13 +224,14 @@ async def test_a_dead_owners_retry_is_read_before_its_call_is_taken_over(
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}"}, **TWICE)
     upstream.tool(ask)
     asked = await orphan(one, "gw-2", "gw-1")
-    calls = len(upstream.of("tools/call"))
+    calls, before = len(upstream.of("tools/call")), rejected(one)
     sent = request(one, body=compact(body_of(one, retry_params(asked))))
     async with raw_connection(one) as raw:
         found = await replies(raw, changed(sent, {"Mcp-Name: tool": "Mcp-Name: other"}))
         assert [said["error"]["code"] for _, said in found] == [MISMATCH] * 4
         assert asked_peers(one) == {"dead": 2}, "the first two are refused at once, since their head is not known yet"
         assert (len(upstream.of("tools/call")), steps(one)) == (calls, {})
+        assert (rejected(one) - before, operations(one, "rejected")) == (4, 0)
         found = await replies(raw, sent, 1)
     assert json.loads(found[0][1]["result"]["content"][0]["text"]) == ACCEPT
     assert steps(one) == {"replayed": 1}
@@ -259,3 +260,16 @@ async def test_a_retry_is_read_if_its_owner_has_to_be_looked_up(
     assert [json.loads(said["result"]["content"][0]["text"]) for _, said in found] == [ACCEPT] * 4
     assert steps(two) == {"forwarded": 4}
     assert (operations(two, "complete"), operations(two, "error")) == (4, 0)
+
+
+async def test_a_retry_that_may_be_nested_too_deep_is_read_first(upstream: FakeUpstream, cluster: Cluster) -> None:
+    """The replica that holds the call may have another limit, or be of a version that relies on this one."""
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    deep = {'"arguments":{}': '"arguments":' + '{"a":' * 70 + "1" + "}" * 70}
+    async with raw_connection(two) as raw:
+        found = await replies(raw, changed(request(two, body=compact(body_of(two, retry_params(asked)))), deep))
+    assert [(status, said["error"]["code"]) for status, said in found] == [(400, JSON)] * 4
+    assert (asked_peers(two), rejected(two)) == ({}, 4)
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
