@@ -50,6 +50,9 @@ PYMALLOC = "PYTHONMALLOC=pymalloc"
 ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
+# While an ask waits out the quiet window, its gateway would idle, and the next message would have to wake it. The
+# anchors never idle, so as many clients ask as keep the gateway busy too.
+ASK_CLIENTS = 4
 # A slice of large results copies as much as this for each of `--requests`.
 LARGE_BYTES = 10_000
 LARGE_CLIENTS = 8
@@ -159,17 +162,22 @@ class Bench:
 
     def _ask(self) -> Interleaved:
         """An ask is two requests of the client, so an anchor's operation is two forwarded ones."""
-        title = "ask: call, question, answer, result; the other rows: two requests"
-        return self._compare(title, modern.echo("echo", times=2), modern.ask, self._asks())
+        title = (
+            f"ask: call, question, answer, result; the other rows: two requests; {ASK_CLIENTS} times the connections"
+        )
+        two, options = modern.echo("echo", times=2), self._options
+        return self._compare(title, two, modern.ask, options.requests, ASK_CLIENTS * options.clients)
 
     def _asks(self) -> int:
         return max(1, int(self._options.requests * ASKS_PER_REQUEST))
 
-    def _compare(self, title: str, plain: Operation, bridged: Operation, count: int) -> Interleaved:
+    def _compare(
+        self, title: str, plain: Operation, bridged: Operation, count: int, clients: int | None = None
+    ) -> Interleaved:
         targets = self._anchor_targets(plain)
         if self._gateway is not None:
             targets.append(Target(self._gateway, bridged, self._gateway.name))
-        return self._interleave(title, targets, count, self._options.clients)
+        return self._interleave(title, targets, count, clients or self._options.clients)
 
     def _anchor_targets(self, plain: Operation) -> list[Target]:
         targets = [Target(self._upstream, plain, "upstream, no proxy")]
