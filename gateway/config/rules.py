@@ -47,7 +47,10 @@ def _replica(config: Config) -> Iterator[Problem]:
     if replica.peers and replica.peers_dns:
         yield Problem("replica.peers_dns", "is set together with replica.peers; keep only one of them")
     if (replica.peers or replica.peers_dns) and not config.state.keys:
-        yield Problem("state.keys", f"is empty, but peers cannot open what an ephemeral key sealed; {_KEYGEN}")
+        yield Problem(
+            "state.keys",
+            f"is empty, but peers are set: each replica would refuse what the key of another one sealed; {_KEYGEN}",
+        )
     if replica.peers and replica.id is None:
         yield Problem("replica.id", "is missing, but replica.peers is set; name the peer that this replica is")
     elif replica.peers and replica.id not in replica.peers:

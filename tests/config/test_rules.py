@@ -111,7 +111,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
     ({"drop_headers": ["x-a", "x-a"]}, 'drop_headers: lists "x-a" 2 times; keep one'),
     *(
         ({"set_headers": {name: SECRET}}, f'set_headers.{name}: "{name}" is written by the gateway itself; remove it')
-        for name in ("Host", "Content-Length", "Authorization", "Mcp-Session-Id", "Accept", "Origin", "Sec-Fetch-Mode")
+        for name in ("Host", "Content-Length", "Mcp-Session-Id", "Accept", "Origin", "Sec-Fetch-Mode")
     ),
     *(
         (
@@ -139,7 +139,11 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key", "X-Api-Key"]},
         'bind_headers: lists "x-api-key" 2 times; keep one',
     ),
-    ({"bind_headers": ["authorization"]}, 'bind_headers[0]: "authorization" is written by the gateway itself'),
+    ({"bind_headers": ["authorization"]}, 'bind_headers[0]: "authorization" is the header of routes[].credentials'),
+    (
+        {"set_headers": {"Authorization": SECRET}},
+        'set_headers.Authorization: "Authorization" is the header of routes[].credentials',
+    ),
     ({"legs": {"rounds": 10}}, "legs.rounds: 10 is too large; write 9 or less"),
     (
         {"upstream": {"url": "http://a/mcp", "tls": {"verify": False}}},
@@ -173,7 +177,10 @@ def test_peers_without_keys_or_without_this_replica_are_refused() -> None:
     assert found[2] == 'replica.peers: does not list "c", which is replica.id; list this replica too'
     assert "replica.id: is missing" in "".join(problems("replica: {peers: {a: 'x:1'}}\n"))
     dns_only = problems("replica: {peers_dns: 'z:1'}\n")
-    assert any(problem.startswith("state.keys: is empty, but peers cannot open") for problem in dns_only)
+    assert any(
+        problem.startswith("state.keys: is empty, but peers are set: each replica would refuse")
+        for problem in dns_only
+    )
 
 
 def test_affinity_without_idle_sessions_is_refused() -> None:

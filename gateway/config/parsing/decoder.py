@@ -110,7 +110,13 @@ class Walker:
     ) -> str | None:
         """Refuse a key, and what is wrong with its value; return the missing key that was probably meant."""
         meant = nearest(key, known)
-        hint = f'did you mean "{meant}"?' if meant else f"remove it, or use one of: {', '.join(known)}"
+        home = _home(key, known) if meant is None else None
+        if meant:
+            hint = f'did you mean "{meant}"?'
+        elif home:
+            hint = f"it is a key of {home}; move it there"
+        else:
+            hint = f"remove it, or use one of: {', '.join(known)}"
         self._refuse(joined(path, key), f"unknown key; {hint}")
         if meant is None:
             return None
@@ -194,7 +200,20 @@ class Walker:
             normal = form.parse(str(value))  # a `Given` must not stay in the configuration
         except ValueError as exc:
             return self._refuse(path, f"{told} {exc}")
-        return normal or self._refuse(path, f'{told} is not {form.name}; write "{form.example}"')
+        return normal or self._refuse(path, f'{told} is not {form.name}; write "{_example(form, extra)}"')
+
+
+def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
+    """Return the section, or the list of sections, among these fields that has a key."""
+    for name, field in fields.items():
+        kind, place = field.type, name
+        if isinstance(kind, inspect.Metadata):
+            kind = kind.type
+        if isinstance(kind, inspect.VarTupleType):
+            kind, place = kind.item_type, f"{name}[]"
+        if isinstance(kind, inspect.StructType) and any(key == inner.name for inner in kind.fields):
+            return place
+    return None
 
 
 def _empty(kind: inspect.Type) -> object:
@@ -214,8 +233,14 @@ def _is_secret(kind: inspect.Type) -> bool:
 
 def _not_text(value: object, form: Form | None, extra: _Extra) -> str:
     if form and not extra.get("secret"):
-        return f'{shown(value)} is not {form.name}; write "{form.example}"'
+        return f'{shown(value)} is not {form.name}; write "{_example(form, extra)}"'
     return f"{_as_read(value, extra)}, but a text is expected; put it in quotes"
+
+
+def _example(form: Form, extra: _Extra) -> str:
+    """Return a valid value: the default if there is one, because another key may have the example of the form."""
+    default = extra.get("default")
+    return default if isinstance(default, str) and default else form.example
 
 
 def _as_read(value: object, extra: _Extra | None = None) -> str:

@@ -136,6 +136,10 @@ def _header(text: str) -> str | None:
         return None
     if name in HOP_BY_HOP:
         raise ValueError("concerns one connection and is never forwarded; remove it")
+    if name == "authorization":
+        raise ValueError(
+            "is the header of routes[].credentials (mode: forward, the default, sends the client's); remove it here"
+        )
     if name in _OWN or name.startswith(_OWN_PREFIXES):
         raise ValueError("is written by the gateway itself; remove it")
     return name

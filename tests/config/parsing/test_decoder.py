@@ -16,12 +16,14 @@ REFUSED = [
     ("lisen: a:1\n", 'lisen: unknown key; did you mean "listen"?'),
     ("hold: {ttl: 5}\n", 'hold.ttl: unknown key; did you mean "ttl_seconds"?'),
     (
-        "cache: {}\n",
+        "cach: {}\n",
         (
-            "cache: unknown key; remove it, or use one of: listen, public_url, admin, workers, tls, state, replica, "
+            "cach: unknown key; remove it, or use one of: listen, public_url, admin, workers, tls, state, replica, "
             "hold, limits, timeouts, sessions, legs, tasks, principal, security, log, traces, debug, routes"
         ),
     ),
+    ("cache: {}\n", "cache: unknown key; it is a key of routes[]; move it there"),
+    ("json_depth: 64\n", "json_depth: unknown key; it is a key of limits; move it there"),
     ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),
     ("hold:\n", "hold: is empty, but a section is expected; write key: value"),
     (

@@ -12,6 +12,7 @@ from tests.support.configurations import (
 )
 
 REFUSED = [
+    ("admin: false\n", 'admin: false is not host:port; write "127.0.0.1:9464"'),
     ("listen: 8080\n", 'listen: 8080 is not host:port; write "127.0.0.1:8080"'),
     ("listen: ':8080'\n", 'listen: ":8080" is not host:port; write "127.0.0.1:8080"'),
     ("listen: 'localhost:70000'\n", 'listen: "localhost:70000" is not host:port; write "127.0.0.1:8080"'),
