@@ -60,12 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _USAGE
     options = parser.parse_args(arguments)
     options.command = command
-    if options.run is not _wrap and bool(command) != getattr(options, "stdio", False):
-        parser.error("--stdio and a command need each other: --stdio -- npx some-server")
+    is_stdio = getattr(options, "stdio", False)
+    if options.run is not _wrap and command and not is_stdio:
+        parser.error("a command after `--` needs --stdio; add it, or remove the command")
+    if is_stdio and not command:
+        parser.error("--stdio needs the server's command: --stdio -- npx some-server")
     try:
         code: int = options.run(options)
     except ConfigError as exc:
-        print(*exc.located, sep="\n", file=sys.stderr)
+        # What a host prints of the programs that it starts says neither which program this is nor what it read.
+        where = f"mrtr-gateway: {exc.source}, " if options.run is _wrap else ""
+        print(*(f"{where}{problem}" for problem in exc.located), sep="\n", file=sys.stderr)
         return 1
     except TracesUnavailable as exc:
         print(exc.message, file=sys.stderr)
@@ -160,8 +165,15 @@ def _add_wrap(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 
 def _wrap(options: argparse.Namespace) -> int:
-    if sum(map(bool, (options.command, options.upstream, options.config))) != 1:
-        print("wrap needs one of: -- COMMAND, --upstream URL, --config FILE", file=sys.stderr)
+    count = sum(map(bool, (options.command, options.upstream, options.config)))
+    if count != 1:
+        what = "-- COMMAND, --upstream URL or --config FILE"
+        print(f"wrap takes exactly one of {what}; you gave {count}", file=sys.stderr)
+        return _USAGE
+    if options.route is not None and options.config is None:
+        print(
+            "--route chooses a route of the file that --config names; add --config FILE, or remove it", file=sys.stderr
+        )
         return _USAGE
     if options.config is not None:
         given = load(options.config)

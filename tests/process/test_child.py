@@ -383,12 +383,24 @@ async def ready(client: Wire, admin: str) -> int:
         return 0
 
 
-@pytest.mark.parametrize("words", [["--stdio"], ["--upstream", "http://a/", "--", "npx"], ["--stdio", "--"]])
-async def test_stdio_and_a_command_go_together(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--stdio"], "--stdio needs the server's command: --stdio -- npx some-server"),
+        (["--stdio", "--"], "--stdio needs the server's command: --stdio -- npx some-server"),
+        (
+            ["--upstream", "http://a/", "--", "npx"],
+            "a command after `--` needs --stdio; add it, or remove the command",
+        ),
+    ],
+)
+async def test_stdio_and_a_command_go_together(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         _ = main(["serve", *words])
     assert caught.value.code == 2
-    assert "--stdio and a command need each other" in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 async def test_check_notes_what_is_not_on_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

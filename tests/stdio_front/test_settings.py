@@ -1,7 +1,10 @@
 """The configuration of one host: its route, and the environment of its child."""
 
+from pathlib import Path
+
 import pytest
 
+from gateway.__main__ import main
 from gateway.config import ConfigError, for_command, parse
 from gateway.process.child import environment
 from gateway.stdio_front.settings import for_host
@@ -77,3 +80,23 @@ def test_a_host_keeps_one_session_for_as_long_as_it_lives() -> None:
 def test_the_era_may_be_given(era: str) -> None:
     (route,) = for_host(for_command(["server"], env={}), None, {}, era).routes
     assert route.era == era
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "wrap takes exactly one of -- COMMAND, --upstream URL or --config FILE; you gave 0"),
+        (["--upstream", "http://a/mcp", "--", "cat"], "or --config FILE; you gave 2"),
+        (["--route", "/x", "--", "cat"], "--route chooses a route of the file that --config names"),
+    ],
+)
+def test_wrap_takes_one_server(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["wrap", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_host_sees_which_program_refuses_which_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("state: {keys: ['${NOT_SET_ANYWHERE}']}\nroutes: [{upstream: {command: [a]}}]\n")
+    assert main(["wrap", "--config", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"mrtr-gateway: {file}, line 1: state.keys[0]: ${{NOT_SET_ANYWHERE}}")
