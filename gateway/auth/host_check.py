@@ -35,7 +35,7 @@ class HostCheck:
         host, origin = headers.get("Host"), joined(headers, "Origin") if "Origin" in headers else None
         name = _name(host)
         if self._hosts is not None and name not in self._hosts and (host or "").lower() not in self._hosts:
-            raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; use a name in security.allowed_hosts")
+            raise Forbidden(f"Host {(host or '')[:80]!r} is not served here; list it in security.allowed_hosts")
         if origin is None or origin in self._origins:
             return
         origin_name = _origin_name(origin)

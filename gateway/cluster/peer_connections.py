@@ -139,8 +139,8 @@ class PeerConnections:
         if exchange.status != HTTPStatus.OK:
             exchange.close()
             # The process is alive, so no other replica may take its calls over.
-            why = f"refuses this one (HTTP {exchange.status}; do clocks and state.keys of both agree?)"
-            raise OwnerStalled(member, why)
+            status, fix = exchange.status, "compare the clocks and state.keys of both"
+            raise OwnerStalled(member, f"refuses requests from {self._own} (HTTP {status}): {fix}")
         return exchange
 
     async def _begun(self, exchange: PeerExchange) -> None:

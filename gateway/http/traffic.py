@@ -5,6 +5,7 @@ from typing import Final
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.body import BodyReader
+from gateway.http.request_parser import MAX_LINE_BYTES
 from gateway.runtime.budget import Budget
 from gateway.telemetry import Event, Malformation, Metrics, get_logger
 
@@ -13,6 +14,7 @@ log = get_logger()
 _LOG_SECONDS: Final = 1.0
 """The shortest time between two log lines about malformed requests; the metrics count each."""
 _FIX: Final = "it is not well-formed HTTP: check what sends it; a scanner, or TLS on a port without TLS, is harmless"
+_FIX_TOO_LONG: Final = f"its request line or a header has more than {MAX_LINE_BYTES} bytes: shorten cookies or tokens"
 
 
 class Traffic:
@@ -40,7 +42,8 @@ class Traffic:
         if now - self._logged < _LOG_SECONDS:
             self._suppressed += 1
             return
-        log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=self._suppressed, fix=_FIX)
+        fix = _FIX_TOO_LONG if kind is Malformation.TOO_LONG else _FIX
+        log.warning(Event.REQUEST_MALFORMED, reason=kind, remote=remote, suppressed=self._suppressed, fix=fix)
         self._logged, self._suppressed = now, 0
 
 

@@ -343,7 +343,14 @@ class StateFromFuture(OwnerStalled):
     fix = "compare the clocks of the replicas, for example with chronyc tracking: they must agree to within 60 s"
 
     def __init__(self, member: str) -> None:
-        super().__init__(member or "(any)", "has a clock that is more than 60 s ahead of this replica's")
+        if member:
+            super().__init__(member, "has a clock that is more than 60 s ahead of this replica's")
+        else:  # no replica holds the call
+            GatewayError.__init__(
+                self,
+                "The replica that sealed this requestState has a clock that is more than 60 s ahead of this one's; "
+                "call again with the same requestState and inputResponses",
+            )
 
 
 class OwnerSilent(OwnerStalled):

@@ -71,7 +71,7 @@ class Reload:
     async def _once(self) -> bool | None:
         """Read and apply the file; return whether it was applied, or None if the process is ending."""
         if self._read is None:
-            note = "SIGHUP reads the configuration file again, and --upstream has none: nothing changes"
+            note = "SIGHUP reads the file of --config again, and this process has none: nothing changes"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
             return False
         try:

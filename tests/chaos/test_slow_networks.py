@@ -105,7 +105,7 @@ async def test_a_replica_whose_clock_is_ahead_leaves_the_calls_of_others_alone(
     state = await call.begin(apart.at("gw-1", call.server))
     told = await within(STALLED_SECONDS, call.retry(apart.at("gw-3", call.server), state))
     assert (told.status, call.outcome(told)) == (503, "owner_stalled")
-    assert "do clocks and state.keys of both agree?" in told.error["message"]
+    assert "compare the clocks and state.keys of both" in told.error["message"]
     assert call.outcome(await call.retry(apart.at("gw-2", call.server), state)) == "result"
     assert (call.runs, call.answers) == (1, 1)
 

@@ -76,6 +76,14 @@ async def test_garbage_behind_a_request_is_refused_after_its_reply(
     assert "Traceback" not in log_lines.stream.getvalue()
 
 
+async def test_the_log_says_what_is_too_long(log_lines: Lines, stand: Stand) -> None:
+    async with raw_connection(stand) as raw:
+        await raw.send(MALFORMED["a long header"][0])
+        assert await raw.rest()
+    (line,) = log_lines("request.malformed")
+    assert "more than 8190 bytes: shorten cookies or tokens" in line["fix"]
+
+
 async def test_many_malformed_requests_cost_one_line(log_lines: Lines, stand: Stand) -> None:
     for _ in range(20):
         async with raw_connection(stand) as raw:
