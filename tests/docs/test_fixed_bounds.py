@@ -6,21 +6,23 @@ from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import call_context, outgoing_messages, response_queue, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
+from gateway.config.parsing import yaml_tree
 from gateway.downstream import handler
 from gateway.exchange import handshake, input_requests, replay_ledger
 from gateway.exchange import nested_requests as nested
-from gateway.http import listener, upstream_url
+from gateway.http import listener, request_parser, upstream_url
 from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
-from gateway.legacy_front import session, session_ids, stream_writer
+from gateway.legacy_front import batch, session, session_ids, stream_writer
 from gateway.mirror import call_rounds as mirrored
+from gateway.mirror import client_profile
 from gateway.mirror import server_task as task
 from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, request_meta
 from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from gateway.runtime import throttle
-from gateway.seal import peer_messages
+from gateway.seal import client_state, peer_messages
 from gateway.sessions import assignment, list_cache, own_answers
 from gateway.sessions.pool import checkout, pool
 from gateway.telemetry import redaction
@@ -53,6 +55,16 @@ FIXED = [
     ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {input_requests.MAX_QUESTIONS}"]),
     ("the pause between two polls of a mirrored task", [seconds(task._LEAST_SECONDS), seconds(task._MOST_SECONDS)]),
     ("client info, client capabilities", [size(request_meta._MAX_DECLARATION_BYTES)]),
+    (
+        "client info that a [mirrored]",
+        [f"{client_profile._MAX_INFO_BYTES:,} bytes", f"{client_profile._NAME_CHARACTERS} characters"],
+    ),
+    ("client capabilities that a mirrored session keeps", [f"{client_profile._MAX_CAPABILITIES_BYTES:,} bytes"]),
+    ("the state of a client that keeps state", [f"{client_state._MAX_CHARACTERS:,} characters"]),
+    ("headers of one request", [count(request_parser.MAX_HEADERS)]),
+    ("messages of a JSON-RPC batch", [count(batch.MAX_MESSAGES)]),
+    ("the configuration file", [f"{yaml_tree.MAX_TEXT_CHARACTERS:,} characters"]),
+    ("nesting in the configuration file", [f"{yaml_tree._MAX_DEPTH} levels"]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
     (
