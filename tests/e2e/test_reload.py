@@ -174,7 +174,7 @@ async def test_a_gateway_without_a_file_logs_that_it_has_none(server: OldServer,
             await gw.until(gw._is_ready, "ready", 15)
             (line,) = await gw.reload()
             assert (line["event"], line["level"]) == ("config.rejected", "warning")
-            assert "--upstream" in line["note"]
+            assert "of --config again, and this process has none" in line["note"]
             async with wire(gw.url) as client:
                 assert (await client.call("echo", {"text": "x"})).text == "x"
             await gw.end()

@@ -111,10 +111,12 @@ def free_port() -> int:
     """Pick a port that nobody will be given by chance while the server is down.
 
     The kernel hands out ports from 32768 on to outgoing connections: a server on one of those may find it
-    taken when it comes back.
+    taken when it comes back. The processes of a test run have ports of their own.
     """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     for _ in range(100):
-        port = random.randrange(20000, 32768)
+        port = random.randrange(20000 + number, 32768, processes)
         if port in _GIVEN:
             continue  # whoever has it may not listen yet
         with socket.socket() as probe, suppress(OSError):
