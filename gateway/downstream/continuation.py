@@ -77,8 +77,10 @@ class Continuation:
     def unread(self, incoming: Incoming, live: LiveRoute, caller: Caller, started: float) -> UnreadRetry | None:
         """Return a retry that another replica may check and serve; None if this one has to. Raises InvalidState."""
         seen = glance(incoming.body, incoming.json_depth)
+        if seen is None:  # as for every call that is no retry
+            return None
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if seen is None or version not in mcp.SUPPORTED_VERSIONS:
+        if version not in mcp.SUPPORTED_VERSIONS:
             return None
         now = time.time()
         envelope = self._process.sealer.unseal(seen.state, now)

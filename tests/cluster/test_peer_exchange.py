@@ -81,22 +81,32 @@ async def forwarding(
         yield one, owner, peer, raw, sent
 
 
-@pytest.mark.usefixtures("_patient")
-async def test_a_forwarded_retry_needs_no_task_on_either_side(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
+async def forward(upstream: FakeUpstream, one: Stand, two: Stand, look: Callable[[], bool]) -> int:
+    """Have `two` forward retries to `one` until `look` finds a waiting one as it should be; return their number."""
     async with raw_connection(two) as raw:
         for number in itertools.count(1):
             gate = Gate(upstream)
             asked = await one.client().call()
             await raw.send(request(two, body=two.client().build("tools/call", retry_params(asked))[1]))
             await in_time(gate.answered.wait())
-            found = direct(two), len(one.gateway.downstream._hops)
-            assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, set())
+            is_found = look()
             gate.go.set()
             assert json.loads((await reply(raw))[1])["result"]["content"][0]["text"] == "done"
-            if found == (1, 1):  # a head is known once it came twice, and the length in it may differ
+            if is_found:  # a head is known once it came twice, and the length in it may differ
                 break
             assert number < 20, "each retry takes a task"
+    return number
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_forwarded_retry_needs_no_task_on_either_side(upstream: FakeUpstream, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+
+    def look() -> bool:
+        assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, set())
+        return (direct(two), len(one.gateway.downstream._hops)) == (1, 1)
+
+    number = await forward(upstream, one, two, look)
     assert steps(two) == {"forwarded": number}
     assert steps(one) == {"held": number}
     assert asked_peers(two) == {"served": number}
