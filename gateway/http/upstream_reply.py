@@ -171,6 +171,10 @@ class AwaitedReply:
         self._pending.abort()
         self._parts.clear()
 
+    def distrust(self) -> None:
+        """Have the connection carry no further request: the reply was that to another one."""
+        self._pending.distrust()
+
     def cut(self) -> None:
         """End the reply from elsewhere: the coroutine hears that the rest will not come."""
         if not self._is_over:

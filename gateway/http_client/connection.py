@@ -52,6 +52,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_familiar",
         "_heard",
+        "_is_distrusted",
         "_is_head",
         "_is_writing_paused",
         "_keeps_alive",
@@ -100,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._unsent: bytes | memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
         self._is_writing_paused = False
+        self._is_distrusted = False
 
     # -- for the client -----------------------------------------------------------------------------------------
 
@@ -168,6 +170,13 @@ class Connection(asyncio.Protocol):
         """Read from the socket again."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def distrust(self) -> None:
+        """Carry no further request: one that has begun already is the last."""
+        if self._pending is None:
+            self.abort()
+        else:
+            self._is_distrusted = True
 
     def take_less_memory(self) -> None:
         """Drop the parser if a new one can begin behind the last chunk, and what only an idle connection needs."""
@@ -330,7 +339,7 @@ class Connection(asyncio.Protocol):
             self._parser.mute()
         listener = pending.end()
         is_sent = self._unsent is None and transport.get_write_buffer_size() == 0
-        if keeps_alive and is_sent and not transport.is_closing():
+        if keeps_alive and is_sent and not (self._is_distrusted or transport.is_closing()):
             if pending.is_paused:
                 transport.resume_reading()
             self._owner.freed(self)

@@ -42,11 +42,15 @@ class Carrier(Protocol):
     def take_less_memory(self) -> None:
         """Keep no more than it takes to read on."""
 
+    def distrust(self) -> None:
+        """Carry no further request."""
+
 
 class PendingRequest:
-    """The handle of one request. All methods do nothing once its reply has ended."""
+    """The handle of one request. All methods but `distrust` do nothing once its reply has ended."""
 
     __slots__ = (
+        "_closing",
         "_connecting",
         "awaits_continue",
         "carrier",
@@ -73,8 +77,10 @@ class PendingRequest:
         self.is_silent = False
         """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
         self.carrier: Carrier | None = None
-        """The connection that the request is sent on."""
+        """The connection that the request is sent on, or was sent on."""
         self._connecting: asyncio.Task[None] | None = None
+        self._closing: asyncio.TimerHandle | None = None
+        """When the rest of the reply is given up."""
 
     def abort(self) -> None:
         """Give the request up. Its connection is closed, because the rest of the reply would come on it."""
@@ -82,6 +88,7 @@ class PendingRequest:
             return
         carrier, connecting = self.carrier, self._connecting
         _ = self.end()
+        self.carrier = None
         if carrier is not None:
             carrier.abort()
         elif connecting is not None:
@@ -106,8 +113,30 @@ class PendingRequest:
         if self.carrier is not None:
             self.carrier.resume_reading()
 
+    def end_within(self, seconds: float) -> None:
+        """Read the rest of the reply, so that its connection can be used again, but give it up after this time.
+
+        Many servers keep a stream open after their response.
+        """
+        if self.is_over or self._closing is not None:
+            return
+        if self.is_paused:
+            self.resume_reading()
+        self._closing = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def distrust(self) -> None:
+        """Use the connection for no further request, even if the reply is complete.
+
+        What came on it was not the response to this request, so the next response may be that of another one too.
+        """
+        if self.carrier is not None:
+            self.carrier.distrust()
+            self.carrier = None
+
     def expect_silence(self) -> None:
         """Save memory between the parts of the rest of the reply, which come seldom. Not for a listener's methods."""
+        if self.is_over:
+            return
         self.is_silent = True
         if self.carrier is not None:
             self.carrier.take_less_memory()
@@ -128,9 +157,12 @@ class PendingRequest:
         self._connecting = None
 
     def end(self) -> ReplyListener:
-        """Let go of everything; return the listener, which hears no more than one last word."""
+        """Let go of all but the connection; return the listener, which hears no more than one last word."""
         self.is_over = True
-        self.carrier = self._connecting = None
+        self._connecting = None
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
         listener = self.listener
         del self.listener  # it often refers to this handle
         return listener

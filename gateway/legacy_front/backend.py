@@ -15,17 +15,8 @@ from msgspec import Raw
 
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
-from gateway.protocol.jsonrpc import Message
+from gateway.protocol.jsonrpc import Message, RequestId, request_id
 from gateway.upstream.channel import NO_HEADERS, Headers
-
-RequestId = bytes
-"""JSON of a request's id, as `request_id` writes it: `1` and `"1"` are different ids."""
-
-
-def request_id(id_: Raw) -> RequestId:
-    """An id for comparison: servers and clients may escape the characters of a string in another way."""
-    text = jsonrpc.text(id_)
-    return bytes(id_) if text is None else jsonrpc.encode(text)
 
 
 def cancelled(message: Message) -> RequestId | None:

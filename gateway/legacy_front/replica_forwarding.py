@@ -16,11 +16,11 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerReplaced, ReplyBroken
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter, WrappedReply
-from gateway.legacy_front.backend import request_id
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import SessionId
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, OwnerStalled, Stopping
+from gateway.protocol.jsonrpc import request_id
 from gateway.telemetry import COMPLETE
 
 _EVENT_BYTES: Final = 1 << 30

@@ -15,11 +15,12 @@ from msgspec import UNSET, Raw
 
 from gateway.exchange.commands import Timer
 from gateway.http.incoming import Caller
-from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, request_id
+from gateway.legacy_front.backend import ClientMessage, Connect
 from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
+from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 

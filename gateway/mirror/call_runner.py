@@ -5,7 +5,6 @@ a task that the call has become: the task ends with the call, or is cancelled.
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,9 +28,9 @@ from gateway.mirror.modern_server import Outgoing, Pending, ask
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused
+from gateway.runtime.own_ids import new_id
 from gateway.upstream.channel import Headers
 
-_IDS: Final = itertools.count(1)
 _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
 """The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 
@@ -105,9 +104,10 @@ class Runner:
             return
         trace = NO_TRACE if method == mcp.TASKS_GET else self._hears.sending()
         try:
-            body = self.call.sent(b"%d" % next(_IDS), self._log_level(), trace)
+            id_ = new_id()
+            body = self.call.sent(id_, self._log_level(), trace)
             headers = with_trace(self.headers, trace) if trace else self.headers
-            outgoing = Outgoing(body, method, target, headers, self._param_headers(method, target))
+            outgoing = Outgoing(id_, body, method, target, headers, self._param_headers(method, target))
         except InvalidParams as exc:
             self._fail(exc)
             return
@@ -157,9 +157,10 @@ class Runner:
 
     async def _cancel_task(self, task_id: str) -> None:
         """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
-        body = self.call.cancelling(task_id, b"%d" % next(_IDS))
+        id_ = new_id()
+        body = self.call.cancelling(task_id, id_)
         with suppress(GatewayError):
-            _ = await ask(self._upstream.server, Outgoing(body, mcp.TASKS_CANCEL, task_id, self.headers))
+            _ = await ask(self._upstream.server, Outgoing(id_, body, mcp.TASKS_CANCEL, task_id, self.headers))
 
     def _fail(self, error: GatewayError) -> None:
         self.is_over = True

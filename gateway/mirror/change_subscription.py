@@ -7,7 +7,6 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 """
 
 import asyncio
-import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -23,6 +22,7 @@ from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_tim
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
+from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
 
@@ -32,7 +32,6 @@ _EARLY_SECONDS: Final = 10.0
 """A stream that is lost within this time after its beginning counts as a failed attempt."""
 _MAX_URIS: Final = 1_000
 _MAX_URI_BYTES: Final = 65_536
-_IDS: Final = itertools.count(1)
 _LISTS: Final = {
     "toolsListChanged": mcp.TOOLS_CHANGED,
     "promptsListChanged": mcp.PROMPTS_CHANGED,
@@ -51,11 +50,12 @@ class _Acknowledged(msgspec.Struct):
 _decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode
 
 
-def listening(id_: bytes, profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> Outgoing:
+def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> Outgoing:
     """The request for the changes of all lists, and of these resources."""
     wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
     params = {"notifications": Raw(jsonrpc.encode(wanted))}
-    return Outgoing(modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers, is_long=True)
+    id_ = new_id()
+    return Outgoing(id_, modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers, is_long=True)
 
 
 class Changes:
@@ -152,7 +152,7 @@ class Changes:
     async def _open(self, uris: set[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
         stream = _Stream(self._deliver, self._lost)
-        request = listening(b'"listen-%d"' % next(_IDS), self._profile, headers, uris)
+        request = listening(self._profile, headers, uris)
         stream.pending = self._server.begin(request, stream)
         self._opening = stream
         try:

@@ -10,6 +10,7 @@ from gateway.mirror.modern_server import ModernServer, Outgoing, ask
 from gateway.mirror.translation import UNSERVED, initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, MethodNotFound, NoHandshake
+from gateway.runtime.own_ids import new_id
 from gateway.upstream.channel import Headers
 
 DEFAULT_LEVEL: Final = "info"
@@ -18,8 +19,9 @@ DEFAULT_LEVEL: Final = "info"
 
 async def initialize(server: ModernServer, profile: Profile, headers: Headers) -> bytes:
     """The InitializeResult of a modern server; raises GatewayError."""
-    body = modern_request(b'"discover"', mcp.DISCOVER, {}, profile)
-    found = await ask(server, Outgoing(body, mcp.DISCOVER, "", headers))
+    id_ = new_id()
+    body = modern_request(id_, mcp.DISCOVER, {}, profile)
+    found = await ask(server, Outgoing(id_, body, mcp.DISCOVER, "", headers))
     if isinstance(found, jsonrpc.Error):
         raise NoHandshake(f"The server refused server/discover, so it is not a modern one: {found.message}")
     try:

@@ -8,9 +8,10 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect, RequestId, request_id
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, Refused
+from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.runtime.tasks import Tasks
 
 _MESSAGE_BYTES: Final = 512

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, cancelled
+from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.mirror.call_rounds import MirroredCall, Question, Request
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.change_subscription import Changes
@@ -18,6 +18,7 @@ from gateway.mirror.client_requests import DEFAULT_LEVEL, initialize, level_of, 
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
+from gateway.protocol.jsonrpc import RequestId
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 

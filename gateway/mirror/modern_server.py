@@ -18,6 +18,7 @@ from gateway.protocol.errors import CallLost, GatewayError, Unreachable, Upstrea
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style)
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -33,6 +34,8 @@ _ACCEPT: Final = "application/json, text/event-stream"
 class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """One request to a modern server. Over stdio only `body` counts."""
 
+    id: bytes
+    """JSON of the id in the body."""
     body: bytes
     method: str
     target: str
@@ -176,6 +179,8 @@ class _Reply:
         self._head: ReplyHead
         self._parser: sse.Parser | None = None
         self._body = bytearray()
+        self._arrival: Arrival | None = None
+        """While a large message is arriving."""
         self._is_redirected = False
         self._is_over = False
 
@@ -203,6 +208,28 @@ class _Reply:
     def _end(self) -> None:
         self._is_over = True
         self._silence.disarm(self)
+        self._release()
+
+    def _release(self) -> None:
+        """Hold no part of a message any more."""
+        if self._arrival is not None:
+            self._arrival.release()
+            self._arrival = None
+
+    def _hold(self, size: int) -> None:
+        """Read on only if there is room for more of a message, of which `size` bytes are here."""
+        if not self._is_over:
+            self._arrival = self._client.arriving.arriving(self._arrival, size, self)
+
+    def pause_reading(self) -> None:
+        """See `throttle.Reader`. It is not the server that is silent then."""
+        self._silence.disarm(self)
+        self._pending.pause_reading()
+
+    def resume_reading(self) -> None:
+        """See `throttle.Reader`."""
+        self._restart()
+        self._pending.resume_reading()
 
     def _restart(self) -> None:
         if not (self._request.is_long or self._is_over):
@@ -237,6 +264,8 @@ class _Reply:
             self._body += data
             if len(self._body) > self._client.limits.event_bytes:
                 self._too_large()
+            else:
+                self._hold(len(self._body))
             return
         try:
             events = self._parser.feed(data)
@@ -246,13 +275,17 @@ class _Reply:
         for event in events:
             if event.data and not self._is_over:
                 self._take(event.data)
+        self._hold(self._parser.unfinished_bytes)
 
     def _too_large(self) -> None:
         self._pending.abort()
         self._lose("sent a message larger than limits.event_bytes")
 
     def _take(self, data: bytes) -> None:
-        """Hand a message over; the response ends the reply, even if the stream stays open."""
+        """Hand a message over; the response ends the reply, even if the stream stays open.
+
+        The response to another request, which a server or a proxy wrote here, is skipped.
+        """
         try:
             message = jsonrpc.message(data)
             if message.method is not None and isinstance(message.id, Raw):
@@ -261,9 +294,11 @@ class _Reply:
                 metrics.nested_request(path, message.method, NestedOutcome.UNSOLICITED)
                 return
             if reply_messages.is_response(message):
-                self._is_over = True
-                # A server may keep the stream open; if it ends now, its connection carries the next request.
-                self._silence.arm(self, self._pending.abort)
+                if not reply_messages.is_answer(message, self._request.id):
+                    return
+                self._end()
+                # If the server ends the stream now, its connection carries the next request.
+                self._pending.end_within(self._live.process.stream_times.drain_seconds)
             self._listener.on_message(data)
         except (ValueError, RecursionError) as exc:
             self._is_over = False
@@ -272,8 +307,8 @@ class _Reply:
 
     def on_end(self) -> None:
         if self._is_over:
-            self._silence.disarm(self)
             return
+        self._release()
         if self._parser is not None:
             self._lose("ended its reply without a response")
             return
@@ -285,9 +320,9 @@ class _Reply:
             self._fail(refused(self._endpoint, status, challenges))
         elif self._body.lstrip().startswith(b"{"):
             self._take(bytes(self._body))
-            self._silence.disarm(self)
             if not self._is_over:
-                self._lose(f"answered HTTP {status} without a JSON-RPC response")
+                self._pending.distrust()
+                self._lose(f"answered HTTP {status} without the JSON-RPC response to this request")
         else:
             self._lose(f"answered HTTP {status} without a JSON-RPC response")
 
@@ -304,6 +339,7 @@ class _Reply:
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         self._silence.disarm(self)
+        self._release()
         if not isinstance(failure, ListenerFailed):
             self._fail(failure.mapped(self._endpoint.where))
         else:

@@ -20,6 +20,7 @@ from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.param_headers import Tool
 from gateway.runtime.newest import Newest
+from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.upstream.channel import Headers
 
@@ -105,8 +106,9 @@ class ToolCatalog:
 
     async def _read(self, caller: CallerKey, server: ModernServer, profile: Profile, headers: Headers) -> None:
         async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
-            body = modern_request(b'"tools"', mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)
-            return await ask(server, Outgoing(body, mcp.TOOLS_LIST, "", headers))
+            id_ = new_id()
+            body = modern_request(id_, mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)
+            return await ask(server, Outgoing(id_, body, mcp.TOOLS_LIST, "", headers))
 
         _ = await read_pages(page, partial(self.learn, caller))
         self._known(caller).is_whole = True

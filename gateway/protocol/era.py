@@ -63,23 +63,29 @@ def names_modern(version: str | None) -> bool:
     return _VERSION.fullmatch(version) is not None and version >= mcp.MODERN
 
 
-def discover() -> bytes:
-    """The request that probes an upstream's era."""
+def discover(id_: bytes) -> bytes:
+    """The request that probes an upstream's era; `id_` is JSON."""
     meta = {
         mcp.META_VERSION: mcp.MODERN,
         mcp.META_CLIENT_INFO: {"name": "mrtr-gateway", "version": "1"},
         mcp.META_CAPABILITIES: {},
     }
-    return jsonrpc.request(b'"probe"', mcp.DISCOVER, {"_meta": meta})
+    return jsonrpc.request(id_, mcp.DISCOVER, {"_meta": meta})
 
 
-def verdict(status: int, content_type: str, body: bytes) -> bool | None:
-    """Whether the answer to `discover` shows a modern upstream; None if it tells nothing."""
+def verdict(status: int, content_type: str, body: bytes, asked: bytes) -> bool | None:
+    """Whether the answer to `discover` shows a modern upstream; None if it tells nothing.
+
+    `asked` is the id of that request: the response to another one tells nothing.
+    """
     if status not in REFUTING and not 200 <= status < 300:
         return None  # credentials, limits, proxies: another request may get another answer
     if not body.strip() or "html" in content_type or _MARKUP.match(body):
         return None
-    opened = _final(content_type, body)
+    responses = _responses(content_type, body)
+    opened = next((each for each in responses if reply_messages.is_answer(each, asked)), None)
+    if opened is None and responses:
+        return None
     if opened is None:
         # Some legacy servers refuse in plain text; only JSON-RPC can be a success.
         return None if status < 300 else False
@@ -92,10 +98,10 @@ def refutes(status: int, body: bytes) -> bool:
     """Whether an answer to a modern request suggests that the upstream is not modern any more."""
     if status not in REFUTING:
         return False
-    opened = _final("application/json", body)
-    if opened is None or not isinstance(opened.error, Raw):
+    responses = _responses("application/json", body)
+    if not responses or not isinstance(responses[0].error, Raw):
         return True
-    error = jsonrpc.error(opened.error)
+    error = jsonrpc.error(responses[0].error)
     return not (
         _is_modern_error(error)
         or (status == 400 and error.code in _ORDINARY)
@@ -103,11 +109,9 @@ def refutes(status: int, body: bytes) -> bool:
     )
 
 
-def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
-    """Return the JSON-RPC response in a body."""
-    return next(
-        (each for each in reply_messages.messages(content_type, body) if reply_messages.is_response(each)), None
-    )
+def _responses(content_type: str, body: bytes) -> list[jsonrpc.Message]:
+    """Return the JSON-RPC responses in a body."""
+    return [each for each in reply_messages.messages(content_type, body) if reply_messages.is_response(each)]
 
 
 def _discovers(result: Raw) -> bool:

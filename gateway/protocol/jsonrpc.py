@@ -52,6 +52,9 @@ class Error(msgspec.Struct):
     data: Raw | UnsetType = UNSET
 
 
+RequestId = bytes
+"""JSON of a request's id, as `request_id` writes it: `1` and `"1"` are different ids."""
+
 Fields = dict[str, Raw]
 """A JSON object opened one level deep."""
 
@@ -229,6 +232,17 @@ def id_of(members: Fields) -> bytes | None:
     """JSON of the id of a message, if it has one that MCP allows."""
     id_ = members.get("id")
     return bytes(id_) if id_ is not None and is_id(id_) else None
+
+
+def request_id(id_: Raw) -> RequestId:
+    """An id for comparison: servers and clients may escape the characters of a string in another way."""
+    said = text(id_)
+    return bytes(id_) if said is None else encode(said)
+
+
+def is_same_id(one: Raw, other: bytes | Raw) -> bool:
+    """Whether two ids are those of one request."""
+    return bytes(one) == bytes(other) or request_id(one) == request_id(Raw(other))
 
 
 def is_null(raw: Raw) -> bool:

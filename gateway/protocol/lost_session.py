@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, reply_messages
 from gateway.protocol.jsonrpc import Error, Message
 
 _MESSAGES: Final[Mapping[int, frozenset[str]]] = {
@@ -46,7 +46,13 @@ def is_own(message: Message, sent: bytes | None) -> bool:
     asked = opened(sent) if sent is not None else Message()
     if asked.method is None or not isinstance(asked.id, Raw) or not isinstance(message.id, Raw):
         return False
-    return message.method is None and bytes(message.id) == bytes(asked.id)
+    return message.method is None and jsonrpc.is_same_id(message.id, asked.id)
+
+
+def is_foreign(message: Message, sent: bytes | None) -> bool:
+    """Whether a response answers another request than the one that was sent."""
+    asked = opened(sent) if sent is not None else Message()
+    return isinstance(asked.id, Raw) and reply_messages.is_foreign(message, asked.id)
 
 
 def is_answered(body: bytes, sent: bytes) -> bool:

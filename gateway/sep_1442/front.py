@@ -18,7 +18,7 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import cancelled, request_id
+from gateway.legacy_front.backend import cancelled
 from gateway.legacy_front.incoming_message import read
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
@@ -32,6 +32,7 @@ from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, is_modern, server_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
+from gateway.protocol.jsonrpc import request_id
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import PREFIX

@@ -33,7 +33,7 @@ class Listening:
     ) -> web.StreamResponse:
         """Write the changes of a server until its client leaves, or the stream is ended."""
         streams = self._live.upstream.streams
-        pending = server.begin(listening(b'"listen"', profile, headers), self)
+        pending = server.begin(listening(profile, headers), self)
         streams.add(self)
         try:
             return (await reply_stream.finish(reply, await reply_stream.write(self._queue, reply)))[0]

@@ -25,6 +25,7 @@ from gateway.mirror.streamable.tokens import Nested, Session, Tokens
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
+from gateway.runtime.own_ids import new_id
 from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
 from gateway.telemetry import Ending, Outcome
@@ -129,8 +130,9 @@ class StatelessCall:
             self._report.abandoned()
         if self._is_held and self.bridge is not None:
             request = self._request
-            body = self._call.sent(b'"left"', None)
-            self.bridge.give_up(Outgoing(body, request.method, request.target, self._headers))
+            id_ = new_id()
+            body = self._call.sent(id_, None)
+            self.bridge.give_up(Outgoing(id_, body, request.method, request.target, self._headers))
 
     def answer(self, nested: Nested, message: jsonrpc.Message, headers: Headers) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""

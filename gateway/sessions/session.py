@@ -1,8 +1,6 @@
 """One session of a legacy server, from its handshake to its end."""
 
 import asyncio
-import itertools
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
@@ -14,6 +12,7 @@ from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
+from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.sessions.affinity import SharedSession  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.call import Call, OwnListener
@@ -24,8 +23,6 @@ from gateway.upstream.channel import Channel, Headers, Sending
 
 log = get_logger()
 
-_PROCESS: Final = secrets.token_hex(6).encode()
-_CALL_NUMBERS: Final = itertools.count(1)
 _NOTHING: Final[frozenset[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
@@ -118,7 +115,7 @@ class Session(HearingSession):
         key = self.group.key
         client_info, capabilities = Raw(key.client_info), Raw(key.capabilities)
         params = handshake.initialize_params(client_info, capabilities, keeps_state=bool(key.pin))
-        message = jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
+        message = jsonrpc.request(self.next_id(), mcp.INITIALIZE, params)
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
@@ -194,8 +191,8 @@ class Session(HearingSession):
         return answer.outcome
 
     def next_id(self) -> bytes:
-        """JSON of an id that is unique across sessions: some servers key streams of all sessions by it."""
-        return b'"gw-%b-%x"' % (_PROCESS, next(_CALL_NUMBERS))
+        """JSON of the id of the next request."""
+        return new_id()
 
     def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.

@@ -123,9 +123,9 @@ class StdioFront:
         self._fallback = FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
         return self._fallback
 
-    async def _mirror_if_modern(self, refusing: Backend, _: ClientMessage, response: bytes) -> Connect | None:
+    async def _mirror_if_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> Connect | None:
         stdio, self._child = self._live.upstream.stdio, None
-        found = bool(response) and eras.verdict(200, "application/json", response)
+        found = bool(response) and eras.verdict(200, "application/json", response, greeting.request_id or b"")
         if found and stdio is not None and isinstance(refusing, ChildBackend):
             child = refusing.give_up_child()
             if child is not None and not child.over.done():

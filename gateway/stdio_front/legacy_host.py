@@ -5,10 +5,11 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import Backend, ClientMessage, Connect, RequestId, cancelled, request_id
+from gateway.legacy_front.backend import Backend, ClientMessage, Connect, cancelled
 from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
+from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.stdio_front.host import Host
 
 _MAX_ASKED: Final = 256

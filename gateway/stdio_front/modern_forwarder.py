@@ -40,7 +40,7 @@ class Forwarder:
         repeated = await self._repeated(parsed, target) if self._server.reads_headers else {}
         listener = _ToHost(self._host, parsed.id)
         is_long = parsed.method == mcp.LISTEN
-        request = Outgoing(line, parsed.method, target, self._headers, repeated, is_long=is_long)
+        request = Outgoing(bytes(parsed.id), line, parsed.method, target, self._headers, repeated, is_long=is_long)
         pending = self._server.begin(request, listener)
         try:
             await listener.answered

@@ -11,10 +11,11 @@ from contextlib import suppress
 
 from msgspec import Raw
 
-from gateway.legacy_front.backend import ClientLink, ClientMessage, RequestId, cancelled, request_id
+from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.legacy_front.session import negotiated
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
+from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, lost_session
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener
 
@@ -50,6 +50,8 @@ class StdioChannel(Channel):
 
         def receive(data: bytes) -> bool:
             opened = jsonrpc.message(data)
+            if lost_session.is_foreign(opened, message):
+                return False
             if isinstance(opened.error, Raw):
                 raise Unreachable(f"{child.where} refused `initialize`: {jsonrpc.error(opened.error).message[:200]}")
             if isinstance(opened.result, Raw):

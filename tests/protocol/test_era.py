@@ -40,7 +40,7 @@ def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, m
 
 
 def test_the_probe_is_a_modern_request() -> None:
-    parsed = request.read(era.discover(), DEPTH)
+    parsed = request.read(era.discover(b'"probe"'), DEPTH)
     headers = {mcp.PROTOCOL_VERSION: [mcp.MODERN], mcp.METHOD_HEADER: [mcp.DISCOVER]}
     assert request.check(parsed, lambda name: headers.get(name, [])).method == mcp.DISCOVER
 
@@ -90,6 +90,14 @@ VERDICTS: dict[str, tuple[int, str, bytes, bool | None]] = {
     "500": (500, JSON, error(-32603), None),
     "503": (503, HTML, b"<html>", None),
     "a redirect": (307, JSON, error(-32600), None),
+    "the response to another request": (200, JSON, MODERN.replace(b"probe", b"other"), None),
+    "an error for another request": (400, JSON, error(-32601).replace(b"null", b"7"), None),
+    "a stream that brings the response to another request first": (
+        200,
+        SSE,
+        b"data: %b\n\ndata: %b\n\n" % (error(-32601).replace(b"null", b"7"), MODERN),
+        True,
+    ),
     "a stream without an answer": (200, SSE, b'data: {"jsonrpc":"2.0","method":"x"}\n\n', None),
 }
 
@@ -97,7 +105,7 @@ VERDICTS: dict[str, tuple[int, str, bytes, bool | None]] = {
 @pytest.mark.parametrize("case", VERDICTS)
 def test_what_a_probe_says(case: str) -> None:
     status, content_type, body, expected = VERDICTS[case]
-    assert era.verdict(status, content_type, body) is expected
+    assert era.verdict(status, content_type, body, b'"probe"') is expected
 
 
 @pytest.mark.parametrize(

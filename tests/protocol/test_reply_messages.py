@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol import reply_messages
+from gateway.protocol import jsonrpc, reply_messages
 
 PROGRESS = b'{"jsonrpc":"2.0","method":"notifications/progress"}'
 RESULT = b'{"jsonrpc":"2.0","id":1,"result":{}}'
@@ -33,3 +33,35 @@ def test_the_messages_are_read_and_anything_else_is_skipped(
 
 def test_the_events_keep_their_ids() -> None:
     assert [event.id for event in reply_messages.events(STREAM) if event.id] == ["7", "8"]
+
+
+@pytest.mark.parametrize(
+    ("id_", "asked", "answers"),
+    [
+        (b"1", b"1", True),
+        (b'"a"', b'"a"', True),
+        (b'"\\u0061"', b'"a"', True),
+        (b"1", b'"1"', False),
+        (b'"1"', b"1", False),
+        (b"2", b"1", False),
+        (b"null", b"1", False),
+        (b'"server-error"', b"1", False),
+    ],
+)
+def test_a_response_belongs_to_the_request_whose_id_it_carries(id_: bytes, asked: bytes, *, answers: bool) -> None:
+    message = jsonrpc.message(b'{"jsonrpc":"2.0","id":%b,"result":{}}' % id_)
+    assert reply_messages.is_answer(message, asked) is answers
+    assert reply_messages.is_foreign(message, asked) is not answers
+
+
+@pytest.mark.parametrize("id_", [b'"id":null,', b'"id":"server-error",', b'"id":"",', b""])
+def test_an_error_without_an_id_belongs_to_any_request(id_: bytes) -> None:
+    message = jsonrpc.message(b'{"jsonrpc":"2.0",%b"error":{"code":-1,"message":"no"}}' % id_)
+    assert reply_messages.is_answer(message, b"1")
+
+
+@pytest.mark.parametrize("data", [PROGRESS, b'{"jsonrpc":"2.0","id":1,"method":"ping"}', b'{"jsonrpc":"2.0","id":1}'])
+def test_what_is_no_response_is_neither_an_answer_nor_foreign(data: bytes) -> None:
+    message = jsonrpc.message(data)
+    assert not reply_messages.is_answer(message, b"1")
+    assert not reply_messages.is_foreign(message, b"2")

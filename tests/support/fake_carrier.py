@@ -25,6 +25,9 @@ class FakeCarrier:
     def resume_reading(self) -> None:
         self.asked.append("resume")
 
+    def distrust(self) -> None:
+        self.asked.append("distrust")
+
     def end(self) -> None:
         self.pending.end().on_end()
 

@@ -32,8 +32,9 @@ INFO: Json = {mcp.META_SERVER_INFO: {"name": "fake-modern", "version": "1"}}
 class Call:
     """One request to a tool."""
 
-    def __init__(self, body: Json, headers: Any, stream: "Callable[[Json], Awaitable[None]]") -> None:
-        self.body, self.headers, self.send = body, headers, stream
+    def __init__(self, body: Json, headers: Any, stream: "_Stream") -> None:
+        self.body, self.headers = body, headers
+        self.send, self.write = stream.send, stream.write
         self.params: Json = body["params"]
         self.answers: Json = self.params.get("inputResponses") or {}
         self.state: str | None = self.params.get("requestState")
@@ -67,6 +68,8 @@ class FakeModern:
         self.listed: list[Json] = []
         self.requests: list[Json] = []
         self.headers: list[Any] = []
+        self.peers: list[Any] = []
+        """The connection that each request came on."""
         self.listeners: list[Callable[[Json], Awaitable[None]]] = []
         self.may_listen = asyncio.Event()
         """Cleared to have it acknowledge no subscription for a while."""
@@ -111,9 +114,10 @@ class FakeModern:
             return web.json_response({"jsonrpc": "2.0", "id": body.get("id"), "error": refused}, status=400)
         self.requests.append(body)
         self.headers.append(http.headers)
+        self.peers.append(http.transport and http.transport.get_extra_info("peername"))
         stream = _Stream(http)
         try:
-            final = await self._answer(Call(body, http.headers, stream.send), stream)
+            final = await self._answer(Call(body, http.headers, stream), stream)
         except asyncio.CancelledError:
             self.left += 1
             raise
@@ -162,10 +166,13 @@ class _Stream:
         self._response: web.StreamResponse | None = None
 
     async def send(self, message: Json) -> None:
+        await self.write(b"event: message\ndata: %b\n\n" % msgspec.json.encode(message))
+
+    async def write(self, data: bytes) -> None:
         if self._response is None:
             self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await self._response.prepare(self._http)
-        await self._response.write(b"event: message\ndata: %b\n\n" % msgspec.json.encode(message))
+        await self._response.write(data)
 
     async def end(self, message: Json) -> web.StreamResponse:
         if self._response is None:

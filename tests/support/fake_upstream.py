@@ -50,6 +50,8 @@ class Seen:
     """One recorded request."""
 
     def __init__(self, http: web.BaseRequest, body: Any, data: bytes) -> None:
+        self.peer = http.transport and http.transport.get_extra_info("peername")
+        """The connection that it came on."""
         self.http_method = http.method
         self.path = http.path
         self.query = http.query_string

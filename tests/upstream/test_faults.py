@@ -308,7 +308,7 @@ async def test_an_invalid_handshake_is_one_clear_error(
     upstream: FakeUpstream, client: Client, status: int, sent: bytes
 ) -> None:
     async def odd(turn: Turn) -> None:
-        turn.reply(status, sent)
+        turn.reply(status, sent.replace(b'"init"', json.dumps(turn.id).encode()))
 
     upstream.on("initialize", odd)
     reply = await client.call()
@@ -879,21 +879,18 @@ async def test_a_reply_with_a_control_character_in_its_head_is_one_clear_error(
     assert not log_lines("task.failed")
 
 
-SHAKEN = json.dumps(
-    {
-        "jsonrpc": "2.0",
-        "id": "init",
-        "result": {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}},
-    }
-).encode()
+def shaken(id_: bytes) -> bytes:
+    """The response to `initialize`."""
+    info = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}}
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (id_, json.dumps(info).encode())
 
 
 @pytest.mark.parametrize("given", [b"a b", "é".encode(), b"\xff", b"x" * 4097])
 async def test_a_session_id_that_the_specification_forbids_is_one_clear_error(
     begin: Start, log_lines: Lines, given: bytes
 ) -> None:
-    said = head("200 OK", b"Content-Type: application/json", b"Mcp-Session-Id: " + given, body=SHAKEN)
-    async with fake_wire(said) as url:
+    lines = b"Content-Type: application/json", b"Mcp-Session-Id: " + given
+    async with fake_wire(lambda id_: head("200 OK", *lines, body=shaken(id_))) as url:
         reply = await (await begin(url=url)).client().call()
     assert reply.outcome == (200, -32603, "upstream_unreachable")
     assert "gave an Mcp-Session-Id that is not visible ASCII" in reply.error["message"]
@@ -907,7 +904,7 @@ async def test_the_longest_session_id_is_sent_back_and_an_empty_one_counts_as_no
 ) -> None:
     async def shake(turn: Turn) -> None:
         upstream.known.add(given)
-        turn.reply(200, SHAKEN, {"Mcp-Session-Id": given})
+        turn.reply(200, shaken(json.dumps(turn.id).encode()), {"Mcp-Session-Id": given})
 
     upstream.on("initialize", shake)
     reply = await client.call()

@@ -22,7 +22,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.legacy_front import batch, incoming_message
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import Connect, cancelled, request_id
+from gateway.legacy_front.backend import Connect, cancelled
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import of_initialize
 from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
@@ -41,6 +41,7 @@ from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, ShuttingDown
+from gateway.protocol.jsonrpc import request_id
 from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state

@@ -18,10 +18,12 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import MalformedReply
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
-from gateway.protocol import era, jsonrpc, mcp
+from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import clean
+from gateway.runtime.own_ids import new_id
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
+_DISCOVER_ID: Final = new_id()
 _FOLLOWED: Final = 2
 _GATEWAYS: Final = (502, 503, 504)
 _PROXY: Final = re.compile(
@@ -86,10 +88,12 @@ async def _first_reply(exam: ProbeContext) -> Reply | None:
     headers = discover_headers(exam.subject.headers)
 
     def is_told(reply: Reply) -> bool:
-        return era.verdict(reply.status, reply.content_type, reply.body) is not None and any(reply.messages())
+        return _verdict(reply) is not None and any(reply.messages())
 
     try:
-        return await ask(exam.client, Request("POST", endpoint.url, headers, era.discover()), seconds, is_told)
+        return await ask(
+            exam.client, Request("POST", endpoint.url, headers, era.discover(_DISCOVER_ID)), seconds, is_told
+        )
     except TimeoutError:
         exam.warn(
             "http",
@@ -249,8 +253,13 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
     return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
 
 
+def _verdict(reply: Reply) -> bool | None:
+    """Whether the reply shows a modern server; None if it does not tell."""
+    return era.verdict(reply.status, reply.content_type, reply.body, _DISCOVER_ID)
+
+
 def _era(exam: ProbeContext, reply: Reply) -> bool | None:
-    is_modern = era.verdict(reply.status, reply.content_type, reply.body)
+    is_modern = _verdict(reply)
     if is_modern:
         _note_discovered(exam, reply)
     return is_modern
@@ -262,7 +271,7 @@ def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
     server.era = "modern"
     server.versions = (mcp.MODERN,)
     for message in reply.messages():
-        if not isinstance(message.result, Raw):
+        if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, _DISCOVER_ID)):
             continue
         try:
             found = msgspec.json.decode(message.result, type=_Discovered)

@@ -35,9 +35,9 @@ class Reply:
             return []
         return [event.id for event in reply_messages.events(self.body) if event.id]
 
-    def is_answered(self) -> bool:
-        """Return whether a response has come, and not only requests or notifications."""
-        return any(map(reply_messages.is_response, self.messages()))
+    def is_answered(self, asked: bytes) -> bool:
+        """Return whether the response to the request with this id has come."""
+        return any(reply_messages.is_answer(message, asked) for message in self.messages())
 
 
 class Request(NamedTuple):

@@ -13,8 +13,9 @@ from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.discover import capability_names, described
-from gateway.protocol import jsonrpc, mcp, param_headers, tool_filter
+from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, tool_filter
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
+from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.upstream.channel import Channel, SideCallbacks
 
@@ -40,7 +41,7 @@ class Session(NamedTuple):
 def initialize(version: str) -> bytes:
     """Return the `initialize` request for a protocol version."""
     params = {**handshake.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
-    return jsonrpc.request(b'"init"', mcp.INITIALIZE, params)
+    return jsonrpc.request(new_id(), mcp.INITIALIZE, params)
 
 
 @asynccontextmanager
@@ -178,10 +179,11 @@ def _tell_tools(exam: ProbeContext) -> None:
 async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
     """Return the result of one request; None for an error or a timeout."""
     results: list[Raw] = []
+    asked = new_id()
 
     def receive(data: bytes) -> bool:
         said = jsonrpc.message(data)
-        if said.method is not None:
+        if not reply_messages.is_answer(said, asked):
             return False
         if isinstance(said.result, Raw):
             results.append(said.result)
@@ -189,7 +191,7 @@ async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[s
 
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
-            _ = await channel.request(jsonrpc.request(b'"probe"', method, params), exam.subject.headers, receive)
+            _ = await channel.request(jsonrpc.request(asked, method, params), exam.subject.headers, receive)
     except (GatewayError, ValueError, TimeoutError):
         return None
     return results[0] if results else None

@@ -41,7 +41,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
         request = Request("POST", exam.endpoint.url, own, message)
-        reply = await ask(exam.client, request, seconds, Reply.is_answered)
+        reply = await ask(exam.client, request, seconds, _is_answered)
     except FOREIGN as exc:
         exam.warn(
             "replies",
@@ -75,12 +75,16 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
-            reply = await ask(exam.client, Request("GET", exam.endpoint.url, own), _REPLAY_SECONDS, Reply.is_answered)
+            reply = await ask(exam.client, Request("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _is_answered)
         except FOREIGN:
             continue
         if reply.status == 200 and _is_ours(reply):
             return True
     return False
+
+
+def _is_answered(reply: Reply) -> bool:
+    return reply.is_answered(_REQUEST_ID)
 
 
 def _is_ours(reply: Reply) -> bool:

@@ -39,7 +39,7 @@ class ChildHolder:
         """Return the child that has had this handshake; raises what `StdioChannel.initialize` raises."""
         async with self._opening:
             shared = self._shared
-            if shared is not None and shared.message == message and not shared.child.over.done():
+            if shared is not None and shared.has_had(message) and not shared.child.over.done():
                 return shared
             if shared is not None:
                 self._shared = None
@@ -67,7 +67,7 @@ class SharedChild:
         self, child: Child, message: bytes, result: Raw, send_seconds: float, malformed: Callable[[], None]
     ) -> None:
         self.child = child
-        self.message = message
+        self._handshake = jsonrpc.message(message).params
         self.result = result
         self.channels: list[SharedChannel] = []
         self._malformed = malformed
@@ -76,6 +76,10 @@ class SharedChild:
         self._is_replaced = False
         self._subscribed: Counter[bytes] = Counter()
         child.receive_with(self._hear)
+
+    def has_had(self, message: bytes) -> bool:
+        """Whether the child has had this `initialize`, whatever the id was."""
+        return self._handshake == jsonrpc.message(message).params
 
     def _hear(self, line: bytes) -> None:
         if not is_message(line):

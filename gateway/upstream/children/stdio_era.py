@@ -112,12 +112,12 @@ class StdioEra:
 
     async def _answer(self) -> bool | None:
         child = await self.launcher.take()
-        line = await self._answer_of(child, era.discover())
+        line = await self._answer_of(child, era.discover(_PROBE_ID))
         if line is None:
             await child.close()
             return None
         child.asked = False
-        found = era.verdict(200, "application/json", line)
+        found = era.verdict(200, "application/json", line, _PROBE_ID)
         if found:
             self.launcher.initialized(child)
             self.launcher.stop_prestarting()

@@ -18,6 +18,7 @@ from gateway.http.upstream_client import FOREIGN, REDIRECTS
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
+from gateway.runtime.own_ids import new_id
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import HttpUpstream
@@ -125,15 +126,16 @@ class EraProbe:
             log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
 
     async def _answer(self, probe: _Probe) -> bool | None:
+        asked = new_id()
         for _ in range(2):
             async with self._client.exchange(
-                "POST", self.endpoint.url, discover_headers(probe.headers), era.discover(), self.endpoint.where
+                "POST", self.endpoint.url, discover_headers(probe.headers), era.discover(asked), self.endpoint.where
             ) as response:
                 if response.status in REDIRECTS:
                     self.endpoint.follow(response.headers.get("Location"))
                     continue
                 probe.refused = response.status in (401, 403)
-                return await _verdict(response)
+                return await _verdict(response, asked)
         return None
 
 
@@ -148,7 +150,7 @@ def discover_headers(headers: Headers) -> dict[str, str]:
     }
 
 
-async def _verdict(response: AwaitedReply) -> bool | None:
+async def _verdict(response: AwaitedReply, asked: bytes) -> bool | None:
     """Read the response until the era is certain: a stream may stay open after the answer."""
     body = bytearray()
     async for chunk in response:
@@ -157,8 +159,11 @@ async def _verdict(response: AwaitedReply) -> bool | None:
             response.close()
             return None
         if response.content_type == "text/event-stream":
-            found = era.verdict(response.status, response.content_type, bytes(body))
+            found = era.verdict(response.status, response.content_type, bytes(body), asked)
             if found is not None:
                 response.close()
                 return found
-    return era.verdict(response.status, response.content_type, bytes(body))
+    found = era.verdict(response.status, response.content_type, bytes(body), asked)
+    if found is None:
+        response.distrust()  # it may be the response to another request
+    return found

@@ -119,6 +119,9 @@ async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes |
     is_own = lost_session.is_own(opened, sent)
     if is_own and isinstance(opened.result, Raw):
         return opened.result
+    if lost_session.is_foreign(opened, sent):
+        response.distrust()
+        opened = jsonrpc.Message()
     error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
         is_answer = is_own and error is not None and not lost_session.is_template(error)
@@ -152,13 +155,17 @@ def check_ping_answer(said: jsonrpc.Error | Raw, endpoint: Endpoint) -> None:
 class InitializeAnswer:
     """Collects the answer to `initialize` from a stream or a body."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, sent: bytes) -> None:
+        """`sent` is the request."""
         self._endpoint = endpoint
+        self._sent = sent
         self._results: list[Raw] = []
 
     def receive(self, data: bytes) -> bool:
         """Take a message; return whether it was the answer. Raises NoHandshake or ValueError."""
         opened = jsonrpc.message(data)
+        if lost_session.is_foreign(opened, self._sent):
+            return False
         if isinstance(opened.error, Raw):
             raise self._refused(jsonrpc.error(opened.error))
         if isinstance(opened.result, Raw):

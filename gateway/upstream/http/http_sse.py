@@ -95,7 +95,7 @@ class HttpSseChannel(Channel):
         """Open the stream, wait for its endpoint, send `initialize`. Also raises WrongTransport."""
         await self.connect(headers)
         where = self._endpoint.where
-        answer = InitializeAnswer(self._endpoint)
+        answer = InitializeAnswer(self._endpoint, message)
         try:
             refused = await self.request(message, headers, answer.receive)
         except SessionLost as exc:

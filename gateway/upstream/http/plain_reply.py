@@ -130,7 +130,6 @@ class PlainReply(BegunReply):
     __slots__ = (
         "_arrival",
         "_broken",
-        "_drain_timer",
         "_failure",
         "_head",
         "_headers",
@@ -155,7 +154,6 @@ class PlainReply(BegunReply):
         self._owner, self._message, self._headers = owner, message, headers
         self._arrival: Arrival | None = None
         """Once the reply is large."""
-        self._drain_timer: asyncio.TimerHandle | None = None
         self._hearer: Hearer
         self._unusual: Callable[[], None]
         self._head: ReplyHead | None = None
@@ -253,13 +251,16 @@ class PlainReply(BegunReply):
         if self._rest is not None:
             self._rest.on_end()
         elif self._is_done:
-            if self._drain_timer is not None:
-                self._stop_timer()
+            pass
         elif self._is_followed:
             self._break(None)
-        elif not self._is_stream and self._parts and self._hearer.hear_answer(b"".join(self._parts)):
+        elif self._is_stream or not self._parts:
+            self._unusual()
+        elif self._hearer.hear_answer(b"".join(self._parts)):
             self._done()
         else:
+            # At once: another request could use the connection before the coroutine reads the body.
+            self._pending.distrust()
             self._unusual()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
@@ -275,9 +276,7 @@ class PlainReply(BegunReply):
         elif isinstance(failure, ListenerFailed):
             self._done()
             raise failure.__cause__ or failure  # a bug, which the HTTP client reports; the call has ended with it
-        elif self._is_done:
-            self._stop_timer()
-        else:
+        elif not self._is_done:
             self._unusual()
 
     def _events(self, data: bytes) -> Sequence[sse.Event]:
@@ -368,14 +367,10 @@ class PlainReply(BegunReply):
         """The answer is here; the stream should end now, so that its connection can be used again."""
         self._done()
         if not self._pending.is_read:
-            if self._pending.is_paused:
-                self._pending.resume_reading()
-            self._drain_timer = asyncio.get_running_loop().call_later(self._owner.drain_seconds, self._pending.abort)
+            self._pending.end_within(self._owner.drain_seconds)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the call."""
-        if self._drain_timer is not None:
-            self._stop_timer()
         if not self._is_done:
             self._is_done = True
             self._forget_parts()
@@ -389,8 +384,3 @@ class PlainReply(BegunReply):
         self._parts.clear()
         if self._arrival is not None:
             self._arrival.release()
-
-    def _stop_timer(self) -> None:
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
-            self._drain_timer = None

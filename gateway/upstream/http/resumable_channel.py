@@ -145,6 +145,7 @@ class ResumableChannel(Channel):
         where = self._endpoint.where
         body = await read_response(response, self.max_event_bytes, where, self.arriving)
         if not body or not hand_over(body, receive):
+            response.distrust()
             raise CallLost(f"{where} answered HTTP {response.status} without a result; the call may have had effects")
         return None
 

@@ -18,7 +18,7 @@ from msgspec import Raw
 from gateway.http.upstream_client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.protocol import jsonrpc, mcp, sse
+from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
 from gateway.upstream.channel import Headers, Receive, Sending, SideListener
 from gateway.upstream.http.http_errors import (
@@ -28,11 +28,13 @@ from gateway.upstream.http.http_errors import (
     check_ping_answer,
     ping_id,
     read_refusal,
+    read_response,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
 from gateway.upstream.http.resumable_channel import ResumableChannel, StreamCut, fixed_headers
 from gateway.upstream.http.standalone_stream import StandaloneStream
+from gateway.upstream.jsonrpc_batches import hand_over
 
 _PING_ANSWER_BYTES: Final = 65_536
 MAX_SESSION_ID_CHARACTERS: Final = 4096
@@ -82,16 +84,16 @@ class StreamableChannel(ResumableChannel):
                     continue
                 self._keep_headers(response, headers)
                 try:
-                    return await self._initialized(response)
+                    return await self._initialized(response, message)
                 except (CallLost, Unreachable) as exc:
                     if response.status not in _OTHER_TRANSPORT:
                         raise
                     raise WrongTransport(exc.message.partition("; the call")[0]) from exc
         raise Unreachable(f"{self._endpoint.where} redirects in a circle; set upstream.url to the final address")
 
-    async def _initialized(self, response: AwaitedReply) -> Raw:
+    async def _initialized(self, response: AwaitedReply, sent: bytes) -> Raw:
         where = self._endpoint.where
-        answer = InitializeAnswer(self._endpoint)
+        answer = InitializeAnswer(self._endpoint, sent)
         try:
             refused = await self._read(response, answer.receive, None)
         except SessionLost as exc:
@@ -276,7 +278,8 @@ class StreamableChannel(ResumableChannel):
 
     async def ping(self, headers: Headers) -> None:
         """POST a `ping`, beside a request that may be in flight."""
-        message, endpoint = jsonrpc.request(ping_id(), mcp.PING, {}), self._endpoint
+        id_, endpoint = ping_id(), self._endpoint
+        message = jsonrpc.request(id_, mcp.PING, {})
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds):
                 for _ in range(2):
@@ -287,18 +290,31 @@ class StreamableChannel(ResumableChannel):
                         if response.status >= 300:
                             check_ping_answer(await read_refusal(response, endpoint, message), endpoint)
                         self._keep_headers(response, headers)
-                        await self._read_ping_answer(response)
+                        await self._read_ping_answer(response, id_)
                         return
                 raise Unreachable(f"{endpoint.where} redirects in a circle")
         except TimeoutError as exc:
             raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
 
-    async def _read_ping_answer(self, response: AwaitedReply) -> None:
-        """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream."""
+    async def _read_ping_answer(self, response: AwaitedReply, asked: bytes) -> None:
+        """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream.
+
+        Raises CallLost for the answer to another request.
+        """
+
+        def hear(data: bytes) -> bool:
+            return reply_messages.is_answer(lost_session.opened(data), asked)
+
+        if response.content_type != reply_messages.EVENT_STREAM:
+            body = await read_response(response, _PING_ANSWER_BYTES, self._endpoint.where)
+            if body and not hand_over(body, hear):
+                response.distrust()
+                raise CallLost(f"{self._endpoint.where} answered a ping with the response to another request")
+            return
         parser = sse.Parser(_PING_ANSWER_BYTES)
         try:
             async for chunk in response:
-                if any(event.data for event in parser.feed(chunk)):
+                if any(event.data and hand_over(event.data, hear) for event in parser.feed(chunk)):
                     return
         except sse.EventTooLarge:
             response.close()

@@ -26,9 +26,13 @@ class FakeCarrier:
     """A FAKE connection that records whether it was closed."""
 
     aborted = False
+    distrusted = False
 
     def abort(self) -> None:
         self.aborted = True
+
+    def distrust(self) -> None:
+        self.distrusted = True
 
     def pause_reading(self) -> None:
         pass
@@ -168,6 +172,7 @@ async def test_a_body_that_is_not_the_answer_goes_to_the_coroutine() -> None:
     reading.reply.on_body(OTHER)
     reading.end()
     assert await reading.rest() == OTHER
+    assert reading.carrier.distrusted, "the connection may bring the response to this request to the next one"
 
 
 async def test_a_refusal_goes_to_the_coroutine_and_counts_as_not_accepted() -> None:

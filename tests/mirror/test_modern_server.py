@@ -1,0 +1,150 @@
+"""The replies of a modern server over HTTP: whose response it is, and how much of it, and how long, is waited for."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.mirror.conftest import Begin
+from tests.support.fake_modern import Call, FakeModern, Json
+from tests.support.mirrored_client import LegacyClient
+from tests.support.workbench import eventually
+
+LIMIT = 1 << 20
+LARGE = 3 << 20
+READ = 300_000
+"""What a socket may bring before reading is paused."""
+
+FOREIGN: tuple[Json, ...] = (
+    {"id": 1, "result": {"content": [], "resultType": "complete"}},
+    {"id": "1", "result": {"content": [], "resultType": "complete"}},
+    {"id": "another", "error": {"code": -32000, "message": "for another caller"}},
+)
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+async def test_the_response_to_another_request_is_skipped_in_a_stream(
+    client: LegacyClient, server: FakeModern, foreign: Json
+) -> None:
+    async def tool(call: Call) -> Json:
+        await call.send({"jsonrpc": "2.0", **foreign})
+        return call.text("mine")
+
+    server.tools["t"] = tool
+    async with client.call("t") as stream:
+        assert "mine" in str(await stream.message())
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+async def test_the_response_to_another_request_as_the_body_ends_its_connection(
+    client: LegacyClient, server: FakeModern, foreign: Json
+) -> None:
+    server.tools["t"] = lambda _: foreign
+    server.tools["good"] = lambda call: call.text("good")
+    async with client.call("t") as stream:
+        error = (await stream.message())["error"]
+    assert error["data"]["reason"] == "call_lost"
+    assert "without the JSON-RPC response to this request" in error["message"]
+    async with client.call("good") as stream:
+        assert "good" in str(await stream.message())
+    assert server.peers[-1] != server.peers[-2], "the next response on it could be foreign too"
+
+
+async def test_a_server_that_answers_as_it_should_keeps_its_connection(
+    client: LegacyClient, server: FakeModern
+) -> None:
+    server.tools["t"] = lambda call: call.text("good")
+    for _ in range(2):
+        async with client.call("t") as stream:
+            assert "good" in str(await stream.message())
+    assert server.peers[-1] == server.peers[-2]
+
+
+@pytest.mark.parametrize("id_", [None, "server-error"])
+async def test_an_error_without_an_id_answers_the_request_that_it_comes_for(
+    client: LegacyClient, server: FakeModern, id_: Any
+) -> None:
+    server.tools["t"] = lambda call: {"id": id_, **call.error(-32602, "unreadable")}
+    async with client.call("t") as stream:
+        assert (await stream.message())["error"]["message"] == "unreadable"
+
+
+@pytest.mark.parametrize("method", [mcp.DISCOVER, mcp.TOOLS_LIST, "prompts/list"])
+async def test_lists_and_the_introduction_are_not_taken_from_another_response(
+    begin: Begin, server: FakeModern, method: str
+) -> None:
+    answer = server._answer
+
+    async def foreign(call: Call, stream: Any) -> Json:
+        given = await answer(call, stream)
+        return {**given, "id": "another"} if call.body["method"] == method else given
+
+    server._answer = foreign  # type: ignore[method-assign]
+    server.other["prompts/list"] = lambda _: {"result": {"resultType": "complete", "prompts": []}}
+    stand = await begin()
+    client = LegacyClient(stand.http, stand.url)
+    greeting = await client.initialize()
+    message = greeting if method == mcp.DISCOVER else await client.ask(method)
+    assert "without the JSON-RPC response to this request" in message["error"]["message"]
+
+
+async def test_a_subscription_does_not_end_by_the_response_to_another_request(
+    client: LegacyClient, server: FakeModern
+) -> None:
+    async with client.get() as stream:
+        assert await client.notify(mcp.INITIALIZED) == 202
+        await eventually(lambda: server.listeners)
+        (tell,) = server.listeners
+        await tell({"jsonrpc": "2.0", "id": "another", "result": {}})
+        await tell({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
+        assert (await stream.message())["method"] == mcp.TOOLS_CHANGED
+    assert len(server.of(mcp.LISTEN)) == 1, "it was not opened again"
+
+
+async def test_a_stream_that_stays_open_after_the_response_is_closed_soon(
+    client: LegacyClient, server: FakeModern
+) -> None:
+    async def tool(call: Call) -> Json:
+        await call.send({"jsonrpc": "2.0", "id": call.body["id"], **call.text("done")})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server.tools["t"] = tool
+    async with client.call("t") as stream:
+        assert "done" in str(await stream.message())
+    await eventually(lambda: server.left == 1, "with an idle timeout of five minutes")
+
+
+async def test_unfinished_replies_of_many_calls_wait_for_each_other(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(limits={"arriving_bytes": LIMIT})
+    go_on = asyncio.Event()
+
+    async def tool(call: Call) -> Json:
+        response = json.dumps({"jsonrpc": "2.0", "id": call.body["id"], **call.text("x" * LARGE)}).encode()
+        await call.write(b"data: " + response[:-1])
+        await go_on.wait()
+        await call.write(b"}\n\n")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server.tools["t"] = tool
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    _ = await client.ask(mcp.TOOLS_LIST)
+    arriving = stand.gateway.routes.live["/mcp"].upstream.client.arriving
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(_result(client)) for _ in range(8)]
+        await eventually(lambda: arriving.used >= LARGE)
+        await eventually(lambda: len(arriving._arriving) == len(calls))
+        assert arriving.used < LARGE + LIMIT + len(calls) * READ
+        go_on.set()
+    assert {len(each.result()) for each in calls} == {LARGE + 2}
+    assert arriving.used == 0
+
+
+async def _result(client: LegacyClient) -> str:
+    async with client.call("t") as stream:
+        text: str = (await stream.message())["result"]["content"][0]["text"]
+        return text
