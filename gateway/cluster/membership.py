@@ -79,6 +79,19 @@ class Membership:
         """Whether a member is a worker of this host, or the host itself."""
         return member.partition("#")[0] == self.host
 
+    def is_meant(self, to: str, *, is_local: bool) -> bool:
+        """Whether a message for `to` is for this process, or for this host if it did not come from this host."""
+        return to == self.own or (not is_local and self.is_own_host(to))
+
+    def worker_of(self, to: str, message: bytes) -> str:
+        """The worker of this host that serves a message for `to`, by the nonce of the message if that is the host.
+
+        The kernel gives a connection to any worker, so a recorded message could otherwise run once in each.
+        """
+        if self._worker is None or to != self.host:
+            return to
+        return f"{self.host}#{int.from_bytes(message) % self._worker.count}"
+
     def others(self) -> dict[str, Address]:
         """The other members that are known now, with their addresses."""
         replica, worker = self._replica, self._worker

@@ -6,7 +6,7 @@ nothing: it cannot be reached, it refuses the message, or it drains as well. A c
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
-from gateway.cluster.peer_errors import PeerFailed, PeerStuck
+from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
 from gateway.cluster.reply_relay import Replied
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
@@ -44,6 +44,22 @@ class NewCalls:
             raise TakenCallLost(member) from exc
         except (PeerFailed, OwnerStalled):
             return None
+
+    async def pass_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have the worker serve a call that another replica sent to this host; None if that is this process.
+
+        Raises PeerFailed if that worker does not serve it.
+        """
+        came = incoming.peer_request
+        if came is None or came.kind != "new" or incoming.is_local:
+            return None
+        member = self._membership.worker_of(came.to, came.once)
+        if member == self._membership.own:
+            return None
+        try:
+            return await self._peers.forward("new", member, incoming, reply)
+        except PeerDead as exc:
+            raise PeerReplaced(member) from exc
 
     def _in_turn(self) -> list[str]:
         """Return the other hosts, each time beginning with the next one."""

@@ -46,13 +46,15 @@ class PeerClient:
         """Have `member` serve the request, and write what it replies to `reply`.
 
         Raises PeerDead and PeerReplaced, OwnerSilent if the member received nothing and may be alive, and OwnerStalled
-        if it is alive but does not serve the request.
+        if it is alive but does not serve the request. For a request of another replica, also raises ReplyBroken.
         """
         try:
             return await self._forward(kind, member, incoming, reply)
         except ReplyBroken as exc:
             if kind == "new":
                 raise PeerStuck(member, "broke off its reply") from exc  # sent twice, the call would run twice
+            if incoming.peer_request is not None:
+                raise  # that process takes the message once, and the replica that sent it sends another one
             # The process died, or only the connection did. If it is alive, it joins both requests: a round's answers
             # are used once.
             try:
@@ -102,10 +104,12 @@ class PeerClient:
 
     def _request(self, kind: messages.Kind, member: str, incoming: Incoming) -> PeerRequest:
         """A client's request as a message to another replica."""
+        came = incoming.peer_request
         return PeerRequest(
             kind=kind,
             to=member,
-            issued=time.time(),
+            issued=time.time() if came is None else came.issued,
+            first=b"" if came is None else came.once,
             nonce=messages.nonce(),
             method=incoming.method,
             path=incoming.path,

@@ -53,6 +53,9 @@ _NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
 _MESSAGE: Final = RawRequestMessage("POST", PATH, HttpVersion11, _NO_HEADERS, (), False, None, False, False, URL(PATH))
 _NO_VALUES: Final = KnownValues(lambda _: ())
 
+_OF_A_PROCESS: Final = ("owner", "session")
+"""Requests for what a process holds. One that is older than this process was for the one before, which has ended."""
+
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
 Serving = Callable[[ReplyWriter], Awaitable[object]]
@@ -89,6 +92,7 @@ class PeerListener:
         self._witness = witness
         self._tell_status = tell_status
         self._metrics = traffic.metrics
+        self._started = time.monotonic()
         self._logged = float("-inf")
 
     async def handle(self, http: web.BaseRequest, *, is_local: bool = False) -> web.StreamResponse:
@@ -102,7 +106,7 @@ class PeerListener:
         try:
             limits = config.limits
             sealed = await self._bodies.read(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
-            peer_request = self._sealer.open(sealed, time.time())
+            peer_request = self._open(sealed)
         except InvalidState as exc:
             self._reject(exc.reason, http.remote)
             return web.Response(status=403)
@@ -115,12 +119,13 @@ class PeerListener:
     ) -> DirectRequest | None:
         """Begin a whole request without a task; None if `handle` has to refuse it. Raises nothing."""
         try:
-            peer_request = self._sealer.open(body, time.time())
+            peer_request = self._open(body)
         except InvalidState:
             return None
         frames = self._frames(peer_request)
         serve = partial(self._handle_opened, peer_request, frames, is_local=is_local)
-        if peer_request.kind != "owner" or peer_request.leg_seconds is not None or not peer_request.takes_whole:
+        is_whole = peer_request.takes_whole and peer_request.leg_seconds is None
+        if peer_request.kind != "owner" or not is_whole or not self._is_meant(peer_request, is_local=is_local):
             return _Opened(head, serve)
         encode = partial(_whole_reply, frames)
         return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
@@ -142,12 +147,33 @@ class PeerListener:
             if serving is None:
                 raise
             # What has begun must notice that the other replica has left: its next write fails, or it is cancelled.
-        if peer_request.kind in ("who", "reach", "holds", "status"):
+        if not self._is_meant(peer_request, is_local=is_local):
+            await reply.frame(messages.Gone(self._membership.host))
+        elif peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
             serving = serving or partial(self._serve, _incoming(peer_request, is_local=is_local))
             await self._serve_request(serving, reply, http, peer_request.request_id)
         return await reply.close()
+
+    def _open(self, sealed: bytes) -> PeerRequest:
+        """Open a request; raises InvalidState. One that is older than this process may have run in the one before."""
+        now = time.time()
+        peer_request = self._sealer.open(sealed, now)
+        if self._is_older(peer_request, now) and peer_request.kind not in _OF_A_PROCESS:
+            raise InvalidState("older_than_process")
+        return peer_request
+
+    def _is_older(self, peer_request: PeerRequest, now: float) -> bool:
+        return now - peer_request.issued > time.monotonic() - self._started
+
+    def _is_meant(self, peer_request: PeerRequest, *, is_local: bool) -> bool:
+        """Whether a request is for this process, or for another one of this host. `who` asks which one this is."""
+        if peer_request.kind == "who":
+            return True
+        if peer_request.kind in _OF_A_PROCESS and self._is_older(peer_request, time.time()):
+            return False
+        return self._membership.is_meant(peer_request.to, is_local=is_local)
 
     def _frames(self, peer_request: PeerRequest) -> Frames:
         """The encoder of the reply, under the keys of now: a reload must not change them in the middle of a reply."""

@@ -323,6 +323,9 @@ class RequestHandler:
 
     async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Run the stages of a request that another replica received."""
+        passed = await self._continuation.new_calls.pass_on(incoming, reply)
+        if passed is not None:
+            return passed[0]
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)

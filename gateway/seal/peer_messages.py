@@ -1,8 +1,11 @@
 """Messages between replicas: a sealed request that gets sealed frames in reply.
 
 Both directions use AES-256-GCM under subkeys of the state keys for the purpose "peer", so only a process with the
-state keys can send a replica requests, or read or change the messages. A request is valid for one receiver, once, for
+state keys can send a replica requests, or read or change the messages. A request is valid for one process, once, for
 a short time; a frame is valid at one place in the reply to one request. Threats 17, 19 and 20.
+
+Rule: a process that passes a request on to another one of its host keeps its time and, as `first`, its nonce. So a
+recorded request is refused whichever process it is sent to.
 """
 
 import os
@@ -38,7 +41,7 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     replica saw it. `headers` are unchanged bytes. `request_id` identifies the request in the logs of both replicas.
     `trace` is the token of its span, if it is traced. `leg_seconds` is set by a replica that will end: until then the
     receiver must have replied, at least with a state-only round. `takes_whole` is set by a replica that reads `Whole`;
-    an older version does not.
+    an older version does not. `first` is the nonce of the request that a process passes on to another one of its host.
     """
 
     kind: Kind
@@ -54,6 +57,12 @@ class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     trace: bytes = b""
     leg_seconds: float | None = None
     takes_whole: bool = False
+    first: bytes = b""
+
+    @property
+    def once(self) -> bytes:
+        """What identifies the request at every process that it comes to."""
+        return self.first or self.nonce
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="head"):
@@ -138,7 +147,7 @@ class PeerSealer:
             raise InvalidState("future")
         if request.issued < now - SKEW_SECONDS:
             raise InvalidState("expired")
-        self._remember(request.nonce, now)
+        self._remember(request.once, now)
         return request
 
     def _remember(self, nonce: bytes, now: float) -> None:

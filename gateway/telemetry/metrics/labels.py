@@ -67,7 +67,10 @@ STATE_REASONS: Final = (
 """Why a requestState was rejected: the `reason` of `errors.InvalidState`."""
 
 
-PEER_REASONS: Final = ("malformed", "unknown_key", "forged", "version", "expired", "future", "replayed")
+PEER_REASONS: Final = (
+    *("malformed", "unknown_key", "forged", "version", "expired", "future", "replayed"),
+    "older_than_process",
+)
 """Why the peer listener refused a request: the `reason` of `errors.InvalidState`."""
 
 
