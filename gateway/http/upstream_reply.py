@@ -25,6 +25,20 @@ def _bare(status: int, version: str, content_type: str) -> ReplyHead:
     return ReplyHead(status, version, [(b"Content-Type", content_type.encode("latin-1"))])
 
 
+class _Unwanted(ReplyListener):
+    """Hears the rest of a reply that nobody wants."""
+
+    def __init__(self, timer: asyncio.TimerHandle | None) -> None:
+        self._timer = timer
+
+    def on_end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def on_failed(self, _: RequestFailed, /) -> None:
+        self.on_end()
+
+
 class AwaitedReply:
     """One reply. What came before a failure is handed over before the failure is raised."""
 
@@ -166,10 +180,17 @@ class AwaitedReply:
         elif self._pending.is_paused:
             self._pending.resume_reading()
 
+    def let_end(self, seconds: float) -> None:
+        """Skip the rest without the coroutine, for at most so long; `close` does nothing then."""
+        self._parts.clear()
+        if not self._is_over:
+            self._listener = _Unwanted(self._pending.end_within(seconds))
+
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
-        self._pending.abort()
-        self._parts.clear()
+        if not isinstance(self._listener, _Unwanted):
+            self._pending.abort()
+            self._parts.clear()
 
     def cut(self) -> None:
         """End the reply from elsewhere: the coroutine hears that the rest will not come."""

@@ -106,6 +106,17 @@ class PendingRequest:
         if self.carrier is not None:
             self.carrier.resume_reading()
 
+    def end_within(self, seconds: float) -> asyncio.TimerHandle | None:
+        """Let the rest of the reply come for at most so long, so that its connection can be used again.
+
+        The listener wants nothing of it. Returns a timer that has to be cancelled when the reply ends; None if it has.
+        """
+        if self.is_read or self.is_over:
+            return None
+        if self.is_paused:
+            self.resume_reading()
+        return asyncio.get_running_loop().call_later(seconds, self.abort)
+
     def expect_silence(self) -> None:
         """Save memory between the parts of the rest of the reply, which come seldom. Not for a listener's methods."""
         self.is_silent = True
