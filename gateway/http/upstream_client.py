@@ -89,7 +89,7 @@ class Client:
         """Make one request, a context manager that yields its reply."""
         return Exchange(partial(self.send, method, url, headers, body), where)
 
-    async def send(
+    async def send(  # noqa: PLR0913  (what one request consists of)
         self,
         method: str,
         url: URL,
@@ -97,20 +97,22 @@ class Client:
         body: bytes,
         *,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
     ) -> AwaitedReply:
         """Send one request; return its reply as soon as its head is here. The caller closes it.
 
-        `is_lenient`: the headers of the reply may have control characters in their values. Raises RequestFailed.
+        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
+        twice, whatever its method. Raises RequestFailed.
         """
         begin = partial(self.begin, method, url, headers, body, is_lenient=is_lenient)
         reply = AwaitedReply(begin)
         try:
             await reply.begun()
         except NoReply as exc:
-            if not exc.reused or method not in _IDEMPOTENT:
+            if not exc.reused or not (is_repeatable or method in _IDEMPOTENT):
                 raise
-            # The upstream may have closed a connection that was idle.
-            reply = AwaitedReply(begin)
+            # The upstream may have closed a connection that was idle, and so may it the other idle ones.
+            reply = AwaitedReply(partial(begin, is_fresh=True))
             await reply.begun()
         return reply
 
@@ -123,12 +125,24 @@ class Client:
         listener: ReplyListener,
         *,
         is_lenient: bool = False,
+        is_fresh: bool = False,
     ) -> PendingRequest:
-        """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent."""
+        """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent.
+
+        `is_fresh`: on a new connection.
+        """
         bounds = self._bounds.value
         origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
-        seconds = bounds.timeouts.connect_seconds
-        return self._calls.begin(origin, head, headers, body, listener, connect_seconds=seconds, is_lenient=is_lenient)
+        return self._calls.begin(
+            origin,
+            head,
+            headers,
+            body,
+            listener,
+            connect_seconds=bounds.timeouts.connect_seconds,
+            is_lenient=is_lenient,
+            is_fresh=is_fresh,
+        )
 
     def prepared(
         self, url: URL, headers: Mapping[str, str], fixed: Mapping[str, str], before: "Prepared | None"

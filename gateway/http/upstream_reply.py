@@ -34,6 +34,7 @@ class AwaitedReply:
         "_head",
         "_is_begun",
         "_is_over",
+        "_is_unwanted",
         "_listener",
         "_parts",
         "_pending",
@@ -48,6 +49,8 @@ class AwaitedReply:
         self._buffered = 0
         self._is_over = False
         """Whether the reply has ended or failed."""
+        self._is_unwanted = False
+        """Whether the rest is skipped."""
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._listener: ReplyListener | None = None
@@ -166,10 +169,17 @@ class AwaitedReply:
         elif self._pending.is_paused:
             self._pending.resume_reading()
 
+    def let_end(self, seconds: float) -> None:
+        """Skip the rest without the coroutine, for at most so long; `close` does nothing then."""
+        self._parts.clear()
+        self._is_unwanted = True
+        self._pending.end_within(seconds)
+
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
-        self._pending.abort()
-        self._parts.clear()
+        if not self._is_unwanted:
+            self._pending.abort()
+            self._parts.clear()
 
     def distrust(self) -> None:
         """Have the connection carry no further request: the reply was that to another one."""
@@ -200,6 +210,8 @@ class AwaitedReply:
 
     def on_body(self, data: bytes, /) -> None:
         """A part of the body is here."""
+        if self._is_unwanted:
+            return
         if self._listener is not None:
             self._listener.on_body(data)
             return

@@ -59,10 +59,12 @@ class HttpClient:
         *,
         connect_seconds: float,
         is_lenient: bool = False,
+        is_fresh: bool = False,
     ) -> PendingRequest:
         """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent.
 
-        `is_lenient`: the headers of the reply may have control characters in their values.
+        `is_lenient`: the headers of the reply may have control characters in their values. `is_fresh`: on a new
+        connection.
         """
         encoded = head.encoded(headers, len(body))
         return self.begin_encoded(
@@ -73,6 +75,7 @@ class HttpClient:
             is_head=head.is_head,
             connect_seconds=connect_seconds,
             is_lenient=is_lenient,
+            is_fresh=is_fresh,
         )
 
     def begin_encoded(  # noqa: PLR0913  (what one request consists of)

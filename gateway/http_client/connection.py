@@ -19,7 +19,7 @@ from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import CONTINUE
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
-from gateway.http_client.tls_errors import handshake_cause
+from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
 
 _LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
@@ -381,7 +381,7 @@ class Connection(asyncio.Protocol):
         """What it means for the request in flight that the connection ends now."""
         if self._heard:
             return ReplyCut()
-        if isinstance(exc, ssl.SSLError) and self._requests == 1 and "ALERT" in (exc.reason or ""):
+        if isinstance(exc, ssl.SSLError) and self._requests == 1 and refuses_certificate(exc.reason or ""):
             # With TLS 1.3 a server refuses the client's certificate only after the client has sent its request.
             return TlsRefused(handshake_cause(exc.reason))
         return NoReply(reused=self._requests > 1)

@@ -118,7 +118,7 @@ class PendingRequest:
 
         Many servers keep a stream open after their response.
         """
-        if self.is_over or self._closing is not None:
+        if self.is_over or self.is_read or self._closing is not None:
             return
         if self.is_paused:
             self.resume_reading()

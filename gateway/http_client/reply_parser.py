@@ -1,9 +1,10 @@
 """Parses the replies on one connection with llhttp, for their listeners.
 
-Rule: llhttp parses strictly. Allowed are lines that end in a bare LF, and spaces behind the size of a chunk, which
-servers send in the wild. Where the caller wants it, the values of headers may be folded or have control characters
-too; llhttp then allows spaces behind a name as well, which is checked here. The bodies of replies that end with the
-connection are delimited here, because httptools does not offer llhttp's `finish`.
+Rule: llhttp parses strictly. Allowed are spaces behind the size of a chunk, which servers send in the wild. Where the
+caller wants it, the values of headers may be folded or have control characters too; llhttp then allows spaces behind a
+name as well, which is checked here. A bare LF is never allowed: in a value that somebody else chose, it would begin a
+header. The bodies of replies that end with the connection are delimited here, because httptools does not offer
+llhttp's `finish`.
 """
 
 import re
@@ -54,7 +55,7 @@ class ReplyParser:
 
     def __init__(self) -> None:
         self._llhttp: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._llhttp.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
+        self._llhttp.set_dangerous_leniencies(lenient_spaces_after_chunk_size=True)
         self._is_lenient = False
         self._listener: ReplyListener | None = None
         self.keep_alive_seconds: int | None = None

@@ -3,8 +3,11 @@
 A TLS handshake that fails ends before any request is sent.
 """
 
+import re
 from typing import Final
 
+_CERTIFICATE_ALERT: Final = re.compile(r"ALERT_(.*CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|DECRYPT_ERROR)")
+"""What OpenSSL calls the alerts about a certificate, and the signature that proves it (RFC 8446 section 6.2)."""
 _CERTIFICATE_CAUSES: Final = {
     9: "its certificate is not valid yet; check the clocks",
     10: "its certificate has expired; renew it there",
@@ -24,6 +27,14 @@ def certificate_cause(failure: Exception) -> str:
     code = getattr(failure, "verify_code", 0)
     said = getattr(failure, "verify_message", "") or "it is not accepted"
     return _CERTIFICATE_CAUSES.get(code, f"its certificate is refused ({said})")
+
+
+def refuses_certificate(reason: str) -> bool:
+    """Whether OpenSSL's reason for the end of a connection is an alert about our certificate.
+
+    No other alert proves that the handshake failed: it may come when the request was read.
+    """
+    return _CERTIFICATE_ALERT.search(reason) is not None
 
 
 def handshake_cause(reason: str) -> str:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -338,7 +338,10 @@ class _Output(asyncio.Protocol):
         self._child = child
 
     def data_received(self, data: bytes) -> None:
-        for line in self._lines.feed(data):
+        self._take(self._lines.feed(data))
+
+    def _take(self, lines: Iterable[bytes | None]) -> None:
+        for line in lines:
             if self._child.over.done():
                 return
             if line is None:
@@ -348,7 +351,10 @@ class _Output(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.closed = True
-        self._child.output_closed()
+        try:
+            self._take(self._lines.end())
+        finally:
+            self._child.output_closed()
 
 
 def _describe_exit(code: int) -> str:

@@ -31,6 +31,10 @@ class Lines:
                 self._is_skipping = True
                 yield None
 
+    def end(self) -> Iterator[bytes | None]:
+        """Yield the last line, which has no line end, once nothing more will come."""
+        yield from self.feed(b"\n")
+
 
 def one_line(message: bytes) -> bytes:
     """The same JSON as one line."""

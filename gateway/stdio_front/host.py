@@ -50,6 +50,8 @@ class Host:
         while chunk := await self._reader.read(_CHUNK_BYTES):
             for line in self._framing.feed(chunk):
                 yield line
+        for line in self._framing.end():
+            yield line
 
     def send(self, message: bytes) -> None:
         """Write one message without waiting; if the host does not read, its bytes count in the budget."""

@@ -59,6 +59,20 @@ async def test_a_request_that_may_run_twice_is_repeated_on_a_new_connection(clie
         assert (len(server.requests), server.connections) == (3, 2)
 
 
+@pytest.mark.parametrize(("method", "is_repeatable"), [("GET", False), ("DELETE", False), ("POST", True)])
+async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
+    client: Client, calls: HttpClient, method: str, *, is_repeatable: bool
+) -> None:
+    """All idle connections are as old as the one that proved dead."""
+    async with FakeHttp(closes_when_used_again) as server:
+        url = URL(server.url)
+        _ = await asyncio.gather(*(read(client, "GET", server) for _ in range(3)))
+        assert calls.idle_connections == 3
+        reply = await client.send(method, url, {}, b"", is_repeatable=is_repeatable)
+        assert await reply.read_at_most(9) == b"ok"
+        assert (len(server.requests), server.connections) == (5, 4)
+
+
 async def test_a_post_is_never_repeated(client: Client) -> None:
     async with FakeHttp(closes_when_used_again) as server:
         assert await read(client, "POST", server) == b"ok"

@@ -38,7 +38,6 @@ UNDERSTOOD: list[tuple[str, list[bytes], bytes]] = [
     ("spaces behind a chunk size", [CHUNKED + b"2  \r\nok\r\n0\r\n\r\n"], b"ok"),
     ("trailers", [CHUNKED + b"2\r\nok\r\n0\r\nX: y\r\nX: z\r\n\r\n"], b"ok"),
     ("chunked in capitals", [H + b"Transfer-Encoding: CHUNKED\r\n\r\n2\r\nok\r\n0\r\n\r\n"], b"ok"),
-    ("bare line feeds", [b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok"], b"ok"),
     ("no reason phrase", [b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok"], b"ok"),
     (
         "HTTP/1.0 that keeps alive",
@@ -183,6 +182,8 @@ REFUSED: list[tuple[str, bytes]] = [
     ("NUL in a value", H + b"X: sec\x00ret\r\n\r\n"),
     ("a control character in a value", H + b"X: sec\x01ret\r\n\r\n"),
     ("a carriage return in a value", H + b"X: sec\rret\r\n\r\n"),
+    ("a line feed in a value", H + b"X: sec\nSet-Cookie: ret\r\nContent-Length: 2\r\n\r\nok"),
+    ("bare line feeds", b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok"),
     ("a folded header", H + b"X: a\r\n secret\r\n\r\n"),
     ("a space before the colon", H + b"X : secret\r\n\r\n"),
     ("a header without a name", H + b": secret\r\n\r\n"),
@@ -221,6 +222,7 @@ REFUSED_BODIES: list[tuple[str, bytes]] = [
     ("an endless trailer", b"0\r\nX: " + b"x" * 2**20),
     ("endless trailers", b"0\r\n" + b"X: x\r\n" * 200_000),
     ("a length in the trailer", b"2\r\nok\r\n0\r\nContent-Length: 7\r\n\r\n"),
+    ("a line feed in a trailer", b"2\r\nok\r\n0\r\nX: sec\nY: ret\r\n\r\n"),
     ("a control character in a trailer", b"0\r\nX: sec\x01ret\r\n\r\n"),
 ]
 

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from yarl import URL
 from gateway.config.model.route import UpstreamTls
 from gateway.config.tls import upstream_context
 from gateway.http_client.client import HttpClient
-from gateway.http_client.errors import ConnectTimedOut, NotConnected, ReplyCut, TlsRefused
+from gateway.http_client.errors import ConnectTimedOut, NoReply, NotConnected, ReplyCut, TlsRefused
 from gateway.http_client.origin import Origin
 from tests.support.authority import Authority, server_context
 from tests.support.black_hole import black_hole
@@ -145,6 +146,49 @@ async def test_a_server_that_misses_the_client_certificate_is_explained(
     assert isinstance(heard.failure, TlsRefused)
     assert "upstream.tls.cert_file" in str(heard.failure)
     assert not heard.failure.sent
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_another_alert_does_not_prove_that_nothing_ran(
+    client: HttpClient, ca: Authority, version: ssl.TLSVersion
+) -> None:
+    """The server has read the request; then a damaged record has it send the alert bad_record_mac."""
+    context = server_context(ca.sign("server"))
+    context.maximum_version = version
+    coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(coming, going, server_side=True)
+
+    def serve(listener: socket.socket) -> bytes:
+        accepted, _ = listener.accept()
+
+        def until_done(step: Callable[[], bytes | None]) -> bytes | None:
+            while True:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    accepted.sendall(going.read())
+                    coming.write(accepted.recv(65_536))
+
+        with accepted:
+            _ = until_done(server.do_handshake)
+            accepted.sendall(going.read())
+            request = until_done(lambda: server.read(65_536))
+            coming.write(b"\x17\x03\x03\x00\x40" + bytes(64))
+            with pytest.raises(ssl.SSLError):
+                _ = server.read(65_536)
+            accepted.sendall(going.read())
+            with suppress(ConnectionError):
+                while accepted.recv(65_536):
+                    pass
+        return request or b""
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.get_running_loop().run_in_executor(None, serve, listener)
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        heard = await sender(client, url, ca_file=ca.file).send()
+        assert (await serving).startswith(b"POST ")
+    assert isinstance(heard.failure, NoReply)
+    assert heard.failure.sent
 
 
 async def test_contexts_do_not_share_connections(client: HttpClient, ca: Authority, tmp_path: Path) -> None:

@@ -123,6 +123,26 @@ def test_a_reply_that_can_be_read_in_two_ways_is_refused(reply: bytes, why: str)
         _ = parse(reply)
 
 
+@pytest.mark.parametrize("is_lenient", [False, True])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        OK.replace(b"Keep", b"X: a\nSet-Cookie: b\r\nKeep"),
+        OK.replace(b"Keep", b"X: a\r\n b\nSet-Cookie: c\r\nKeep"),
+        OK.replace(b"OK\r\n", b"OK\nSet-Cookie: b\r\n"),
+        OK.replace(b"\r\n\r\n", b"\r\n\n"),
+        OK.replace(b"\r\n\r\n", b"\n\r\n"),
+        OK.replace(b"\r\n", b"\n"),
+        CHUNKED.replace(b"2\r\nok", b"2\nok"),
+        CHUNKED.replace(b"ok\r\n", b"ok\n"),
+        CHUNKED.replace(b"y\r\n", b"y\nZ: z\r\n"),
+    ],
+)
+def test_no_parser_takes_a_bare_line_feed_for_the_end_of_a_line(reply: bytes, *, is_lenient: bool) -> None:
+    with pytest.raises(httptools.HttpParserError):
+        _ = parse(reply, is_lenient=is_lenient)
+
+
 def test_a_large_body_that_comes_with_its_head_is_not_taken_for_a_large_head() -> None:
     body = b"x" * 2 * MAX_HEAD_BYTES
     parser, heard = parse(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.http_client.tls_errors import certificate_cause, handshake_cause
+from gateway.http_client.tls_errors import certificate_cause, handshake_cause, refuses_certificate
 
 
 class FakeFailure(Exception):
@@ -41,3 +41,29 @@ def test_a_failed_handshake_is_explained_with_openssls_reason(reason: str, fix: 
     explained = handshake_cause(reason)
     assert f"({reason})" in explained
     assert explained.endswith(f"; {fix}")
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", True),
+        ("SSLV3_ALERT_BAD_CERTIFICATE", True),
+        ("SSLV3_ALERT_UNSUPPORTED_CERTIFICATE", True),
+        ("SSLV3_ALERT_CERTIFICATE_REVOKED", True),
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", True),
+        ("SSLV3_ALERT_CERTIFICATE_UNKNOWN", True),
+        ("TLSV1_ALERT_UNKNOWN_CA", True),
+        ("TLSV1_ALERT_ACCESS_DENIED", True),
+        ("TLSV1_ALERT_DECRYPT_ERROR", True),
+        ("TLSV1_ALERT_INTERNAL_ERROR", False),
+        ("SSLV3_ALERT_HANDSHAKE_FAILURE", False),
+        ("SSLV3_ALERT_UNEXPECTED_MESSAGE", False),
+        ("SSLV3_ALERT_BAD_RECORD_MAC", False),
+        ("TLSV1_ALERT_DECODE_ERROR", False),
+        ("TLSV1_ALERT_USER_CANCELLED", False),
+        ("CERTIFICATE_VERIFY_FAILED", False),
+        ("", False),
+    ],
+)
+def test_only_alerts_about_a_certificate_refuse_it(reason: str, *, expected: bool) -> None:
+    assert refuses_certificate(reason) is expected

@@ -1,5 +1,6 @@
 """The requests of the probe itself."""
 
+import asyncio
 from unittest.mock import Mock
 
 import pytest
@@ -27,6 +28,12 @@ async def test_a_server_that_closed_an_idle_connection_is_asked_again() -> None:
         request = Request("POST", URL(server.url), {}, b"{}")
         assert [(await ask(client, request, 20)).body for _ in range(2)] == [b"ok", b"ok"]
         assert (len(server.requests), server.connections) == (3, 2)
+    for method in ("GET", "POST"):
+        async with FakeHttp(closes_when_used_again) as server:
+            request = Request(method, URL(server.url), {})
+            _ = await asyncio.gather(*(ask(client, request, 20) for _ in range(4)))
+            assert (await ask(client, request, 20)).body == b"ok"
+            assert (len(server.requests), server.connections) == (6, 5), "all idle connections are as old"
     async with FakeHttp(says()) as server:
         with pytest.raises(NoReply):
             _ = await ask(client, Request("POST", URL(server.url), {}, b"{}"), 20)

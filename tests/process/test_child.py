@@ -166,9 +166,10 @@ async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client
     assert (await client.call("pid")).text != before
 
 
-async def test_what_a_child_says_before_it_ends_still_counts(client: Wire, gw: Gateway) -> None:
+@pytest.mark.parametrize("then", ["die", "end unfinished"])
+async def test_what_a_child_says_before_it_ends_still_counts(client: Wire, gw: Gateway, then: str) -> None:
     before = await gw.metric(ENDED, route="/mcp")
-    assert json.loads((await client.call("echo", {"then": "die"})).text) == {"then": "die"}
+    assert json.loads((await client.call("echo", {"then": then})).text) == {"then": then}
 
     async def ended() -> bool:
         return await gw.metric(ENDED, route="/mcp") > before

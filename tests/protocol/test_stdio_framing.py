@@ -12,6 +12,8 @@ WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]
 def test_lines_do_not_depend_on_how_the_bytes_are_cut(size: int) -> None:
     lines = Lines(20)
     assert [line for start in range(0, len(TEXT), size) for line in lines.feed(TEXT[start : start + size])] == WANTED
+    assert list(lines.end()) == [b"rest"]
+    assert list(lines.end()) == []
 
 
 def test_a_line_may_be_as_long_as_its_bound_and_no_longer() -> None:
@@ -45,6 +47,16 @@ def test_a_line_that_is_too_long_is_skipped_and_told_once(size: int) -> None:
         None,
     ]
     assert list(lines.feed(b"\n")) == [b"three"]
+
+
+@pytest.mark.parametrize(
+    ("data", "last"),
+    [(b"", []), (b"a\n", []), (b"\r", []), (b"abcd", [b"abcd"]), (b"ab\r", [b"ab"]), (b"12345", [])],
+)
+def test_the_last_line_needs_no_end_but_has_the_same_bound(data: bytes, last: list[bytes]) -> None:
+    lines = Lines(4)
+    _ = list(lines.feed(data))
+    assert list(lines.end()) == last
 
 
 def test_a_skipped_line_takes_no_memory() -> None:

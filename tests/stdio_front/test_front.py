@@ -309,6 +309,38 @@ async def test_a_legacy_host_may_write_everything_at_once_and_close_its_end(comm
         assert await running.ended() == 0
 
 
+def without_end(*messages: object) -> bytes:
+    """These messages as lines, of which the last has no line end."""
+    return b"\n".join(json.dumps(message).encode() for message in messages)
+
+
+@pytest.mark.parametrize("command", [OLD, NEW], ids=["legacy", "modern"])
+async def test_the_last_line_of_a_host_needs_no_line_end(command: list[str]) -> None:
+    ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    for messages in (
+        [call("echo", 5, x=1)],
+        [initialize(), ready, legacy("tools/call", 5, name="echo", arguments={})],
+    ):
+        async with host(command) as running:
+            running.stdin.write(without_end(*messages))
+            running.stdin.close()
+            assert "result" in await running.until(id=5)
+            assert await running.ended() == 0
+
+
+async def test_the_last_line_of_a_child_needs_no_line_end(old: Host, new: Host) -> None:
+    assert await old.text(call("echo", 1, then="end unfinished")) == '{"then": "end unfinished"}'
+    assert await new.text(call("last", 1)) == "last"
+    async with host(OLD) as running:
+        _ = await running.ask(initialize())
+        given = {"name": "echo", "arguments": {"then": "end unfinished"}}
+        assert await running.text(legacy("tools/call", 5, **given)) == '{"then": "end unfinished"}'
+        assert await running.ended() == 0
+    async with host(NEW) as running:
+        _ = await running.ask(initialize())
+        assert await running.text(legacy("tools/call", 5, name="last", arguments={})) == "last"
+
+
 async def test_a_question_is_cancelled_when_the_host_closes_its_end() -> None:
     """Else the end would wait for hold.drain_seconds."""
     config = {"hold": {"drain_seconds": 3600}, "routes": [{"upstream": {"command": OLD}}]}

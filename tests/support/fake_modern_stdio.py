@@ -92,6 +92,12 @@ def main() -> None:
                     text(id_, str(len(waiting)))
                 case "cancelled":
                     text(id_, str(len(cancelled)))
+                case "last":
+                    content = [{"type": "text", "text": "last"}]
+                    answer = {"jsonrpc": "2.0", "id": id_, "result": {"resultType": "complete", "content": content}}
+                    sys.stdout.write(json.dumps(answer))
+                    sys.stdout.flush()
+                    os._exit(0)
                 case "die":
                     os._exit(7)
                 case name:

@@ -145,6 +145,10 @@ def serve() -> None:
             result = (
                 text(answers) if params["name"] == "answers" else call(params["name"], params.get("arguments", {}))
             )
+            if params.get("arguments", {}).get("then") == "end unfinished":
+                sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": id_, "result": result}))
+                sys.stdout.flush()
+                os._exit(0)
             late = [{"id": "late", "method": "roots/list"}] if params["name"] == "late" else []
             say({"id": id_, "result": result}, *late)
             if params["name"] in {"deaf", "shut"}:

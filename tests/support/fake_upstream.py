@@ -102,6 +102,11 @@ class Turn:
             status=status, body=data, headers={"Content-Type": "application/json", **(headers or {})}
         )
 
+    async def begin(self, status: int = 202, *, is_stream: bool = False) -> None:
+        """Send the head of a reply whose body is still to come."""
+        self._stream = self.response = web.StreamResponse(status=status, headers=SSE if is_stream else None)
+        await self._stream.prepare(self._http)
+
     async def raw(self, data: bytes) -> None:
         """Write bytes on the reply's event stream."""
         if self._stream is None:

@@ -607,6 +607,75 @@ async def test_an_answer_that_cannot_be_delivered_ends_the_call(
     assert len(upstream.of("answer")) == 1
 
 
+async def _leave_open(turn: Turn) -> None:
+    await turn.begin()
+    await turn.for_ever()
+
+
+async def _leave_stream_open(turn: Turn) -> None:
+    await turn.begin(200, is_stream=True)
+    await turn.raw(b": hello\n\n")
+    await turn.for_ever()
+
+
+async def _cut(turn: Turn) -> None:
+    await turn.begin()
+    await turn.reset()
+
+
+def _accepting(upstream: FakeUpstream, script: Script) -> Script:
+    """Have the waiting tool get the answer, and reply by the script."""
+
+    async def accept(turn: Turn) -> None:
+        upstream.accept(turn)
+        await script(turn)
+
+    return accept
+
+
+@pytest.mark.parametrize("script", [_leave_open, _leave_stream_open, _cut])
+async def test_an_answer_is_delivered_by_the_head_of_its_acceptance(
+    upstream: FakeUpstream, client: Client, script: Script
+) -> None:
+    upstream.tool(_ask)
+    upstream.on("answer", _accepting(upstream, script))
+    assert (await client.answer(await client.call())).text == "accept"
+    if script is not _cut:
+        await asyncio.wait_for(upstream.of("answer")[0].cut.wait(), 5)
+
+
+@pytest.mark.parametrize("script", [_leave_open, _leave_stream_open, _cut])
+async def test_a_second_answer_does_not_wait_for_the_rest_of_the_first_acceptance(
+    upstream: FakeUpstream, client: Client, script: Script
+) -> None:
+    async def tool(turn: Turn) -> None:
+        first, second = await asyncio.gather(turn.elicit("a"), turn.elicit("b"))
+        await turn.result(text(first["action"] + second["action"]))
+
+    upstream.tool(tool)
+    upstream.on("answer", _accepting(upstream, script))
+    assert (await client.answer(await client.call())).text == "acceptaccept"
+
+
+@pytest.mark.parametrize("script", [_leave_open, _leave_stream_open, _cut])
+async def test_notifications_are_delivered_by_the_head_of_their_acceptance(
+    upstream: FakeUpstream, begin: Start, script: Script
+) -> None:
+    stand = await begin(timeouts={"answer_seconds": 60, "cancel_seconds": 60})
+    for word in (mcp.INITIALIZED, mcp.CANCELLED):
+        upstream.on(word, script)
+    client = stand.client()
+    assert (await client.call()).text == "done"
+    if script is not _cut:
+        await asyncio.wait_for(upstream.of(mcp.INITIALIZED)[0].cut.wait(), 5)
+    upstream.tool(lambda turn: turn.for_ever())
+    leaving = asyncio.get_running_loop().create_task(client.call())
+    _ = await upstream.saw(mcp.TOOLS_CALL, 2)
+    _ = leaving.cancel()
+    _ = await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: not stand.busy_tasks())
+
+
 async def test_a_silent_upstream_is_given_up(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(timeouts={"idle_seconds": 0.1})
     upstream.tool(lambda turn: turn.for_ever())

@@ -8,7 +8,7 @@ from yarl import URL
 
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import NoReply, RequestFailed
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, reply_messages
 from gateway.upstream.channel import Headers
 
@@ -58,12 +58,7 @@ async def ask(
     """
     deadline = asyncio.get_running_loop().time() + seconds
     async with asyncio.timeout_at(deadline):
-        try:
-            coming = await client.send(*request, is_lenient=True)
-        except NoReply as exc:
-            if not exc.reused:
-                raise
-            coming = await client.send(*request, is_lenient=True)  # the server had closed an idle connection
+        coming = await client.send(*request, is_lenient=True, is_repeatable=True)
     reply = Reply(coming)
     try:
         async with asyncio.timeout_at(deadline):

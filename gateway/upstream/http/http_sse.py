@@ -378,6 +378,7 @@ class HttpSseChannel(Channel):
                     return await read_refusal(response, self._endpoint, message)
                 if self._messages is not None:
                     self._messages = target
+                response.let_end(self._times.drain_seconds)
                 if waiting is not None and waiting is self._waiting:
                     self.taken = True
                 return None

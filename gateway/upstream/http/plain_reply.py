@@ -28,28 +28,30 @@ _NO_PARTS: Final[list[bytes]] = []
 class Acceptance:
     """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it."""
 
-    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_settled", "_timer", "_unusual")
+    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_rest_seconds", "_timer", "_unusual")
 
     def __init__(
         self,
         begin: Callable[[ReplyListener], PendingRequest],
         accepted: Callable[[], None],
-        settled: Callable[[], None],
         unusual: Callable[[AwaitedReply], None],
         seconds: float,
+        rest_seconds: float,
     ) -> None:
-        """Send a message by `begin`; `accepted` is called once the server accepts it, `settled` at the reply's end.
+        """Send a message by `begin`; `accepted` is called with the head that accepts it, whatever follows.
 
-        `unusual` is called instead if a coroutine has to read the reply: a refusal, or one that breaks or is late.
+        `unusual` is called instead if a coroutine has to read the reply: a refusal, or if no head comes in `seconds`.
+        The rest of an acceptance has `rest_seconds` to come; some servers leave it open.
         """
-        self._accepted, self._settled, self._unusual = accepted, settled, unusual
+        self._accepted, self._unusual = accepted, unusual
+        self._rest_seconds = rest_seconds
         self._is_accepted = False
         self._rest: AwaitedReply | None = None
         self._pending = begin(self)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._keep)
 
     def _keep(self) -> AwaitedReply:
-        """Keep the rest of the reply for a coroutine."""
+        """Keep the reply for a coroutine."""
         self._timer.cancel()
         rest = self._rest = AwaitedReply(lambda _: self._pending)
         self._unusual(rest)
@@ -60,27 +62,27 @@ class Acceptance:
         if self._rest is not None:
             self._rest.on_head(head)
         elif head.status < 300:
-            self._is_accepted = True
+            self._timer.cancel()
             self._accepted()
+            self._is_accepted = True
+            self._pending.end_within(self._rest_seconds)
         else:
             self._keep().on_head(head)
 
     def on_body(self, data: bytes, /) -> None:
         """Skip the body of an acceptance, which is usually empty."""
-        if self._rest is not None and not self._is_accepted:
+        if self._rest is not None:
             self._rest.on_body(data)
 
     def on_end(self) -> None:
         """The reply is complete."""
         if self._rest is not None:
             self._rest.on_end()
-        else:
-            self._timer.cancel()
-            self._settled()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
-        """The reply will not be completed."""
-        (self._rest or self._keep()).on_failed(failure)
+        """The reply will not be completed, which is no matter once the message is accepted."""
+        if not self._is_accepted:
+            (self._rest or self._keep()).on_failed(failure)
 
 
 class Broken(NamedTuple):
@@ -366,8 +368,7 @@ class PlainReply(BegunReply):
     def _answered(self) -> None:
         """The answer is here; the stream should end now, so that its connection can be used again."""
         self._done()
-        if not self._pending.is_read:
-            self._pending.end_within(self._owner.drain_seconds)
+        self._pending.end_within(self._owner.drain_seconds)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the call."""

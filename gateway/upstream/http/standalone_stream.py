@@ -128,7 +128,8 @@ class StandaloneStream:
     def _send(self) -> None:
         try:
             newest = self._owner.get_headers(self._headers)
-            self._pending = self._upstream.client.begin("GET", self._upstream.endpoint.url, newest, b"", self)
+            client, url = self._upstream.client, self._upstream.endpoint.url
+            self._pending = client.begin("GET", url, newest, b"", self, is_fresh=self._is_repeated)
         except BaseException:
             self._end()
             raise

@@ -9,7 +9,8 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
     """The times of production by default; tests construct shorter ones."""
 
     drain_seconds: float = 1.0
-    """How long an answered stream may take to end before its connection is closed."""
+    """How long a reply may take to end before its connection is closed, once it brought the answer or accepted a
+    message."""
     side_head_seconds: float = 2.0
     """How long the handshake waits for the head of the standalone GET stream. Some servers delay it to an event."""
     reopen_seconds: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0)

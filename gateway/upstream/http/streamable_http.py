@@ -231,11 +231,12 @@ class StreamableChannel(ResumableChannel):
 
         def note() -> None:
             self._note_sent(headers)
+            accepted()
 
         def finish(reply: AwaitedReply) -> None:
             unusual(self._send(Exchange(reply.begun, self._endpoint.where), headers, deadline))
 
-        _ = Acceptance(partial(self.post, message, headers), note, accepted, finish, seconds)
+        _ = Acceptance(partial(self.post, message, headers), note, finish, seconds, self.drain_seconds)
         return True
 
     async def send(self, message: bytes, headers: Headers) -> None:
@@ -249,7 +250,7 @@ class StreamableChannel(ResumableChannel):
                 if response.status >= 300:
                     raise await self._refused(response, headers)
                 self._note_sent(headers)
-                await response.skip()
+                response.let_end(self.drain_seconds)
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
@@ -342,6 +343,6 @@ class StreamableChannel(ResumableChannel):
                 asyncio.timeout(self._client.timeouts.cancel_seconds),
                 self._client.exchange("DELETE", endpoint.url, headers, b"", endpoint.where) as response,
             ):
-                await response.skip()
+                response.let_end(self.drain_seconds)
         except (TimeoutError, UpstreamError):
             pass  # the server drops the session after its own timeout

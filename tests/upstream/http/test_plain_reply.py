@@ -454,34 +454,47 @@ async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what
 class Accepting:
     """A message on its way, with what came of it."""
 
-    def __init__(self, seconds: float = 60) -> None:
-        self.accepted = self.settled = 0
+    def __init__(self, seconds: float = 60, rest_seconds: float = 60) -> None:
+        self.accepted = 0
         self.kept: AwaitedReply | None = None
-        self.acceptance = Acceptance(self._begin, self._accept, self._settle, self._keep, seconds)
+        self.carrier = FakeCarrier()
+        self.acceptance = Acceptance(self._begin, self._accept, self._keep, seconds, rest_seconds)
 
     def _begin(self, listener: ReplyListener) -> PendingRequest:
         self.pending = PendingRequest(listener)
-        self.pending.carrier = FakeCarrier()
+        self.pending.carrier = self.carrier
         return self.pending
 
     def _accept(self) -> None:
         self.accepted += 1
-
-    def _settle(self) -> None:
-        self.settled += 1
 
     def _keep(self, reply: AwaitedReply) -> None:
         assert self.kept is None
         self.kept = reply
 
 
-async def test_a_message_is_accepted_by_its_head_and_settled_by_its_end() -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_message_is_accepted_by_its_head_whatever_follows(*, is_cut: bool) -> None:
     accepting = Accepting()
     accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
-    assert (accepting.accepted, accepting.settled) == (1, 0)
+    assert accepting.accepted == 1
     accepting.acceptance.on_body(b"thanks")
-    accepting.acceptance.on_end()
-    assert (accepting.accepted, accepting.settled, accepting.kept) == (1, 1, None)
+    if is_cut:
+        accepting.acceptance.on_failed(ReplyCut())
+    else:
+        accepting.acceptance.on_end()
+    assert (accepting.accepted, accepting.kept) == (1, None)
+    assert not accepting.carrier.aborted
+
+
+async def test_an_acceptance_that_stays_open_is_closed_in_time() -> None:
+    accepting = Accepting(rest_seconds=0)
+    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
+    accepting.acceptance.on_body(b"thanks")
+    async with asyncio.timeout(5):
+        while not accepting.carrier.aborted:
+            await asyncio.sleep(0)
+    assert (accepting.accepted, accepting.kept) == (1, None)
 
 
 async def test_a_refusal_of_a_message_goes_to_a_coroutine_as_a_whole() -> None:
@@ -489,19 +502,16 @@ async def test_a_refusal_of_a_message_goes_to_a_coroutine_as_a_whole() -> None:
     accepting.acceptance.on_head(ReplyHead(400, "1.1", []))
     accepting.acceptance.on_body(b"no")
     accepting.acceptance.on_end()
-    assert (accepting.accepted, accepting.settled) == (0, 0)
+    assert accepting.accepted == 0
     assert accepting.kept is not None
     reply = await accepting.kept.begun()
     assert (reply.status, await reply.read_at_most(10)) == (400, b"no")
 
 
-@pytest.mark.parametrize("is_accepted", [True, False])
-async def test_a_message_whose_reply_breaks_goes_to_a_coroutine(*, is_accepted: bool) -> None:
+async def test_a_message_whose_reply_breaks_before_its_head_goes_to_a_coroutine() -> None:
     accepting = Accepting()
-    if is_accepted:
-        accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
     accepting.acceptance.on_failed(ReplyCut())
-    assert accepting.settled == 0
+    assert accepting.accepted == 0
     assert accepting.kept is not None
     with pytest.raises(ReplyCut):
         _ = await accepting.kept.begun()
@@ -515,4 +525,4 @@ async def test_a_message_that_is_not_accepted_in_time_goes_to_a_coroutine() -> N
     accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
     accepting.acceptance.on_end()
     assert (await accepting.kept.begun()).status == 202
-    assert (accepting.accepted, accepting.settled) == (0, 0)
+    assert accepting.accepted == 0
