@@ -1,5 +1,6 @@
 """One exchange as its clients, its upstream call, its timers or a drain drive it."""
 
+import asyncio
 from typing import Final
 
 from gateway.bridge.call_context import ClientCall, may_run_twice
@@ -7,9 +8,10 @@ from gateway.bridge.exchange_runner import ExchangeRunner, NewCall
 from gateway.bridge.modern_to_legacy import modern_event
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
+from gateway.cluster import witness
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
-from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, RESTORED
+from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, RESTORED, State
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
@@ -219,15 +221,28 @@ class Driver(ExchangeRunner):
 
     async def _ask_replicas(self, event: on.Event) -> None:
         retries, state = self._retries, self._exchange.state
-        is_resumed = await self.live.process.witness.may_be_taken(self.id, self._exchange.round)
+        is_resumed = await self._is_resumed_elsewhere(retries, state)
         if self._retries != retries:  # its client came meanwhile
             if isinstance(event, on.Stopped):
                 self._upstream_call.watch_silence()
-        elif is_resumed and self._exchange.state is state:
+        elif is_resumed is not False and self._exchange.state is state:
             self._report.cancelled(
-                "another replica has resumed the call, or could not be asked: it was not cancelled upstream"
+                "another replica has resumed the call: it was not cancelled upstream"
+                if is_resumed
+                else "another replica may have resumed the call, and could not be asked: it was not cancelled upstream"
             )
             self._upstream_call.let_go()
             self._feed(on.LetGo(cancel=False))
         elif self._exchange.state is state or not isinstance(event, on.GracePassed):
             self._feed(event)  # but a result that came within the grace period is kept as usual
+
+    async def _is_resumed_elsewhere(self, retries: int, state: State) -> bool | None:
+        """Ask the other replicas, and ask again if one cannot be asked, for a while or until something happens."""
+        for pause in (*witness.ASK_AGAIN_SECONDS, None):
+            found = await self.live.process.witness.is_taken(self.id, self._exchange.round)
+            if found is not None or pause is None:
+                return found
+            await asyncio.sleep(pause)
+            if self._retries != retries or self._exchange.state is not state:
+                break
+        return None
