@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.bridge.call_context import Context
 from gateway.exchange import events as on
-from gateway.exchange.machine import BROKEN, PARKED, REFERRED
+from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
@@ -16,7 +16,7 @@ from gateway.telemetry.recent_errors import presentable
 
 log = get_logger()
 
-HELD: Final = (PARKED, REFERRED, BROKEN)
+HELD: Final = (PARKED, RESTORED, REFERRED, BROKEN)
 """The states in which a call waits for its client."""
 _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""

@@ -1,17 +1,17 @@
 """One exchange as its clients, its upstream call, its timers or a drain drive it."""
 
+import asyncio
 from typing import Final
-
-from msgspec import Raw
 
 from gateway.bridge.call_context import ClientCall, may_run_twice
 from gateway.bridge.exchange_runner import ExchangeRunner, NewCall
 from gateway.bridge.modern_to_legacy import modern_event
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
+from gateway.cluster import witness
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
-from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED
+from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, RESTORED, State
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
@@ -74,8 +74,6 @@ class Driver(ExchangeRunner):
         """
         context = self._context
         self.id = envelope.exchange
-        if envelope.upstream is not None:
-            context.server_info = Raw(envelope.upstream.server_info)
         self._takeover = Takeover(
             context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold
         )
@@ -120,8 +118,14 @@ class Driver(ExchangeRunner):
         self._feed(on.HandedOver(self._lot.has_place(self)))
 
     def let_go(self) -> bool:
-        """Keep nothing of an exchange that another replica can continue; returns whether one can."""
+        """Keep nothing of an exchange that another replica can continue; returns whether one can.
+
+        A call that a silent owner may hold is not this replica's to cancel. Its client has all that is known of it.
+        """
         is_resumable = self._upstream_call.is_resumable
+        if self._may_have_an_owner:
+            self._feed(on.LetGo(cancel=False))
+            return True
         if not is_resumable and not may_run_twice(self._context):
             return False
         if is_resumable:
@@ -138,6 +142,12 @@ class Driver(ExchangeRunner):
     def _is_of_another_replica(self) -> bool:
         begun = self._takeover
         return begun is not None and (begun.cold is None or begun.cold.is_taken_over)
+
+    @property
+    def _may_have_an_owner(self) -> bool:
+        """Whether the call is left where a silent replica may hold it."""
+        begun = self._takeover
+        return begun is not None and not begun.owner_is_dead and self._exchange.state is RESTORED
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
@@ -167,7 +177,7 @@ class Driver(ExchangeRunner):
     def _cool(self) -> None:
         """Let go of a parked call that its state alone continues; any other one is looked at again later."""
         call, due = self._upstream_call, self._timers.deadline(TTL)
-        upstream = call.whereabouts() if call.can_be_left else None
+        upstream = call.whereabouts() if call.can_be_left and not self._may_have_an_owner else None
         is_taken_over = self._is_of_another_replica and call.runs == 0
         record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):
@@ -203,7 +213,7 @@ class Driver(ExchangeRunner):
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
-        is_left = self._exchange.state in (PARKED, DETACHED)
+        is_left = self._exchange.state in (PARKED, RESTORED, DETACHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
             self.live.process.tasks.spawn(self._ask_replicas(event), "ask about an expired call")
         else:
@@ -211,15 +221,28 @@ class Driver(ExchangeRunner):
 
     async def _ask_replicas(self, event: on.Event) -> None:
         retries, state = self._retries, self._exchange.state
-        is_resumed = await self.live.process.witness.may_be_taken(self.id, self._exchange.round)
+        is_resumed = await self._is_resumed_elsewhere(retries, state)
         if self._retries != retries:  # its client came meanwhile
             if isinstance(event, on.Stopped):
                 self._upstream_call.watch_silence()
-        elif is_resumed and self._exchange.state is state:
+        elif is_resumed is not False and self._exchange.state is state:
             self._report.cancelled(
-                "another replica has resumed the call, or could not be asked: it was not cancelled upstream"
+                "another replica has resumed the call: it was not cancelled upstream"
+                if is_resumed
+                else "another replica may have resumed the call, and could not be asked: it was not cancelled upstream"
             )
             self._upstream_call.let_go()
             self._feed(on.LetGo(cancel=False))
         elif self._exchange.state is state or not isinstance(event, on.GracePassed):
             self._feed(event)  # but a result that came within the grace period is kept as usual
+
+    async def _is_resumed_elsewhere(self, retries: int, state: State) -> bool | None:
+        """Ask the other replicas, and ask again if one cannot be asked, for a while or until something happens."""
+        for pause in (*witness.ASK_AGAIN_SECONDS, None):
+            found = await self.live.process.witness.is_taken(self.id, self._exchange.round)
+            if found is not None or pause is None:
+                return found
+            await asyncio.sleep(pause)
+            if self._retries != retries or self._exchange.state is not state:
+                break
+        return None

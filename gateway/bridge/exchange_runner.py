@@ -18,7 +18,7 @@ from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, LINGER, Timer
-from gateway.exchange.machine import ASKING, ENDED, PARKED, RUNNING, Exchange, Policy, State
+from gateway.exchange.machine import ASKING, ENDED, PARKED, RESTORED, RUNNING, Exchange, Policy, State
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError
 from gateway.routes.held_calls import Lot
@@ -30,6 +30,7 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _PICKING_UP: Final = (RUNNING, ASKING)
+_COOLING: Final = (PARKED, RESTORED)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
 _REFUSALS: Final = (GatewayError, LocalProtocolError)
 """What an exchange raises that refuses an event, and then it has changed nothing."""
@@ -162,9 +163,9 @@ class ExchangeRunner(ABC):
         elif before in HELD:
             self._upstream_call.rest(resting=False)
             self._report.unparked()
-        if after is PARKED:
+        if after in _COOLING:
             self._timers.arm(COLD, self)
-        elif before is PARKED:
+        elif before in _COOLING:
             self._timers.disarm(COLD)
         if after is ENDED:
             self._ended()
@@ -195,6 +196,8 @@ class ExchangeRunner(ABC):
             if ask.held and ask.stays:
                 self._lot.park(self)
                 self._context.request = self._context.request.held()
+                if self._takeover is not None:
+                    self._takeover.renew()
         except GatewayError as exc:
             self._replies.fail(ask.legs, exc)
             self._feed(on.Stopped(exc))

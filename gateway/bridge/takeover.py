@@ -2,7 +2,11 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
+
+from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway.bridge.call_context import Context, may_run_again
 from gateway.bridge.call_report import Report
@@ -12,6 +16,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused
 from gateway.routes.cold_calls import ColdCall, Remains, packed
 from gateway.routes.cold_expiry import end_orphan
+from gateway.routes.deadlines import wait_seconds
 from gateway.seal.request_state import Envelope, Upstream
 from gateway.sessions.call import Listener
 from gateway.telemetry import Step
@@ -39,8 +44,12 @@ class Takeover:
         self._report = report
         self._call = call
         self._envelope = envelope
-        self._owner_is_dead = owner_is_dead
+        self.owner_is_dead = owner_is_dead
         self.cold = cold
+        context.is_repeatable = envelope.repeatable
+        if envelope.upstream is not None:
+            context.server_info = Raw(envelope.upstream.server_info)
+        call.left_at(envelope.upstream)
 
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
@@ -60,7 +69,7 @@ class Takeover:
             await self._resume(opened)
         except GatewayError as exc:
             self._context.live.upstream.health.note(exc)
-            replayable = await may_run_again(self._context, exc)
+            replayable = await may_run_again(self._context, exc) and self._context.exchange.record is not None
             if runs == self._call.runs:  # else an undelivered answer had the call run again meanwhile
                 self._failed(exc, listener, give_back, replayable=replayable)
         except Exception:  # the outermost edge of the call's task
@@ -70,36 +79,40 @@ class Takeover:
 
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
         envelope = self._envelope
-        self._context.is_repeatable = envelope.repeatable
         if self.cold is None:
-            self._report.taken_over(envelope, owner_is_dead=self._owner_is_dead)
+            self._report.taken_over(envelope, owner_is_dead=self.owner_is_dead)
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
-            raise _owner_lost(envelope.owner, upstream)
-        await self._call.resume(upstream, opened, is_shared=not self._owner_is_dead)
+            raise _owner_lost(envelope, is_recorded=self._context.exchange.record is not None)
+        await self._call.resume(upstream, opened, is_shared=not self.owner_is_dead)
 
     def _failed(
         self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool
     ) -> None:
-        if not self._owner_is_dead and not replayable and self._context.exchange.round == self._envelope.round:
+        if not self.owner_is_dead and not replayable and self._context.exchange.round == self._envelope.round:
             why = "cannot be reached, and its call cannot be picked up here while it may live"
             give_back(error if isinstance(error, Refused) else OwnerStalled(self._envelope.owner, why))
             return
-        if self.cold is not None and isinstance(error, Busy):
+        if isinstance(error, Busy):
             give_back(error)  # no session was free, so nothing has changed upstream
             return
         upstream = self._envelope.upstream
-        if self._owner_is_dead and upstream is not None:
+        if self.owner_is_dead and upstream is not None:
             why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
             self._call.cancel_orphan(upstream, why)
         if not replayable:
             self._report.step(Step.LOST)
         listener.hear(on.Broke(error, replayable))
 
+    def renew(self) -> None:
+        """The client has a newer state of the same round, so that a record of the call lasts as long as that one."""
+        if self.cold is not None:
+            self.cold = replace(self.cold, due=math.ceil(time.monotonic() + wait_seconds(self._context.live.config)))
+
     def give_up(self, reason: str) -> None:
         """Cancel a call that was not picked up before its client was given up, if no other process holds it."""
         upstream = self._envelope.upstream
-        if upstream is None or not self._owner_is_dead:
+        if upstream is None or not self.owner_is_dead:
             return
         if upstream.task:
             self._call.cancel_orphan(upstream, reason)
@@ -138,15 +151,25 @@ def cooled(
     )
 
 
-def _owner_lost(owner: str, upstream: Upstream | None) -> CallLost:
+def _owner_lost(envelope: Envelope, *, is_recorded: bool) -> CallLost:
+    """Why the call of a dead owner ends; `is_recorded` if its state had room for the answers so far."""
+    upstream = envelope.upstream
     fate = "It was cancelled and may have had effects"
     if upstream is None:
+        gone = "its requestState does not say where it runs: its server has no sessions, or it had no room for that"
         fate = "It may have had effects"  # nothing tells what to cancel
     elif upstream.task is not None:
+        gone = "its server had sent neither the id of its task nor an event id to resume its stream from"
         fate = "It was cancelled, but a task that it had made before may still run"
+    else:
+        gone = "its server had sent no event id to resume its stream from"
+    once = (
+        "the tool does not say that it may run twice"
+        if is_recorded
+        else "its answers did not fit into its requestState"
+    )
     return CallLost(
-        f"The replica {owner} that held this call is gone, and the call cannot be picked up or run again: its server "
-        f"keeps no event store, and the tool does not say that it may run twice. {fate}; check before you call again "
-        "without requestState",
+        f"The replica {envelope.owner} that held this call is gone, and the call cannot be picked up or run again: "
+        f"{gone}, and {once}. {fate}; check before you call again without requestState",
         data={"reason": "owner_lost"},
     )

@@ -39,6 +39,7 @@ class UpstreamCall(ABC):
         "_context",
         "_is_let_go",
         "_is_sent",
+        "_left",
         "_listener",
         "_opened",
         "_released",
@@ -65,6 +66,8 @@ class UpstreamCall(ABC):
         """For a call of another replica: True when its stream is open here, False if it will not be opened."""
         self._is_let_go = False
         """Whether another replica continues the call."""
+        self._left: Upstream | None = None
+        """Where another process left the call, until this one has a session for it, or sends the call itself."""
         self._beside: Outgoing | None = None
         """Made with the first message beside the call: few calls have one while they are held."""
 
@@ -81,6 +84,8 @@ class UpstreamCall(ABC):
     @property
     def is_resumable(self) -> bool:
         """Whether another replica could find the call in its session and read its stream from here on."""
+        if self._left is not None and not self.is_started:
+            return self._left.is_resumable
         channel = self._session.channel if self._session is not None else None
         return channel is not None and channel.session_id is not None and channel.cursor is not None
 
@@ -88,12 +93,16 @@ class UpstreamCall(ABC):
     def can_be_left(self) -> bool:
         """Whether nothing is lost if the streams of the call are closed now, and resumed later."""
         session = self._session
+        if session is None:
+            return self.is_resumable
         is_sending = self._beside is not None and self._beside.is_sending
-        return self.is_resumable and session is not None and session.can_be_left and not is_sending
+        return self.is_resumable and session.can_be_left and not is_sending
 
     @property
     def may_be_resumed_elsewhere(self) -> bool:
         """Whether another replica could have resumed the call without this one knowing."""
+        if self._session is None and self._left is not None:
+            return self._left.is_resumable and self._context.live.process.witness.is_needed
         return self._session is not None and self._may_be_resumed_elsewhere(self._session)
 
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:
@@ -102,7 +111,9 @@ class UpstreamCall(ABC):
     def whereabouts(self) -> Upstream | None:
         """Where another replica would find the call."""
         session, call = self._session, self._call
-        if session is None or call is None or (session_id := session.channel.session_id) is None:
+        if session is None or call is None:
+            return self._left
+        if (session_id := session.channel.session_id) is None:
             return None
         shaken = session.shaken
         return Upstream(session_id, shaken.version, call.id, bytes(shaken.server_info), session.channel.cursor)
@@ -124,8 +135,13 @@ class UpstreamCall(ABC):
 
     # -- running the call ---------------------------------------------------------------------------------------
 
+    def left_at(self, upstream: Upstream | None) -> None:
+        """Another process began the call, and left it there."""
+        self._left = upstream
+
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
+        self._left = None
         self._task = self._context.live.process.tasks.start(self._run(), "call")
 
     @abstractmethod
@@ -324,7 +340,7 @@ class UpstreamCall(ABC):
 
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""
-        session, self._session = self._session, None
+        session, self._session, self._left = self._session, None, None
         if session is None:
             return
         if self._is_let_go:

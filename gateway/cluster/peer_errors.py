@@ -12,7 +12,7 @@ class PeerDead(PeerFailed):
 
 
 class PeerReplaced(PeerFailed):
-    """Another process answers in the peer's name, so the process that held the call is dead: nothing was run."""
+    """Another process answers in the peer's name, or the peer has parted: it holds no call, and nothing was run."""
 
 
 class StaleConnection(PeerFailed):

@@ -9,6 +9,9 @@ successful lookup does not list it. The candidate then resumes the call, or runs
 neither cancels the call nor declares it lost. Otherwise the client is told to retry. The same holds behind a silent
 candidate, which may have taken the call over before. A call that no replica holds (`continuation: replay`) is served
 by the replica that gets the retry.
+
+A replica that has parted (its drain is over, and it let its calls go) answers as a process that is gone: it holds none
+of them, and takes none over in the moment that it still lives.
 """
 
 from typing import Final, Protocol
@@ -23,7 +26,7 @@ from gateway.cluster.reply_relay import Replied
 from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.protocol.errors import OwnerSilent, OwnerStalled
+from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown
 from gateway.seal import peer_messages as messages
 
 _NO_REPLICA: Final = ""
@@ -58,6 +61,16 @@ class RetryRouting:
         self._membership = membership
         self.peers = peers
         self._witness = witness
+        self._has_parted = False
+
+    def part(self) -> None:
+        """Take no call over from now on: this process ends, and has let its own calls go."""
+        self._has_parted = True
+
+    @property
+    def has_parted(self) -> bool:
+        """Whether calls of this process are for others, as far as there may be any."""
+        return self._has_parted and not self._membership.alone
 
     def begin(self, envelope: Held, incoming: Incoming) -> PeerExchange | None:
         """Send this retry to the call's owner; `route` goes on with it. None if `route` has to begin."""
@@ -68,16 +81,17 @@ class RetryRouting:
     async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
 
-        Raises OwnerStalled; for a request that came through another replica also PeerReplaced.
+        Raises OwnerStalled, or ShuttingDown if this process has parted and no other takes the call over; for a
+        request that came through another replica also PeerReplaced.
         """
         if incoming.peer_request is None:
-            if envelope.owner == _NO_REPLICA:
+            if envelope.owner == _NO_REPLICA and not self._has_parted:
                 return TakeOver(proven=True)
             return await self._ask_owner(envelope, incoming, reply)
         kind, to = incoming.peer_request.kind, incoming.peer_request.to
         if to == self._membership.own:
-            if kind == "owner":
-                raise PeerReplaced(to)  # a former process of this id held the call
+            if kind == "owner" or self._has_parted:
+                raise PeerReplaced(to)  # a former process of this id held the call, or this one did until it parted
             return TakeOver(proven=kind == "heir")
         if incoming.is_local or not self._membership.is_own_host(to):
             raise PeerReplaced(to)  # one hop always suffices; a second one would be a loop
@@ -93,7 +107,7 @@ class RetryRouting:
         """Have the owner serve this retry, else a failover candidate."""
         owner = envelope.owner
         kind: messages.Kind = "heir"
-        if owner != self._membership.own:
+        if owner not in (_NO_REPLICA, self._membership.own):
             try:
                 return await self.peers.forward("owner", owner, incoming, reply)
             except PeerFailed:
@@ -120,6 +134,8 @@ class RetryRouting:
         resumable = envelope.is_resumable
         for member in candidates:
             if member == self._membership.own:
+                if self._has_parted:
+                    continue
                 break
             try:
                 return await self.peers.forward(kind, member, incoming, reply)
@@ -130,4 +146,8 @@ class RetryRouting:
             except OwnerStalled:
                 # It may have resumed the call before. Without a cursor there was nothing to resume.
                 kind = "resume" if resumable else kind
-        return TakeOver(proven=kind == "heir")
+        if not self._has_parted:
+            return TakeOver(proven=kind == "heir")
+        if incoming.peer_request is not None:
+            raise PeerReplaced(incoming.peer_request.to)
+        raise ShuttingDown("call again with the same requestState and inputResponses")

@@ -24,6 +24,8 @@ _GOOD_SECONDS: Final = 2.0
 _MOST_VERDICTS: Final = 1000
 _MOST_INQUIRIES: Final = 16
 """Expired calls that other replicas are asked about at the same time."""
+ASK_AGAIN_SECONDS: Final = (10.0, 60.0, 300.0)
+"""The pauses after which the replicas are asked about an expired call again, if one of them could not be asked."""
 
 
 class HeldExchange(Protocol):
@@ -87,14 +89,16 @@ class Witness:
         except (PeerFailed, OwnerStalled):
             return "unknown"
 
-    async def may_be_taken(self, exchange: str, round_: int) -> bool:
-        """Whether another replica has, or may have, taken over this replica's exchange after that round."""
+    async def is_taken(self, exchange: str, round_: int) -> bool | None:
+        """Whether another replica took over this replica's exchange after that round; None if one cannot be asked."""
         if self.membership.is_unsure:
-            return True
+            return None
         async with self._inquiries:
             hosts = self.membership.other_hosts()
             words = await asyncio.gather(*(self._holds(name, exchange, round_) for name in hosts))
-        return any(word != "no" for word in words)
+        if "yes" in words:
+            return True
+        return False if all(word == "no" for word in words) else None
 
     async def _holds(self, member: str, exchange: str, round_: int) -> str:
         try:

@@ -6,7 +6,7 @@ route is gone, except that a call is not taken over there: that would be to serv
 """
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -51,6 +51,13 @@ class Continuation:
         self._authenticator = authenticator
         self._retry_routing = retry_routing
         self.new_calls = new_calls
+        self._let_go: frozenset[str] = frozenset()
+        """Ids of the exchanges that this process left to others when it parted."""
+
+    def part(self, let_go: Iterable[str]) -> None:
+        """Continue no call from now on but those still held: this process ends, and has let these exchanges go."""
+        self._let_go |= frozenset(let_go)
+        self._retry_routing.part()
 
     def begin(self, round_: Round) -> Retry | Forwarded | None:
         """Begin a further round of a call; None if `serve` has to. Raises as `serve`."""
@@ -239,9 +246,16 @@ class Continuation:
 
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
-        if (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch):
+        is_own = (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch)
+        if is_own and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")
         return await self._retry_routing.route(envelope, incoming, reply)
+
+    def _is_let_go(self, exchange: str) -> bool:
+        """Whether this process held a call that others may continue, now that it has parted."""
+        return exchange in self._let_go or (
+            self._retry_routing.has_parted and self.lot.cold.find(exchange) is not None
+        )
 
     def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:
         """Continue a call that this replica holds."""
@@ -255,16 +269,22 @@ class Continuation:
 
     async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
         await driver.authorise(round_.key, round_.headers)
-        return await self._answer(round_, envelope, self.lot.find(envelope.exchange) or driver)
+        found = self.lot.find(envelope.exchange)
+        if found is None and self._is_let_go(envelope.exchange):
+            return await self._serve_elsewhere(round_, envelope)
+        return await self._answer(round_, envelope, found or driver)
 
     def _cold(self, envelope: Envelope) -> ColdCall | None:
-        """Return the cold call of a state; another replica has continued the call if the state is of a newer round."""
+        """Return the cold call of a state, unless others continue it.
+
+        One has if the state is of a newer round, and one will if this process has parted.
+        """
         cold = self.lot.cold.find(envelope.exchange)
         if cold is not None and cold.round < envelope.round:
             _ = self.lot.cold.take(cold)
             self._process.metrics.cold_call_ended(cold.live.route.path, ColdEnding.CONTINUED)
             return None
-        return cold
+        return None if self._retry_routing.has_parted else cold
 
     async def _resume_cold(self, round_: Round, envelope: Envelope, cold: ColdCall) -> Replied:
         """Take a cold call over from its state; nothing but the record shows that its answers were not sent yet."""
@@ -277,6 +297,8 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry resumed the call meanwhile
             return await self._answer(round_, envelope, driver)
+        if self._retry_routing.has_parted:
+            return await self._serve_elsewhere(round_, envelope)
         if not self.lot.cold.take(cold):
             raise InvalidState("ended")
         queue = round_.queue()
@@ -296,6 +318,8 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
+        if self._retry_routing.has_parted:
+            return await self._serve_elsewhere(round_, envelope)
         queue = round_.queue()
         is_task = envelope.upstream is not None and envelope.upstream.task is not None
         former = holder(envelope.owner, envelope.epoch)

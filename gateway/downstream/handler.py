@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -98,6 +98,10 @@ class RequestHandler:
         self._era_routing.stdio.refuses_calls = refuses
         self._legacy.stop()
         self._continuation.new_calls.end_legs(ends_at)
+
+    def part(self, let_go: Iterable[str]) -> None:
+        """Take no call over from now on, because this process ends; it has let these exchanges go."""
+        self._continuation.part(let_go)
 
     @property
     def running(self) -> set[Driver]:

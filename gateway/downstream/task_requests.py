@@ -50,7 +50,8 @@ class TaskRequests:
             raise UnknownTask from exc
         task = self.table.find(handle.exchange)
         if task is None:
-            if (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch):
+            is_own = (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch)
+            if is_own and handle.exchange not in self.table.let_go:
                 raise UnknownTask
             found = await self._routing.route(handle, round_.incoming, round_.reply)
             if not isinstance(found, TakeOver):

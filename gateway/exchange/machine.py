@@ -12,6 +12,7 @@ them: it takes one event and returns the commands that follow from it. It has no
 RUNNING   a leg waits, and the call runs upstream
 ASKING    a leg waits, and questions gather within the quiet window
 PARKED    no leg waits: the client has the questions, or only the state after a round that sheds load
+RESTORED  as PARKED, but another process parked the call, or this one let go of it: nobody reads it before the answers
 REFERRED  the upstream ended the call with -32042: the client has its urls, and the session stays reserved
 BROKEN    the call is lost and may be run again: the client has the questions, but nothing runs upstream
 DETACHED  the client answered, then every leg left; the call continues for the grace period
@@ -65,6 +66,7 @@ class State(StrEnum):
     RUNNING = "running"
     ASKING = "asking"
     PARKED = "parked"
+    RESTORED = "restored"
     REFERRED = "referred"
     BROKEN = "broken"
     DETACHED = "detached"
@@ -72,7 +74,7 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-IDLE, RUNNING, ASKING, PARKED, REFERRED, BROKEN, DETACHED, FINISHED, ENDED = State
+IDLE, RUNNING, ASKING, PARKED, RESTORED, REFERRED, BROKEN, DETACHED, FINISHED, ENDED = State
 
 # Commands that say the same each time.
 _SEND_CALL: Final = do.SendCall()
@@ -161,14 +163,15 @@ class Exchange:
         """Continue where another process stopped; only for a new exchange."""
         if self.state is not IDLE:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be restored")
-        self.state, self.round, self.sheds = past.state, past.round, past.sheds
+        self.state = RESTORED if past.state is PARKED else past.state
+        self.round, self.sheds = past.round, past.sheds
         self._answers = ReplayLedger(past.record)
         self._nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
 
     @property
     def calling(self) -> bool:
-        """Whether the upstream call was sent, and has neither ended nor been given up."""
-        return self.state in _CALLING
+        """Whether the upstream call was sent, here or elsewhere, and has neither ended nor been given up."""
+        return self.state in _CALLING or self.state is RESTORED
 
     @property
     def record(self) -> tuple[Recorded, ...] | None:
@@ -209,7 +212,7 @@ class Exchange:
         return [_SEND_CALL, _ARM_LEG] if self._policy.may_ask else [_SEND_CALL]
 
     def _answer(self, event: on.Answered) -> Commands:
-        """PARKED: the expected retry, or a late repeat of an earlier round."""
+        """PARKED or RESTORED: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
         matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
@@ -273,8 +276,9 @@ class Exchange:
         """Ask the open questions again in the same round; the client is active, so its time to live restarts."""
         self._nested_requests.check_askable({})
         self._nested_requests.show()
-        held = self._policy.holds or self.state is PARKED
-        ask = do.Ask((leg,), dict(self.questions), self.round, self.state, held)
+        state = PARKED if self.state is RESTORED else self.state  # for the next process, one is as the other
+        held = self._policy.holds or state is PARKED
+        ask = do.Ask((leg,), dict(self.questions), self.round, state, held)
         return [ask, _ARM_TTL] if held else [ask, *self._part(None)]
 
     def _claim(self, event: on.Answered) -> None:
@@ -565,7 +569,7 @@ class Exchange:
         release = self._release(completed=completed)
         self._final = final
         self.questions.clear()
-        waited = self.state in (PARKED, REFERRED, BROKEN)
+        waited = self.state in (PARKED, RESTORED, REFERRED, BROKEN)
         legs, self.legs = self.legs, ()
         out: Commands = [_DISARM_LEG] if self._policy.may_ask else []
         if legs:
@@ -638,13 +642,13 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Called, (IDLE,), _X._call),
     # the client
     (on.Answered, _WAITING, _X._join),
-    (on.Answered, (PARKED,), _X._answer),
+    (on.Answered, (PARKED, RESTORED), _X._answer),
     (on.Answered, (REFERRED,), _X._answer_referred),
     (on.Answered, (BROKEN,), _X._answer_broken),
     (on.Answered, (DETACHED,), _X._rejoin),
     (on.Answered, (FINISHED,), _X._collect),
     (on.Answered, (ENDED,), _X._give_again),
-    (on.Left, (*_CALLING, *_AFTER), _X._leave),
+    (on.Left, (*_CALLING, RESTORED, *_AFTER), _X._leave),
     # the upstream
     (on.Nested, _CALLING, _X._nested),
     (on.Withdrawn, _CALLING, _X._withdraw),
@@ -659,18 +663,19 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.LegLimitPassed, (RUNNING,), _X._shed),
     (on.LegLimitPassed, (ASKING,), _X._quiet),
     (on.GracePassed, (DETACHED,), _X._grace),
-    (on.Expired, (PARKED, REFERRED), _X._expire),
+    (on.Expired, (PARKED, RESTORED, REFERRED), _X._expire),
     (on.Expired, (BROKEN, FINISHED), _X._forget),
     (on.Expired, (ENDED,), _X._late),
-    (on.Stopped, (*_CALLING, *_BETWEEN), _X._stop),
+    (on.Stopped, (*_CALLING, RESTORED, *_BETWEEN), _X._stop),
     (on.Stopped, _OVER, _X._late),
     # the end of this process
     (on.HandedOver, _WAITING, _X._hand_over),
-    (on.LetGo, (*_CALLING, *_BETWEEN), _X._let_go),
+    (on.LetGo, (*_CALLING, RESTORED, *_BETWEEN), _X._let_go),
     # late but harmless: a timer that fired while its cause was handled, or a message after the end
     (on.Nested, _AFTER, _X._late_question),
     *((event, _AFTER, _X._late) for event in (on.Withdrawn, on.Undelivered)),
-    *((event, (*_LEFT, *_AFTER), _X._late) for event in (on.Progressed, on.Logged, on.HandedOver)),
+    *((event, (*_LEFT, *_AFTER), _X._late) for event in (on.Progressed, on.Logged)),
+    (on.HandedOver, (*_LEFT, RESTORED, *_AFTER), _X._late),
     (on.LetGo, _OVER, _X._late),
     # a stream may still break, or repeat itself, after the answer
     *((event, _AFTER, _X._late) for event in (on.Resulted, on.Failed, on.Broke)),

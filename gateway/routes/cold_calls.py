@@ -52,6 +52,8 @@ class ColdCall(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The remains."""
     headers: str
     """JSON of the headers that the upstream served last. Calls of one caller share the text."""
+    inquiries: int = 0
+    """How often other replicas could not be asked about the call, when its time was over."""
 
     @property
     def size(self) -> int:

@@ -1,12 +1,15 @@
 """Gives up cold calls whose clients did not come back: answers their questions, cancels them, ends their sessions."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from typing import Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
+from gateway.cluster import witness
 from gateway.exchange.input_requests import Question, withdrawn
 from gateway.protocol.errors import UpstreamError
 from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains
@@ -59,8 +62,14 @@ class ColdExpiry:
 
     async def _end(self, call: ColdCall) -> None:
         process, route = call.live.process, call.live.route.path
-        if process.witness.is_needed and await process.witness.may_be_taken(call.id, call.round):
-            process.metrics.cold_call_ended(route, ColdEnding.CONTINUED)  # or another replica cannot be asked
+        is_taken = await process.witness.is_taken(call.id, call.round) if process.witness.is_needed else False
+        if is_taken is None and call.inquiries < len(witness.ASK_AGAIN_SECONDS):
+            pause = witness.ASK_AGAIN_SECONDS[call.inquiries]
+            due = math.ceil(time.monotonic() + pause)
+            self._cold.add(replace(call, due=due, inquiries=call.inquiries + 1))
+            return
+        if is_taken is not False:
+            process.metrics.cold_call_ended(route, ColdEnding.CONTINUED)  # or a replica could never be asked
             return
         process.metrics.cold_call_ended(route, ColdEnding.EXPIRED)
         remains, headers = call.unpacked()

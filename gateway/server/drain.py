@@ -126,6 +126,8 @@ class Drain:
         kept = {driver for driver in left if is_resumable and driver.let_go()}
         for driver in left - kept:
             driver.stop(error)
+        if is_resumable:
+            self._downstream.part(driver.id for driver in unfinished & kept)
         if unfinished:
             log.info(Event.SERVER_PARTED, let_go=len(unfinished & kept), cancelled=len(unfinished - kept))
 

@@ -35,6 +35,8 @@ class TaskTable:
         self._budget = budget
         self._tasks: dict[str, LiveTask] = {}
         self._per_principal: Counter[bytes] = Counter()
+        self.let_go: frozenset[str] = frozenset()
+        """Ids of the tasks that this process left to others when it ended."""
 
     def __len__(self) -> int:
         """Return the number of tasks, finished ones included."""
@@ -136,5 +138,7 @@ class TaskTable:
     def leave(self, *, is_resumable: bool) -> None:
         """Let go of all tasks; if another replica cannot go on with them, their sessions end."""
         error = ShuttingDown("ask again")
+        if is_resumable:
+            self.let_go |= self._tasks.keys()
         for task in self:
             task.close(error, ends_session=not is_resumable)

@@ -60,7 +60,9 @@ class TaskCall(UpstreamCall):
     def whereabouts(self) -> Upstream | None:
         """Where another replica would find the task."""
         found = super().whereabouts()
-        return found and replace(found, task=self._follower.task_id if self._follower is not None else "")
+        if found is None or found is self._left:
+            return found
+        return replace(found, task=self._follower.task_id if self._follower is not None else "")
 
     async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
         """Go on with the task of another replica; `is_shared` if that replica may still follow it.

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gateway.protocol import mcp
+from tests.cluster.test_witness import telling
 from tests.downstream.test_fast_path_request import reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
@@ -90,7 +91,8 @@ async def test_a_call_that_is_cold_here_is_not_looked_for_elsewhere(upstream: Fa
     asked = await cool(one, upstream)
     asked.messages[-1]["result"]["requestState"] = resealed(asked.state, owner="gw-3")
     body = one.client().build("tools/call", retry_params(asked))[1]
-    forged = body.replace(asked.state.encode(), asked.state[:-2].encode() + b"AA")
+    other = asked.state[:-6] + ("A" if asked.state[-6] != "A" else "B") + asked.state[-5:]
+    forged = body.replace(asked.state.encode(), other.encode())
     async with raw_connection(one) as raw:
         for _ in range(3):  # until the head is known
             await raw.send(request(one, body=forged))
@@ -99,3 +101,26 @@ async def test_a_call_that_is_cold_here_is_not_looked_for_elsewhere(upstream: Fa
         _, found = await reply(raw)
     assert json.loads(json.loads(found)["result"]["content"][0]["text"]) == [ACCEPT]
     assert (asked_peers(one), ended(one), store.resumed) == ({}, {"resumed": 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "ending"),
+    [
+        (("unknown", "no"), "expired"),
+        (("silence", "unknown", "no"), "expired"),
+        (("unknown", "yes"), "continued"),
+        (("unknown",) * 3, "continued"),
+    ],
+)
+async def test_an_expired_cold_call_is_asked_about_again_if_a_replica_could_not_be_asked(
+    upstream: FakeUpstream, cluster: Cluster, words: tuple[str, ...], ending: str
+) -> None:
+    _ = FakeStore(upstream)
+    peer = await cluster.fake(telling(*words))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, hold=SOON)
+    _ = await cool(one, upstream)
+    for number in range(len(words)):
+        one.gateway._cold_expiry.give_up_all()
+        await eventually(lambda: len(peer.kinds) == number + 1 and not one.busy_tasks())  # noqa: B023
+    assert (cold(one), ended(one)) == (0, {ending: 1})
+    assert (mcp.CANCELLED in upstream.words) is (ending == "expired")

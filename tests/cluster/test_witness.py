@@ -521,7 +521,7 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsew
     go.set()
     assert driver._exchange.state is State.ENDED
     assert (mcp.CANCELLED in upstream.words) is cancelled
-    assert third.kinds == ["holds"]
+    assert third.kinds == ["holds"] * (3 if word == "unknown" else 1), "asked again if it could not tell"
 
 
 async def test_an_owner_that_cannot_ask_does_not_cancel(
@@ -548,6 +548,69 @@ async def test_an_owner_that_is_unsure_of_the_members_does_not_cancel(
         await expire(one)
         assert len(one.gateway.lot) == 0
         assert is_unharmed(upstream)
+
+
+def telling(*words: str) -> FakePeer:
+    """A FAKE replica that answers each question whether it has taken a call over with the next of these words."""
+    left = list(words)
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        word = left.pop(0)
+        if word == "silence":
+            await asked.refuse(503)
+            return
+        await asked.begin()
+        await asked.say(Answer(word))
+        await asked.end()
+
+    return FakePeer(script)
+
+
+@pytest.mark.parametrize("words", [("unknown", "no"), ("silence", "unknown", "no")])
+async def test_an_owner_that_could_not_ask_asks_again_and_cancels(
+    upstream: FakeUpstream, cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    peer = await cluster.fake(telling(*words))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    async with stored(upstream, "first", "second"):
+        _ = await one.client().call()
+        await expire(one)
+        _ = await upstream.saw(mcp.CANCELLED)
+        assert peer.kinds == ["holds"] * len(words)
+        assert len(one.gateway.lot) == 0
+
+
+@pytest.mark.parametrize("words", [("unknown", "yes"), ("unknown",) * 3])
+async def test_an_owner_that_could_not_ask_asks_again_and_may_leave_the_call_alone(
+    upstream: FakeUpstream, cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    """After the last pause it gives up asking."""
+    peer = await cluster.fake(telling(*words))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    async with stored(upstream, "q"):
+        _ = await one.client().call()
+        await expire(one)
+        assert peer.kinds == ["holds"] * len(words)
+        assert len(one.gateway.lot) == 0
+        assert is_unharmed(upstream)
+
+
+async def test_a_client_that_comes_while_its_owner_waits_to_ask_again_finds_its_call(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (60.0,))
+    peer = await cluster.fake(telling("unknown"))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
+    async with stored(upstream, "q"):
+        asked = await one.client().call()
+        only(one).fire(Timer.TTL)
+        await eventually(lambda: peer.kinds == ["holds"])
+        assert (await one.client().answer(asked)).text == "done"
+        assert is_unharmed(upstream)
+        for task in one.gateway.tasks._running:
+            if task.get_name() == "ask about an expired call":
+                task.cancel()
 
 
 async def test_an_owner_cancels_an_expired_call_that_no_other_replica_has(

@@ -16,7 +16,7 @@ from gateway.exchange import events as on
 from gateway.exchange import input_requests, machine
 from gateway.exchange.commands import Timer
 from gateway.exchange.input_requests import MAX_QUESTIONS
-from gateway.exchange.machine import TRANSITIONS, Exchange, Policy, State
+from gateway.exchange.machine import TRANSITIONS, Exchange, Policy, Snapshot, State
 from gateway.exchange.nested_requests import MAX_NESTED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
@@ -968,6 +968,10 @@ def in_state(state: State) -> Exchange:
             return (resumed(FIRST, SECOND) >> asked(1) << ANY).exchange
         case State.PARKED:
             return parked(FIRST).exchange
+        case State.RESTORED:
+            exchange = Exchange(ALL, Policy())
+            exchange.restore(Snapshot(State.PARKED, 1, {QUESTION.key: QUESTION}, (), sheds=0))
+            return exchange
         case State.REFERRED:
             return referred(FIRST).exchange
         case State.BROKEN:

@@ -1001,14 +1001,15 @@ def test_the_answers_of_a_retry_are_not_given_in_advance() -> None:
 
 def test_keys_that_another_process_gave_are_not_given_again() -> None:
     play = restored(State.PARKED, opened(3), record=(recorded(1, 1), recorded(2, 2)), round_=3)
-    assert play >> question(9)
-    assert list(play.questions) == [key(3), key(4)]
+    play = play >> answered(FIRST, 3, **{key(3): reply(3)}) << ANY << ANY << ANY
+    assert play >> question(9) << do.Arm(Timer.QUIET)
+    assert list(play.questions) == [key(4)]
 
 
 def test_a_question_that_comes_again_in_the_resumed_stream_is_not_asked_again() -> None:
-    play = restored(State.PARKED, opened(1)) >> question(1)
-    assert play.counts == ["duplicate"]
-    play = play >> answered(FIRST, 1, **{key(1): reply(1)}) << ANY << ANY << ANY >> question(1)
+    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1, **{key(1): reply(1)}) << ANY << ANY << ANY
+    play = play >> question(1)
+    assert play.counts == ["answered", "duplicate"]
     assert play.state is State.RUNNING
 
 
@@ -1059,6 +1060,37 @@ def test_refused_credentials_for_an_earlier_round_of_another_process_can_be_made
     assert play << send((key(1), 1, reply(1)), (key(2), 2, reply(2)))
 
 
+def test_a_call_that_is_only_asked_again_is_not_picked_up() -> None:
+    """Its state reads as if it was parked here, so that the next process continues it in the same way."""
+    play = restored(State.PARKED, opened(1), opened(2)) >> answered(FIRST, 1)
+    assert play << ask(FIRST, 1, key(1), key(2), state=State.PARKED) << do.Arm(Timer.TTL)
+    assert (play.state, play.exchange.calling) == (State.RESTORED, True)
+    play = play >> answered(SECOND, 1) << ask(SECOND, 1, key(1), key(2)) << do.Arm(Timer.TTL)
+    assert play >> on.HandedOver() >> on.Left(SECOND)
+    play = play >> answered(THIRD, 1, **{key(1): ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play << send((key(1), 1, ACCEPT)) << do.Arm(Timer.QUIET)
+    assert play.state is State.ASKING
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_call_that_is_only_asked_again_is_let_go(cancel: bool) -> None:  # noqa: FBT001
+    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY >> on.LetGo(cancel) << do.DisarmLeg()
+    if cancel:
+        play = play << do.Respond(raw(1), CANCEL, None) << do.CancelCall(ANY)
+    assert play << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
+    assert play.state is State.ENDED
+
+
+@pytest.mark.parametrize("event", [on.Expired(), on.Stopped(Stopping("stopping"))])
+def test_a_call_that_is_only_asked_again_is_given_up(event: on.Event) -> None:
+    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY >> event
+    play = play << do.Respond(raw(1), CANCEL, None) << do.CancelCall(ANY) << do.DisarmLeg()
+    if isinstance(event, on.Expired):
+        play = play << do.Disarm(Timer.TTL)
+    assert play << do.ReleaseSession(clean=False)
+    assert play.questions == {}
+
+
 # -- what was not asked cannot be answered ---------------------------------------------------------------------------
 
 
@@ -1093,7 +1125,8 @@ def test_a_question_that_came_and_went_while_parked_cannot_be_answered_late() ->
 
 
 def test_another_process_accepts_answers_only_to_the_questions_of_the_round() -> None:
-    play = restored(State.PARKED, opened(1)) >> question(2)
+    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1, **{key(1): ACCEPT}) << ANY << ANY << ANY
+    play = play >> on.Undelivered((opened(1),), UNAUTHORISED, retryable=True) << ANY << ANY << ANY >> question(2)
     play = play >> answered(FIRST, 1, **{key(1): reply(1), key(2): reply(2)}) << ANY << ANY
     assert play << send((key(1), 1, reply(1))) << do.Arm(Timer.QUIET)
 
@@ -1149,7 +1182,7 @@ def test_a_route_that_holds_nothing_asks_again_without_holding() -> None:
 def test_a_call_that_was_held_before_the_route_changed_is_held() -> None:
     play = restored(State.PARKED, opened(1), policy=REPLAY) >> answered(FIRST, 1)
     assert play << ask(FIRST, 1, key(1)) << do.Arm(Timer.TTL)
-    assert play.state is State.PARKED
+    assert play.state is State.RESTORED
 
 
 def test_a_route_that_holds_nothing_has_no_state_without_a_record() -> None:

@@ -42,8 +42,8 @@ from tests.support.playbook import ACCEPT, DECLINE, FORM, SAMPLED, SAMPLING, att
 
 OVER = (State.FINISHED, State.ENDED)
 WAITING = (State.RUNNING, State.ASKING)
-CALLING = (*WAITING, State.PARKED, State.DETACHED)
-RESTING = (State.PARKED, State.REFERRED, State.BROKEN)
+CALLING = (*WAITING, State.PARKED, State.RESTORED, State.DETACHED)
+RESTING = (State.PARKED, State.RESTORED, State.REFERRED, State.BROKEN)
 HUGE = raw({"action": "accept", "content": {"name": "x" * MAX_RECORD_BYTES}})
 LARGE = raw({"action": "accept", "content": {"name": "x" * (MAX_RECORD_BYTES * 2 // 3)}})
 BAD = raw({"action": 7, "role": 7, "roots": 7})
@@ -137,17 +137,18 @@ class World:
         """Let one of the things happen that may happen now; those that go on are likelier than those that end."""
         state = self.exchange.state
         over, asked, known = state in OVER, state in RESTING, self.sealed is not None
+        heard = state is not State.RESTORED  # else nobody reads what the upstream says
         may: list[tuple[int, bool, Callable[[], None]]] = [
             (12, state is State.RUNNING, self.ask),
-            (4, True, self.ask),
+            (4, heard, self.ask),
             (10 if state is State.ASKING else 2, bool(self.armed), self.pass_time),
             (16 if asked else 3, bool(self.asked), self.answer),
             (8 if state is State.DETACHED else 2, bool(self.said), self.repeat),
-            (2, bool(self.nested), self.withdraw),
-            (2, True, self.notify),
+            (2, heard and bool(self.nested), self.withdraw),
+            (2, heard, self.notify),
             (3, bool(self.sent), self.fail_to_deliver),
-            (2, self.running and self.round > 0, self.finish_call),
-            (1, self.running, self.refer),
+            (2, heard and self.running and self.round > 0, self.finish_call),
+            (1, heard and self.running, self.refer),
             (4 if self.round else 1, bool(self.waiting), self.leave),
             (1, True, self.leave),
             (2, over or state in (State.REFERRED, State.BROKEN), self.finish_call),
@@ -379,6 +380,8 @@ class World:
         self.exchange.restore(past)
         before = attributes(self.exchange)
         self.retry(event)
+        if Timer.TTL in self.armed and self.aside.random() < 0.5:
+            return  # asked again, so that its client has a newer state
         if attributes(self.exchange) == before:  # refused, or asked again; who answers everything well is let in
             good = {key: ANSWERS[question.method][0] for key, question in past.questions.items()}
             self.retry(self.retry_with(past.round, good))
@@ -545,6 +548,7 @@ class World:
             State.RUNNING: leg,
             State.ASKING: {Timer.QUIET} | leg,
             State.PARKED: {Timer.TTL},
+            State.RESTORED: {Timer.TTL},
             State.REFERRED: {Timer.TTL},
             State.BROKEN: {Timer.TTL},
             State.DETACHED: {Timer.GRACE},

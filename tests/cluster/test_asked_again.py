@@ -1,0 +1,306 @@
+"""A call that was restored from its state, and whose client is only asked again, keeps its way upstream."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.cluster.worker import Address
+from gateway.exchange.commands import Timer
+from gateway.exchange.machine import State
+from gateway.protocol import mcp
+from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
+from tests.parts.launch import free_port
+from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
+from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.replicas import (
+    STALLED,
+    TWICE,
+    Cluster,
+    ask,
+    drop,
+    exchange_failing_over_to,
+    in_time,
+    later,
+    opened,
+    resealed,
+    steps,
+)
+from tests.support.workbench import ACCEPT, Reply, Stand, eventually
+
+QUICK: dict[str, Any] = {"hold": {"drain_seconds": 0.05}}
+
+
+@pytest.fixture
+def store(upstream: FakeUpstream) -> FakeStore:
+    return FakeStore(upstream)
+
+
+async def ask_again(stand: Stand, asked: Reply) -> Reply:
+    """Send a retry without answers."""
+    again = await stand.client().call(state=asked.state, answers={})
+    assert again.questions == asked.questions
+    return again
+
+
+async def orphaned(cluster: Cluster, *names: str, **sections: Any) -> tuple[Reply, Stand, list[Stand]]:
+    """A call whose owner is dead, asked again: its newest round, the replica that restored it, and the others."""
+    one, *others = await cluster.begin("gw-1", *names, **sections)
+    asked = await one.client().call()
+    await cluster.crash(one)
+    again = await ask_again(others[0], asked)
+    (holder,) = [stand for stand in others if len(stand.gateway.lot)]
+    assert only(holder)._exchange.state is State.RESTORED
+    others.remove(holder)
+    return again, holder, others
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_call_survives_the_death_of_a_replica_that_only_asked_again(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, times: int
+) -> None:
+    again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3")
+    for _ in range(times - 1):
+        again = await ask_again(third, again)
+    await cluster.crash(holder)
+    assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
+    assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
+    assert is_unharmed(upstream)
+
+
+async def test_the_state_of_a_call_that_is_asked_again_has_all_that_the_older_one_had(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = FakeStore(upstream, rounds=2)
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    _ = await one.client().post("tools/list")
+    asked = await one.client().answer(await one.client().call())
+    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, sheds=3)
+    before = opened(asked.state)
+    await cluster.crash(one)
+    again = await ask_again(two, asked)
+    after = opened(again.state)
+    changed = {"issued", "expires", "owner", "epoch"}
+    assert {name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)} <= changed
+    assert (before.repeatable, before.record is not None, before.upstream is not None) == (True, True, True)
+    assert again.result["_meta"] == asked.result["_meta"], "the server's description of itself, too"
+    assert json.loads((await two.client().answer(again)).text) == [ACCEPT] * 2
+
+
+async def test_a_cold_call_that_was_asked_again_survives_the_death_of_its_owner(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", hold={**SOON, "cold_seconds": 0.3})
+    again = await ask_again(one, await cool(one, upstream))
+    assert only(one)._exchange.state is State.RESTORED
+    await cluster.crash(one)
+    assert json.loads((await two.client().answer(again)).text) == [ACCEPT]
+    assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
+
+
+async def test_a_call_that_was_only_asked_again_goes_cold(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    again, holder, _ = await orphaned(cluster, "gw-2", hold=SOON)
+    for taken in range(3):
+        await eventually(lambda: cold(holder) == 1, "it is cold")
+        assert (holder.held, len(holder.gateway.lot), store.resumed) == (0, 0, 0)
+        assert ended(holder) == ({"resumed": taken} if taken else {})
+        again = await ask_again(holder, again)
+    await eventually(lambda: cold(holder) == 1, "it is cold")
+    (record,) = holder.gateway.lot.cold._calls.values()
+    assert record.is_taken_over
+    assert json.loads((await holder.client().answer(again)).text) == [ACCEPT]
+    assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
+    assert is_unharmed(upstream)
+
+
+async def test_a_cold_call_that_finds_no_session_is_kept_as_long_as_its_newest_state(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    hold = {**SOON, "cold_seconds": 0.3}
+    (one,) = await cluster.begin("gw-1", hold=hold, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    asked = await cool(one, upstream)
+    (record,) = one.gateway.lot.cold._calls.values()
+    again = await ask_again(one, asked)
+    only(one)._takeover.cold = replace(record, due=0)  # as if the first state was sealed long ago
+    again = await ask_again(one, again)
+    store.hold.clear()
+    other = await one.client().call()
+    working = later(one.client().answer(other))
+    await upstream.saw("answer")
+    assert (await one.client().answer(again)).status == 503
+    (record,) = one.gateway.lot.cold._calls.values()
+    assert record.due > 0
+    store.hold.set()
+    assert json.loads((await working).text) == [ACCEPT]
+    await eventually(lambda: not one.sessions("busy"), "the session is free")
+    assert json.loads((await one.client().answer(again)).text) == [ACCEPT]
+
+
+async def test_a_dead_owners_call_for_which_no_session_is_free_can_be_continued_later(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
+    asked = await one.client().call()
+    await cluster.crash(one)
+    store.hold.clear()
+    working = later(two.client().answer(await two.client().call()))
+    await upstream.saw("answer")
+    assert (await two.client().answer(asked)).status == 503
+    store.hold.set()
+    assert json.loads((await in_time(working)).text) == [ACCEPT]
+    await eventually(lambda: not two.sessions("busy"), "the session is free")
+    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert mcp.CANCELLED not in upstream.words
+
+
+@pytest.mark.parametrize("which", ["older", "newer"])
+async def test_a_drain_leaves_a_call_that_was_only_asked_again_to_others(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, which: str
+) -> None:
+    again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK)
+    older = resealed(again.state, owner="gw-1", epoch="gone")
+    await in_time(holder.gateway.drain(delay_seconds=0))
+    if which == "older":
+        again.messages[-1]["result"]["requestState"] = older
+    assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
+    assert (steps(holder), steps(third)["resumed"], store.resumed) == ({}, 1, 1)
+    assert is_unharmed(upstream)
+
+
+async def test_a_drain_leaves_a_call_to_others_that_may_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
+    upstream.tool(ask)
+    again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK, **TWICE)
+    await in_time(holder.gateway.drain(delay_seconds=0))
+    assert json.loads((await third.client().answer(again)).text) == ACCEPT
+    assert (steps(holder), steps(third)["replayed"]) == ({}, 1)
+
+
+async def test_a_drain_cancels_a_dead_owners_call_that_cannot_be_continued(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    upstream.tool(ask)
+    again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK)
+    await in_time(holder.gateway.drain(delay_seconds=0))
+    _ = await upstream.saw(mcp.CANCELLED)
+    reply = await third.client().answer(again)
+    assert reply.outcome == (503, -32603, "stopping")
+    assert "it was cancelled" in reply.error["message"]
+
+
+async def test_a_call_that_was_only_asked_again_is_given_up_when_its_client_stays_away(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    _, holder, _ = await orphaned(cluster, "gw-2")
+    only(holder).fire(Timer.TTL)
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    (call,) = store.calls.values()
+    assert cancelled.body["params"]["requestId"] == call.id
+    assert call.answers[0] == {"action": "cancel"}
+
+
+async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_that_asked_again(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    _ = FakeStore(upstream, rounds=2)
+    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", fakes={"gw-9": f"127.0.0.1:{free_port()}"})
+    asked = await one.client().call()
+    exchange = opened(asked.state).exchange
+    await cluster.crash(one)
+    _ = await ask_again(two, asked)
+    holder, other = (two, three) if len(two.gateway.lot) else (three, two)
+    held = only(holder)
+    # The other one takes the holder for dead.
+    holder.gateway.lot._waiting[exchange] = held
+    taker = other.gateway.downstream._continuation._retry_routing
+    taker._membership.candidates = only_own(taker._membership.own)  # type: ignore[method-assign]
+    later_round = await other.client().answer(asked)
+    assert later_round.questions
+    held.fire(Timer.TTL)
+    await is_quiet(holder)
+    assert json.loads((await other.client().answer(later_round)).text) == [ACCEPT] * 2
+    assert is_unharmed(upstream)
+    assert not len(holder.gateway.lot)
+
+
+def only_own(own: str) -> Any:
+    async def candidates(_: str) -> list[str]:
+        return [own]
+
+    return candidates
+
+
+@pytest.mark.parametrize("end", ["drain", "time", "cold"])
+async def test_a_call_that_a_silent_owner_may_hold_is_neither_cancelled_nor_let_go_of_for_it(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, hole: Address, end: str
+) -> None:
+    """A third replica is the witness; the second one restores the call, and its client gives no answer."""
+    hold = {"drain_seconds": 0.05, **({"cold_seconds": 3600} if end == "cold" else {})}
+    one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"), hold=hold)
+    asked = await one.client().call()
+    exchange = await exchange_failing_over_to(two, "gw-2")
+    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, exchange=exchange)
+    async with asyncio.timeout(DEADLINE):
+        while (again := await two.client().call(state=asked.state, answers={})).status == STALLED[0]:
+            pass  # on a busy machine the witness needs longer than a replica waits for it
+    assert again.questions == asked.questions
+    match end:
+        case "drain":
+            await in_time(two.gateway.drain(delay_seconds=0))
+        case "time":
+            only(two).fire(Timer.TTL)
+        case _:
+            only(two).fire(Timer.COLD)
+            assert (cold(two), two.held) == (0, 1)
+            assert json.loads((await two.client().answer(again)).text) == [ACCEPT]
+    await is_quiet(two)
+    assert (is_unharmed(upstream), len(two.gateway.lot.waiting())) == (True, 0)
+    await drop(one)
+
+
+# -- what the error says ----------------------------------------------------------------------------------------------
+
+
+WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no event ids": ({}, ["no event id", "does not say that it may run twice", "It was cancelled"]),
+    "no session": ({"upstream": None}, ["does not say where it runs", "It may have had effects"]),
+    "no record": ({"record": None}, ["no event id", "answers did not fit", "It was cancelled"]),
+}
+
+
+@pytest.mark.parametrize("why", WORDS)
+async def test_the_error_of_a_lost_call_says_why_it_is_lost(
+    upstream: FakeUpstream, cluster: Cluster, why: str
+) -> None:
+    upstream.tool(ask)
+    sections = TWICE if why == "no record" else {}
+    one, two = await cluster.begin("gw-1", "gw-2", **sections)
+    asked = await one.client().call()
+    changes, words = WORDS[why]
+    asked.messages[-1]["result"]["requestState"] = resealed(asked.state, **changes)
+    await cluster.crash(one)
+    reply = await two.client().answer(asked)
+    assert reply.outcome == (200, -32603, "owner_lost")
+    message = reply.error["message"]
+    assert [each for each in words if each not in message] == []
+    if "cancelled" in words[-1]:
+        _ = await upstream.saw(mcp.CANCELLED)
+
+
+async def test_a_call_whose_session_its_server_has_lost_is_not_said_to_lack_an_event_store(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    again, holder, _ = await orphaned(cluster, "gw-2")
+
+    async def gone(turn: Turn) -> None:
+        turn.reply(404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "Session not found"}})
+
+    for word in ("resume", "ping", "answer"):
+        upstream.on(word, gone)
+    reply = await holder.client().answer(again)
+    assert (reply.outcome[1], "event id" in reply.error["message"]) == (-32603, False)
+    assert "404" in reply.error["message"] or "session" in reply.error["message"]

@@ -1,0 +1,214 @@
+"""A replica whose drain is over still answers for a moment: it has parted, and its calls are for others."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.protocol import mcp
+from tests.support.fake_store import SOON, FakeStore, cold, cool
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.replicas import (
+    TWICE,
+    Cluster,
+    ask,
+    asked_peers,
+    in_time,
+    later,
+    opened,
+    order,
+    steps,
+)
+from tests.support.workbench import ACCEPT, Stand, jwt
+from tests.tasks.test_live_task import EXTENSION, TaskServer, make
+
+QUICK: dict[str, Any] = {"hold": {**SOON, "cold_seconds": 0, "drain_seconds": 0.05}}
+STOPPING = (503, -32603, "stopping")
+USER_1, USER_2 = (jwt(iss="https://issuer.example", sub="user", client_id="app", number=number) for number in (1, 2))
+"""Two tokens of one principal."""
+
+
+@pytest.fixture
+def store(upstream: FakeUpstream) -> FakeStore:
+    return FakeStore(upstream)
+
+
+async def part(stand: Stand) -> None:
+    """Drain a replica to its end; as in its last second, its listener for other replicas is still open."""
+    await in_time(stand.gateway.drain(delay_seconds=0))
+
+
+async def test_a_call_that_a_parted_owner_let_go_is_resumed_elsewhere(store: FakeStore, cluster: Cluster) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    asked = await one.client().call()
+    await part(one)
+    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert (steps(one), steps(two)) == ({}, {"resumed": 1})
+    assert asked_peers(two)["gone"] >= 1
+    assert store.resumed == 1
+
+
+async def test_a_leg_that_a_parted_owner_let_go_comes_back_through_another_replica(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    asked = await one.client().call()
+    store.rounds = 2
+    store.question = "Again?"
+    store.hold.clear()
+    waiting = later(two.client().answer(asked))
+    await upstream.saw("answer")
+    await part(one)
+    let_go = await in_time(waiting)
+    assert not let_go.questions
+    store.hold.set()
+    again = await in_time(two.client().call(state=let_go.state))
+    assert list(again.questions) == ["q1"]
+    assert json.loads((await two.client().answer(again)).text) == [ACCEPT] * 2
+    assert mcp.CANCELLED not in upstream.words
+
+
+async def test_a_retry_at_the_parted_owner_itself_is_served_by_another_replica(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    asked = await one.client().call()  # over a connection that stays open
+    await part(one)
+    reply = await one.client().answer(asked)
+    if reply.result["resultType"] != "complete":  # a process that ends waits for no result
+        assert not reply.questions
+        reply = await two.client().call(state=reply.state)
+    assert json.loads(reply.text) == [ACCEPT]
+    assert steps(one) == {"forwarded": 1}
+    assert (steps(two)["resumed"], store.resumed, len(upstream.of("answer"))) == (1, 1, 1)
+
+
+async def test_a_parted_owner_without_others_tells_its_client_to_come_again(
+    store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    asked = await one.client().call()
+    await cluster.crash(two)
+    await part(one)
+    reply = await one.client().answer(asked)
+    assert reply.outcome == STOPPING
+    assert "the same requestState" in reply.error["message"]
+    assert (reply.headers["Retry-After"], store.resumed) == ("1", 0)
+
+
+async def test_a_call_that_a_parted_owner_had_to_cancel_ends_with_the_true_error(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    upstream.tool(ask)
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    asked = await one.client().call()
+    await part(one)
+    _ = await upstream.saw(mcp.CANCELLED)
+    reply = await two.client().answer(asked)
+    assert reply.outcome == STOPPING
+    assert "it was cancelled" in reply.error["message"]
+
+
+async def test_a_call_that_may_run_twice_runs_again_after_its_owner_parted(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    upstream.tool(ask)
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK, **TWICE)
+    asked = await one.client().call()
+    await part(one)
+    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+    assert (steps(two), len(upstream.of("tools/call"))) == ({"replayed": 1}, 2)
+
+
+async def test_a_call_that_is_over_is_not_continued_because_its_owner_parted(
+    store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    asked = await one.client().call()
+    assert json.loads((await one.client().answer(asked)).text) == [ACCEPT]
+    await part(one)
+    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT], "its result is still kept"
+    for driver in list(one.gateway.lot):
+        driver.forget()
+        one.gateway.lot.remove(driver)
+    assert (await two.client().answer(asked)).outcome == (400, -32602, "invalid_request_state")
+    assert store.resumed == 0
+
+
+async def test_a_parted_replica_takes_no_call_over(store: FakeStore, cluster: Cluster) -> None:
+    """It comes before the others in the order of the candidates."""
+    stands = await cluster.begin("gw-1", "gw-2", "gw-3", **QUICK)
+    while True:
+        asked = await stands[0].client().call()
+        first, second = [name for name in await order(stands[1], opened(asked.state).exchange) if name != "gw-1"]
+        if first == "gw-2":
+            break
+    await cluster.crash(stands[0])
+    _ = await stands[1].client().post("tools/list")  # over a connection that stays open
+    await part(stands[1])
+    for stand in (stands[2], stands[1]):
+        assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
+    assert second == "gw-3"
+    assert (steps(stands[1]), steps(stands[2]), store.resumed) == ({"forwarded": 1}, {"resumed": 1, "held": 1}, 1)
+
+
+async def test_a_cold_call_of_a_parted_owner_is_resumed_elsewhere(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", hold={**SOON, "drain_seconds": 0.05})
+    asked = await cool(one, upstream)
+    await part(one)
+    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
+    assert (steps(one), steps(two), cold(one)) == ({}, {"resumed": 1}, 1)
+
+
+@pytest.mark.parametrize("kind", ["held", "cold"])
+async def test_a_call_that_is_let_go_while_a_credential_is_checked_is_resumed_elsewhere(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, kind: str
+) -> None:
+    hold = {**SOON, "cold_seconds": 0.05 if kind == "cold" else 0, "drain_seconds": 0.05}
+    one, two = await cluster.begin("gw-1", "gw-2", hold=hold)
+    client = one.client(USER_1)
+    asked = await (cool(one, upstream, authorization=USER_1) if kind == "cold" else client.call())
+    go = asyncio.Event()
+
+    async def ping(turn: Turn) -> None:
+        await go.wait()
+        await turn.result({})
+
+    upstream.on("ping", ping)
+    retry = later(two.client(USER_2).answer(asked))
+    _ = await upstream.saw("ping")
+    await part(one)
+    go.set()
+    assert json.loads((await in_time(retry)).text) == [ACCEPT]
+    assert (steps(two)["resumed"], store.resumed) == (1, 1)
+
+
+async def test_a_call_that_no_replica_holds_is_not_run_by_a_parted_one(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    upstream.tool(ask)
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK, route={"continuation": "replay"})
+    asked = await one.client().call()
+    assert opened(asked.state).owner == ""
+    await part(one)
+    assert json.loads((await one.client().answer(asked)).text) == ACCEPT
+    assert (steps(one), steps(two)) == ({"forwarded": 1}, {"replayed": 1})
+
+
+async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    server = TaskServer(upstream)
+    one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
+    task = await make(one)
+    await part(one)
+    one.gateway.task_table.leave(is_resumable=True)  # as it closes, with its listener still open
+    task.client = two.client(capabilities=EXTENSION)
+    assert (await task.get())["status"] == "working"
+    assert [len(stand.gateway.task_table) for stand in (one, two)] == [0, 1]
+    server.done.set()
+    _ = await task.until("completed")
+    two.gateway.task_table.leave(is_resumable=False)
