@@ -31,7 +31,7 @@ unit: $(VENV)/stamp ## quick, and every other test that starts no program, in ab
 	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
-	$(PYTEST) -n 2 --dist loadfile --durations=30 --reruns 1
+	$(PYTEST) -n 2 --dist loadfile --durations=30
 
 fuzz: $(VENV)/fuzz-stamp ## every fuzzer and random test with new values; SECONDS=600 for longer
 	$(BIN)/python -m tests.fuzz.run $(SECONDS)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.support import randomness, second_tries, tables
+from tests.support import randomness, tables
 
 pytest_plugins = ["tests.support.stand"]
 
@@ -26,15 +26,6 @@ randomness.install()  # before the test modules, whose decorators read the setti
 
 def pytest_configure(config: pytest.Config) -> None:
     tables.begin(config)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    second_tries.limit(items)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    second_tries.limit_time(item)
 
 
 def pytest_collection_finish() -> None:
@@ -58,7 +49,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)
-    second_tries.tell(terminalreporter)
 
 
 @pytest.fixture(autouse=True)

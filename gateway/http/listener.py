@@ -226,7 +226,9 @@ class Listener:
         """Close the listener and its connections."""
         if self._forgetting is not None:
             self._forgetting.cancel()
-        await self._runner.cleanup()
+        async with self._securing:
+            self._sites = []  # a drain that still runs has nothing left to stop
+            await self._runner.cleanup()
         if self._made is not None:
             self._made.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -107,16 +108,26 @@ class Child:
                 # Not asyncio's subprocess: uvloop gives a child sockets, which cannot be reopened as /dev/stdin, and
                 # leaks file descriptors to it.
                 self._process = self._start_reaper(theirs, pipes[0], pipes[3], pipes[5])
-            await self._connect(ours, pipes)
         except BaseException:
             ours.close()
-            for transport in self._transports:
-                transport.close()
-            raise
-        finally:
             for file in pipes:
                 os.close(file)
+            raise
+        # uvloop closes a pipe whose connection is cancelled, but not the file object, which would close the number a
+        # second time. So a cancellation waits for the few turns of the event loop that the connections take.
+        connecting = asyncio.get_running_loop().create_task(self._connect(ours, pipes))
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(self._abandon)
+            raise
         self._tasks.spawn(self._supervise(), "child")
+
+    def _abandon(self, connecting: asyncio.Task[None]) -> None:
+        """Kill a child whose start was cancelled."""
+        if not connecting.cancelled() and connecting.exception() is None:
+            self._tasks.spawn(self._supervise(), "child")
+            self.kill()
 
     def _start_reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         upstream = self._upstream
@@ -135,23 +146,25 @@ class Child:
     async def _connect(self, control: socket.socket, pipes: list[int]) -> None:
         """Connect our ends of the pipes. The child's ends are closed here, or the pipes would never end."""
         loop = asyncio.get_running_loop()
-        err_write, err, out_write, out, in_, in_read = (pipes.pop() for _ in range(6))
+        in_read, in_, out, out_write, err, err_write = pipes
         for file in (err_write, out_write, in_read):
             os.close(file)
-        ends = [os.fdopen(file, mode, buffering=0) for file, mode in ((err, "rb"), (out, "rb"), (in_, "wb"))]
+        ends = deque(os.fdopen(file, mode, buffering=0) for file, mode in ((err, "rb"), (out, "rb"), (in_, "wb")))
         try:
-            transport, _ = await loop.connect_read_pipe(lambda: self.stderr_log, ends[0])
+            # A transport owns its end from here on, even if its connection fails.
+            transport, _ = await loop.connect_read_pipe(lambda: self.stderr_log, ends.popleft())
             self._transports.append(transport)
-            transport, _ = await loop.connect_read_pipe(lambda: self._output, ends[1])
+            transport, _ = await loop.connect_read_pipe(lambda: self._output, ends.popleft())
             self._transports.append(transport)
-            self._stdin, _ = await loop.connect_write_pipe(lambda: self._input, ends[2])
+            self._stdin, _ = await loop.connect_write_pipe(lambda: self._input, ends.popleft())
             self._transports.append(self._stdin)
+            self._control = await asyncio.open_unix_connection(sock=control)
         except BaseException:
-            for end in ends[len(self._transports) :]:
-                end.close()
+            control.close()
+            for each in (*ends, *self._transports):
+                each.close()
             raise
         self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
-        self._control = await asyncio.open_unix_connection(sock=control)
 
     # -- life ---------------------------------------------------------------------------------------------------
 

@@ -50,9 +50,8 @@ class ChildLauncher:
         """After a failure, one child is started at a time: this one, until it works or fails."""
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
+        self._may_prestart = bool(route.upstream.warm)
         self._prestarting: asyncio.Task[None] | None = None
-        if route.upstream.warm:
-            self._prestarting = tasks.start(self._prestart(), f"prestart children of {route.path}")
 
     async def take(self) -> Child:
         """Return a child that has received nothing. Raises Unreachable."""
@@ -74,8 +73,14 @@ class ChildLauncher:
         child.receive_with(lambda _: None)
         self._prestarted.appendleft(child)
 
+    def begin_prestarting(self) -> None:
+        """Start children ahead of their sessions from now on, if the route wants that."""
+        if self._may_prestart and self._prestarting is None:
+            self._prestarting = self._tasks.start(self._prestart(), f"prestart children of {self._path}")
+
     def stop_prestarting(self) -> None:
         """End the prestarted children and start no more."""
+        self._may_prestart = False
         if self._prestarting is not None:
             self._prestarting.cancel()
         while self._prestarted:
@@ -157,7 +162,7 @@ class ChildLauncher:
 
     async def _prestart(self) -> None:
         """Start a child ahead whenever one is missing and `max_children` allows it."""
-        while True:
+        while self._may_prestart:
             self._changed.clear()
             if len(self._prestarted) < self._upstream.warm and not self._slots.locked() and self._trial is None:
                 await self._prestart_one()

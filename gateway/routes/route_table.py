@@ -56,6 +56,7 @@ class RouteTable:
         self._children: set[Child] = set()
         """The children of all upstreams, including upstreams that a reload removed."""
         self._deadlines: dict[tuple[float, ...], Deadlines] = {}
+        self._is_prestarting = False
         self.rebuild(config, tls)
 
     def rebuild(self, config: Config, tls: Contexts) -> None:
@@ -77,12 +78,23 @@ class RouteTable:
         self.live = {
             route.path: self._route(configs[route.path], route, upstreams[route.path]) for route in config.routes
         }
+        self._prestart()
         kept = {id(upstream) for upstream in upstreams.values()}
         for live in before.values():
             if id(live.upstream) not in kept:
                 # Its path no longer leads to this upstream: end its streams, so that the clients subscribe anew.
                 live.upstream.pool.retire()
                 live.upstream.end_streams()
+
+    def begin_children(self) -> None:
+        """From now on, start children ahead of their sessions: on the present routes, and on those of a reload."""
+        self._is_prestarting = True
+        self._prestart()
+
+    def _prestart(self) -> None:
+        for live in self.live.values():
+            if self._is_prestarting and live.upstream.stdio is not None:
+                live.upstream.stdio.launcher.begin_prestarting()
 
     def _route(self, config: Config, route: Route, upstream: LiveUpstream) -> LiveRoute:
         """Make the route of one configuration; `config` is already as it holds on the route."""

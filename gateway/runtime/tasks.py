@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from gateway.telemetry import Event, Metrics, get_logger
 
@@ -12,6 +12,8 @@ log = get_logger()
 _SHORT = frozenset(
     {"send upstream", "close session", "close subscription", "answer without a client", "end cold calls"}
 )
+
+_AGAIN_SECONDS: Final = 5.0
 
 
 class Tasks:
@@ -91,6 +93,9 @@ class Tasks:
 
     async def close(self) -> None:
         """Cancel the tasks that still run, and wait for them."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        left = set(self._running)
+        while left:
+            for task in left:
+                task.cancel()
+            # Again after a while: an error in a `finally` replaces a cancellation, and the task may go on after that.
+            _, left = await asyncio.wait(left, timeout=_AGAIN_SECONDS)

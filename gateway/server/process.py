@@ -167,7 +167,7 @@ class Gateway:
         return self._keyrings.ids
 
     def assemble(self, tls: Contexts) -> None:
-        """Make the routes, and what serves their requests."""
+        """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
         bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
         self._client = Client(bounds, HttpClient(self.tasks))
         shares = self._serves_host
@@ -189,6 +189,8 @@ class Gateway:
         )
         self._client_listener = self._listeners[-1]
         await self._open_admin()
+        # Only now: a gateway that cannot listen ends, and would end each child that it has started.
+        self.routes.begin_children()
         self._cold_expiry.begin()
         self.ready = True
         log.info(
@@ -301,12 +303,11 @@ class Gateway:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
         listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, direct=direct)
+        self._listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
         try:
-            taken = await listener.start()
+            return await listener.start()
         except OSError as exc:
             raise cannot_listen(self.config, address, exc) from exc
-        self._listeners.append(listener)
-        return taken
 
     def apply(self, config: Config) -> None:
         """Serve new requests by another configuration; calls that run or wait keep the one that they began with.

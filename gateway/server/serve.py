@@ -13,9 +13,9 @@ from gateway.server.reload import Read
 
 
 async def serve(config: Config, worker: Worker | None = None, read: Read | None = None) -> None:
-    """Run until SIGTERM or SIGINT; a second signal ends at once. Raises OSError when an address is taken.
+    """Run until SIGTERM or SIGINT; a second signal ends at once, and so does one before the gateway is ready.
 
-    `read` reads the configuration file again, for SIGHUP.
+    Raises OSError when an address is taken. `read` reads the configuration file again, for SIGHUP.
     """
     _raise_open_files()
     gateway = Gateway(config, worker, read)
@@ -25,21 +25,42 @@ async def serve(config: Config, worker: Worker | None = None, read: Read | None 
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
     _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    try:
-        await gateway.start()
-    except OSError:
+    starting, first = loop.create_task(gateway.start()), loop.create_task(signals.get())
+    await _until_signal(starting, first)
+    if starting.cancelled() or isinstance(starting.exception(), OSError):
+        _ = first.cancel()
         await gateway.close()
-        raise
+    if starting.cancelled():
+        ignore_signals()
+        return
+    starting.result()
     _tune_garbage_collection()
     give_memory_back(gateway)
-    first = await signals.get()
     # A process that was started at a terminal has no load balancer that must notice the drain.
-    delay = gateway.config.hold.drain_delay_seconds if first is signal.SIGTERM else 0
-    drained = gateway.tasks.start(gateway.drain(delay_seconds=delay), "drain")
+    delay = gateway.config.hold.drain_delay_seconds if await first is signal.SIGTERM else 0
     second = loop.create_task(signals.get())
-    _ = await asyncio.wait((drained, second), return_when=asyncio.FIRST_COMPLETED)
+    await _until_signal(gateway.tasks.start(gateway.drain(delay_seconds=delay), "drain"), second)
     _ = second.cancel()
     await gateway.close()
+    ignore_signals()
+
+
+async def _until_signal(work: asyncio.Task[None], stop: asyncio.Task[signal.Signals]) -> None:
+    """Wait for the end of `work`; a signal cancels it."""
+    _ = await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+    _ = work.cancel()
+    _ = await asyncio.wait((work,))
+
+
+def ignore_signals() -> None:
+    """Let nothing but the end of the process follow: one more signal would replace its exit code."""
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    # The loop puts the default action back, which ends the process, when it removes a handler or closes.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        _ = loop.remove_signal_handler(number)
+        _ = signal.signal(number, signal.SIG_IGN)
+    _ = signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def give_memory_back(gateway: Gateway) -> None:

@@ -35,7 +35,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.server.key_purposes import KEY_BYTES, ephemeral_key
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
-from gateway.server.serve import serve
+from gateway.server.serve import ignore_signals, serve
 from gateway.telemetry import Event, Metrics, configure_logging, get_logger
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ class Supervisor:
                 await self._listener.close()
         if self._error is not None:
             raise self._error
+        if not self._failed:
+            ignore_signals()
         return int(self._failed)
 
     async def _run_worker(self, number: int) -> None:

@@ -16,8 +16,8 @@ import yaml
 
 from tests.chaos.stage import built
 from tests.e2e.wire import Wire, wire
-from tests.parts.launch import OldServer, old_server
-from tests.support.cluster import DEPLOY, program
+from tests.parts.launch import OldServer, free_port, old_server
+from tests.support.cluster import DEPLOY, program, replaced
 from tests.support.docker_engine import BALANCERS, GATEWAY, Docker, engine, missing, own_address
 from tests.support.steady_load import Load
 
@@ -55,6 +55,13 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
         raise AssertionError(f"not in {UNTIL_SECONDS} s: {what}") from None
 
 
+def published(path: Path, theirs: str, ours: str) -> str:
+    """Publish a free port instead of 8080, which another program may use; return the address."""
+    port = free_port()
+    path.write_text(replaced(path.read_text(), theirs, ours.format(port)))
+    return f"127.0.0.1:{port}"
+
+
 def think(number: int) -> float:
     """People think for up to four seconds, so that each replica holds calls at any time."""
     return number % 5
@@ -75,6 +82,7 @@ async def serves(client: Wire) -> bool:
 async def test_an_update_of_the_compose_story_refuses_no_call_and_loses_none(docker: Docker, tmp_path: Path) -> None:
     folder = tmp_path / "replicas"
     shutil.copytree(DEPLOY / "compose" / "replicas", folder)
+    listen = published(folder / "compose.yaml", "127.0.0.1:8080:80", "127.0.0.1:{}:80")
     docker.run("tag", BALANCERS, "nginx:1.28")
     async with legacy() as server:
         env = {
@@ -89,7 +97,7 @@ async def test_an_update_of_the_compose_story_refuses_no_call_and_loses_none(doc
 
         try:
             await compose("up", "--detach", "--no-build")
-            async with wire("http://127.0.0.1:8080/mcp") as client:
+            async with wire(f"http://{listen}/mcp") as client:
                 await until(lambda: serves(client), "the story serves")
                 load = Load(server, client, think)
                 async with load.running():
@@ -121,12 +129,14 @@ def stack_file(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def swarm(docker: Docker) -> Docker:
-    docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
+    managers, overlays = f"127.0.0.1:{free_port()}", str(free_port())
+    docker.run("swarm", "init", "--advertise-addr", managers, "--listen-addr", managers, "--data-path-port", overlays)
     return docker
 
 
 async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm: Docker, tmp_path: Path) -> None:
     path = stack_file(tmp_path / "swarm")
+    listen = published(path, "published: 8080", "published: {}")
     async with legacy() as server:
         env = {"MRTR_IMAGE": GATEWAY, "HAPROXY_IMAGE": BALANCERS, "MRTR_UPSTREAM": server.url}
 
@@ -145,7 +155,7 @@ async def test_an_update_of_the_swarm_stack_refuses_no_call_and_loses_none(swarm
 
         try:
             await docker("stack", "deploy", "--compose-file", path, "mrtr")
-            async with wire("http://127.0.0.1:8080/mcp") as client:
+            async with wire(f"http://{listen}/mcp") as client:
                 await until(lambda: serves(client), "the stack serves")
 
                 async def all_run() -> bool:

@@ -12,6 +12,7 @@ from gateway.http.connection import Connection
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.replicas import ask
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration, eventually
 
@@ -414,3 +415,48 @@ async def test_a_long_call_outlives_the_time_of_an_idle_connection(stand: Stand,
         held._next_keepalive_close_time = 0.0
         held._process_keepalive()
         assert await raw.rest() == b"", "an idle connection ends with its time"
+
+
+# -- the caller of a known head ---------------------------------------------------------------------------------------
+
+PROXY, STRANGER = "127.0.0.2", "127.0.0.3"
+
+
+def retry_of(stand: Stand, body: bytes, *lines: str) -> bytes:
+    """The retry with an answer to what a reply asks."""
+    asked = json.loads(body)["result"]
+    answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
+    params = {"name": "tool", "requestState": asked["requestState"], "inputResponses": answers}
+    return request(stand, *lines, body=stand.client().build("tools/call", params)[1])
+
+
+async def test_a_known_head_in_which_a_proxy_names_a_user_names_nobody_from_elsewhere(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    upstream.tool(ask)
+    stand = await begin(principal={"source": "header", "header": "X-User", "trusted_proxies": [PROXY]})
+    async with raw_connection(stand, own=PROXY) as proxy:
+        await proxy.send(request(stand, "X-User: ada"))
+        retry = retry_of(stand, (await reply(proxy))[1], "X-User: ada")
+        await known(stand, proxy, retry)
+    async with raw_connection(stand, own=STRANGER) as stranger:
+        await stranger.send(retry)
+        assert b" 400 " in (await reply(stranger))[0]
+    assert stand.metric("mcp_gateway_state_rejected_total", reason="other_principal") == 1
+
+
+async def test_a_known_head_from_another_address_counts_for_that_address(upstream: FakeUpstream, begin: Start) -> None:
+    upstream.tool(ask)
+    stand = await begin(hold={"max_calls_per_address": 3})
+    sent, asked = request(stand), []
+    for own in (PROXY, STRANGER):
+        async with raw_connection(stand, own=own) as raw:
+            for _ in range(3):
+                await raw.send(sent)
+                head, body = await reply(raw)
+                assert b" 200 OK" in head
+                asked.append(body)
+    async with raw_connection(stand) as raw:
+        for body in asked:
+            await raw.send(retry_of(stand, body))
+            assert b" 200 OK" in (await reply(raw))[0]

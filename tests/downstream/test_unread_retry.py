@@ -8,6 +8,7 @@ import pytest
 
 from gateway.cluster.peer_client import PeerClient
 from gateway.downstream.unread_retry import UnreadRetry, glance
+from gateway.protocol import mcp
 from gateway.seal.request_state import Sealer
 from tests.cluster.conftest import cluster
 from tests.cluster.test_peer_exchange import forward
@@ -260,3 +261,25 @@ async def test_a_retry_that_may_be_nested_too_deep_is_read_first(upstream: FakeU
     assert [(status, said["error"]["code"]) for status, said in found] == [(400, JSON)] * 4
     assert (asked_peers(two), rejected(two)) == ({}, 4)
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT
+
+
+async def test_the_version_of_a_retry_is_a_label_only_if_the_gateway_speaks_it(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    sent = request(two, body=compact(body_of(two, retry_params(asked))))
+    async with raw_connection(two) as raw:
+        for version in ("2026-07-29", "x" * 100):
+            found = await replies(raw, changed(sent, {f"Version: {mcp.MODERN}": f"Version: {version}"}))
+            assert [status for status, _ in found] == [400] * 4
+        assert asked_peers(two) == {}, "this replica speaks no such version, so it asks no other"
+        assert [status for status, _ in await replies(raw, sent)] == [200] * 4
+    assert {versions for stand in (one, two) for versions in labels(stand)} <= {*mcp.SUPPORTED_VERSIONS, ""}
+
+
+def labels(stand: Stand) -> set[str]:
+    """The versions that label a metric."""
+    families = stand.gateway.metrics._registry.collect()
+    return {each.labels.get("protocol_version", "") for family in families for each in family.samples}

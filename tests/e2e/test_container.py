@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -265,25 +266,32 @@ async def test_compose_starts_one_gateway_with_its_key_in_a_file(
 async def test_compose_starts_three_replicas_behind_nginx(
     image: None, server: OldServer, drivers: Drivers, tmp_path: Path
 ) -> None:
-    """Each replica has an address of its own on the loopback; the others know it by its name."""
+    """Each replica has an address of its own on the loopback; the others know it by its name.
+
+    8080 of all addresses may be in use by another program, so the replicas have a free port.
+    """
     env = {"MRTR_UPSTREAM": server.url, "MRTR_STATE_KEY": KEY}
     parsed = compose.read("replicas", env)
-    folder = compose.FOLDERS["replicas"]
+    folder = tmp_path / "replicas"
+    shutil.copytree(compose.FOLDERS["replicas"], folder)
+    listen, admin, peer = (free_port() for _ in range(3))
+    settings = folder / "config.yaml"
+    settings.write_text(settings.read_text().replace(":8081", f":{peer}"))
     names = [name for name in parsed["services"] if name != "nginx"]
     hosts = {name: f"127.0.77.{number}" for number, name in enumerate(names, start=1)}
     known = [f"--add-host={name}:{host}" for name, host in hosts.items()]
     async with AsyncExitStack() as stack:
         boxes = []
         for name, host in hosts.items():
-            config = {"listen": f"{host}:8080", "admin": f"{host}:9464", "routes": [{"path": "/mcp"}]}
-            own = [*given(config, server), f"--env=GATEWAY_REPLICA__LISTEN={host}:8081"]
+            config = {"listen": f"{host}:{listen}", "admin": f"{host}:{admin}", "routes": [{"path": "/mcp"}]}
+            own = [*given(config, server), f"--env=GATEWAY_REPLICA__LISTEN={host}:{peer}"]
             options = [*compose.podman_options(parsed, name, folder), *known, *own]
             boxes.append(await stack.enter_async_context(container(name, config, *options)))
         front = Balancer("nginx", tmp_path, f"127.0.0.1:{free_port()}")
         text = (folder / "nginx.conf").read_text()
         for number, name in enumerate(names, start=1):
             text = text.replace(f"server {name}:8080", f"server 10.0.0.1{number}:8080")
-        front.configure([Place(name, f"{host}:8080", "") for name, host in hosts.items()], text)
+        front.configure([Place(name, f"{host}:{listen}", "") for name, host in hosts.items()], text)
         stack.push_async_callback(front.kill)
         await front.start()
         client = await drivers.connect("ts", f"http://{front.address}/mcp")

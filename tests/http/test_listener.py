@@ -154,3 +154,13 @@ async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: 
     assert listener._forgetting is not None
     await listener.close()
     assert listener._forgetting.cancelled()
+
+
+async def test_a_listener_that_has_closed_has_nothing_left_to_stop_or_to_secure(begin: Start) -> None:
+    """A drain or a change of the certificate may still run when a second signal closes everything."""
+    stand = await begin()
+    listener = stand.gateway._client_listener
+    await listener.close()
+    await listener.stop_accepting()
+    await listener.secure(None)
+    assert listener.connections == 0

@@ -1,5 +1,6 @@
 """Requests that are not well-formed HTTP: what is refused, and what the log does not say."""
 
+import re
 from typing import Any
 from unittest.mock import Mock
 
@@ -8,6 +9,7 @@ from aiohttp import http_parser
 
 from gateway.http.request_parser import KnownHeads, Malformed, RequestParser, parser_caution
 from gateway.telemetry import Malformation
+from tests.support.fake_upstream import FakeUpstream, text
 from tests.support.gateway_process import gateway
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection, request_head
@@ -208,6 +210,42 @@ def test_a_request_in_the_packet_of_a_chunked_bodys_end_is_refused() -> None:
         _ = requests.feed_data(PIPELINED + b"POST  /mcp HTTP/1.1\r\nHost: x\r\n\r\n")
     assert failures == [Malformation.PIPELINED]
     assert requests.feed_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == ((), False, b"")
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+BEHIND = b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("split", range(CHUNKED.index(b"\r\n\r\n") + 4, len(CHUNKED)))
+def test_a_request_behind_a_chunked_bodys_end_in_a_later_packet_is_refused(split: int) -> None:
+    requests, failures = parser()
+    ((message, body),) = requests.feed_data(CHUNKED[:split])[0]
+    with pytest.raises(Malformed):
+        _ = requests.feed_data(CHUNKED[split:] + BEHIND)
+    assert failures == [Malformation.PIPELINED]
+    assert (message.path, body.is_eof()) == ("/a", True)
+    assert requests.feed_data(BEHIND) == ((), False, b"")
+
+
+def test_a_request_in_a_packet_of_its_own_behind_a_chunked_body_is_served() -> None:
+    assert [path for _, path, _ in parsed([CHUNKED[:-5], CHUNKED[-5:], BEHIND, BEHIND])] == ["/a", "/b", "/b"]
+
+
+async def test_the_connection_of_a_request_behind_a_chunked_bodys_end_serves_the_first_and_ends(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(lambda turn: turn.result(text("done")))
+    headers, body = client.build("tools/call", {"name": "tool"})
+    head = request_head(stand, headers | {"Transfer-Encoding": "chunked"}, None).replace(b"Connection: close\r\n", b"")
+    whole = head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % len(body)) + body
+    async with raw_connection(stand) as raw:
+        await raw.send(head + b"%x\r\n%b\r\n" % (len(body), body))
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request is served")
+        await raw.send(b"0\r\n\r\n" + whole)
+        replies = await raw.rest()
+    assert re.findall(rb"HTTP/1\.\d (\d+) ", replies) == [b"200", b"400"]
+    assert len(upstream.of("tools/call")) == 1
+    assert sample(stand, "mcp_gateway_malformed_requests_total", reason="pipelined") == 1
 
 
 def test_an_error_of_the_parser_quotes_nothing() -> None:

@@ -1,12 +1,14 @@
 """A stdio server as a child: whatever it does, the call ends, the gateway goes on, and no process is left behind."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -453,3 +455,51 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
 
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(run())
+
+
+@pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+async def test_a_start_that_is_cancelled_at_any_turn_ends_as_cancelled_and_leaves_nothing(
+    factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A file that is closed twice would be another's by then, and its error would replace the cancellation."""
+    outcomes, left = await asyncio.to_thread(run_cancelled_starts, factory)
+    assert set(outcomes[:-1]) == {"cancelled"}
+    assert outcomes[-1] == "started"
+    assert len(outcomes) > 3, "a start takes several turns"
+    assert left == []
+
+
+def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tuple[list[str], list[str]]:
+    """Cancel the start of a child after 0, 1, 2 turns and so on; return how each ended, and the files left open."""
+    outcomes = []
+
+    async def start(turns: int) -> str:
+        child = Child(Upstream(command=("cat",)), "/mcp", 4096, tasks := Tasks(Metrics("test")))
+        starting = asyncio.get_running_loop().create_task(child.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        _ = starting.cancel()
+        _ = await asyncio.wait((starting,))
+        if not starting.cancelled() and starting.exception() is None:
+            child.kill()
+        async with asyncio.timeout(20):
+            if turns:  # else it was not even begun
+                await child.gone
+        assert tasks.failures == 0
+        return "cancelled" if starting.cancelled() else str(starting.exception() or "started")
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        before = open_files()
+        while not outcomes or (outcomes[-1] == "cancelled" and len(outcomes) < 100):
+            outcomes.append(runner.run(start(len(outcomes))))
+        _ = gc.collect()
+        return outcomes, [file for file in open_files() if file not in before]
+
+
+def open_files() -> list[str]:
+    """The pipes and sockets that this process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(f"{link.name} {link.readlink()}")
+    return [file for file in found if "pipe:" in file or "socket:" in file]

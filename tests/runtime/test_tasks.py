@@ -1,7 +1,11 @@
 """Background tasks: each exception is counted, and none outlives the close."""
 
 import asyncio
+from contextlib import suppress
 
+import pytest
+
+from gateway.runtime import tasks as tasks_file
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
@@ -73,3 +77,29 @@ async def test_short_work_without_a_task_is_waited_for_as_well() -> None:
     await tasks.settle(60)
     assert done == ["one", "other"]
     await tasks.settle(60)
+
+
+async def test_a_task_that_loses_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in a `finally` replaces the cancellation, and the task goes on because it expects such errors."""
+    monkeypatch.setattr(tasks_file, "_AGAIN_SECONDS", 0.01)
+    tasks, turns = Tasks(Metrics("0")), list[int]()
+
+    async def turn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            turns.append(len(turns))
+            if len(turns) < 3:
+                raise OSError
+
+    async def for_ever() -> None:
+        while True:
+            with suppress(OSError):
+                await turn()
+
+    tasks.spawn(for_ever(), "prestart")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await tasks.close()
+    assert turns == [0, 1, 2]
+    assert len(tasks) == 0

@@ -1,16 +1,21 @@
-"""A signal that arrives before the gateway is ready is not lost, and does not end it."""
+"""The start and the end of the program: signals at any time, and addresses that are in use."""
 
 import asyncio
 import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.parts.launch import REPOSITORY, free_port
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port
+from tests.support.gateway_process import gateway
+from tests.support.legacy_client import LegacyClient
 
 PROGRAMS = {
     "installed": ("-c", "import sys; from gateway.entry import main; sys.exit(main())"),
@@ -59,3 +64,111 @@ async def test_a_reload_during_the_start_is_made_once_the_gateway_is_ready(
         process.send_signal(signal.SIGINT)
         _ = await process.communicate()
     assert process.returncode == 0
+
+
+# The start and the end.
+
+FAKE = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
+START_SECONDS = 60.0
+PROMPT_SECONDS = 10.0
+"""Enough for a busy machine, and less than anything that the gateway would wait for."""
+
+
+@asynccontextmanager
+async def program(given: bytes, directory: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start the program with this configuration, and kill it at the end if it still runs."""
+    path = directory / "gateway.yaml"
+    path.write_bytes(given)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
+        cwd=REPOSITORY,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            _ = await process.communicate()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["listen", "admin", "replica.listen"])
+async def test_a_gateway_with_a_command_ends_when_it_cannot_listen(name: str, workers: int, tmp_path: Path) -> None:
+    """The command marks its start: nothing is started that would have to be ended at once."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        address = {"replica": {"listen": taken}} if name == "replica.listen" else {name: taken}
+        started = tmp_path / "started"
+        route = {"upstream": {"command": ["sh", "-c", f"touch {started}; cat"], "warm": 2}}
+        async with program(tree(free_port(), workers, **{"routes": [route], **address}), tmp_path) as process:
+            async with asyncio.timeout(START_SECONDS):
+                _, said = await process.communicate()
+    assert process.returncode == 1
+    assert said.decode().count(f"cannot listen at {taken} ({name}): another process uses it; stop that process") == 1
+    assert b"Traceback" not in said
+    assert not started.exists()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_during_the_start_ends_the_program(number: signal.Signals, tmp_path: Path) -> None:
+    """The start asks the other replicas for their ids, and one of them is silent."""
+    asked = asyncio.Event()
+    silent = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    replica = {"id": "gw-1", "listen": f"127.0.0.1:{free_port()}", "peers_dns": f"127.0.0.1:{port}"}
+    given = tree(free_port(), 1, replica=replica, timeouts={"peer_accept_seconds": 3600})
+    async with silent, program(given, tmp_path) as process:
+        async with asyncio.timeout(START_SECONDS):
+            _ = await asked.wait()
+        process.send_signal(number)
+        async with asyncio.timeout(PROMPT_SECONDS):
+            _, said = await process.communicate()
+    assert process.returncode == 0
+    assert b"server.started" not in said
+    assert b"server.stopped" in said
+    assert b"Traceback" not in said
+
+
+@pytest.mark.processes
+async def test_a_second_signal_during_a_drain_fails_nothing() -> None:
+    """The end of the call lets the drain go on, while the listener waits for the rest of a request."""
+    peer = f"127.0.0.1:{free_port()}"
+    replica = {"id": "one", "listen": peer, "peers": {"one": peer, "two": f"127.0.0.1:{free_port()}"}}
+    hold = {"drain_delay_seconds": 0, "drain_seconds": 60}
+    async with gateway({"command": FAKE, "warm": 0}, replica=replica, hold=hold) as gw:
+        client = await LegacyClient(gw).initialize()
+        call = await client.call("ask")
+        _ = await call.message()
+        _, writer = await asyncio.open_connection(*gw.config["listen"].split(":"))
+        writer.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        gw.terminate()
+
+        async def drains() -> bool:
+            return bool(gw.log("server.draining"))
+
+        await gw.until(drains, "it drains")
+        gw.terminate()
+        assert await gw.exited(PROMPT_SECONDS) == 0
+        assert not gw.errors(), gw.tail()
+        assert "Traceback" not in gw.stderr
+        call.close()
+        writer.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_signals_until_the_very_end_do_not_change_the_exit_code(workers: int) -> None:
+    async with gateway("http://127.0.0.1:9/mcp", workers=workers) as gw:
+        assert gw.process is not None
+        while gw.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(gw.process.pid, signal.SIGTERM)  # not `send_signal`, which would collect the exit code itself
+            await asyncio.sleep(0.001)
+        assert gw.process.returncode == 0, gw.tail()
+        assert "Traceback" not in gw.stderr

@@ -36,10 +36,10 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(stand: Stand, address: str = "") -> AsyncIterator[RawConnection]:
-    """Connect to the listener for clients, or to another address."""
+async def raw_connection(stand: Stand, address: str = "", own: str | None = None) -> AsyncIterator[RawConnection]:
+    """Connect to the listener for clients, or to another address; `own` is the client's own IP address."""
     host, _, port = (address or stand.gateway.listen).rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=None if own is None else (own, 0))
     try:
         yield RawConnection(reader, writer)
     finally:

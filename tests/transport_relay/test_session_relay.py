@@ -120,6 +120,34 @@ async def test_a_response_to_no_open_request_is_dropped(begin: Start, sse_server
     assert await stream.rest() == []
 
 
+async def test_what_waits_for_a_server_that_does_not_read_is_bounded(begin: Start, sse_server: FakeSse) -> None:
+    """One call is on its way and one waits. There is no room for three more, whichever came first."""
+    reads = asyncio.Event()
+
+    async def read_later(message: Message) -> None:
+        if message.get("method") == mcp.TOOLS_CALL:
+            _ = await reads.wait()
+
+    sse_server.post = read_later
+    stand = await before_sse(begin, sse_server, limits={"body_bytes": 1000})
+    client = await LegacyClient(stand).initialize()
+    calls = [client.call_message(arguments={"pad": "x" * 600}) for _ in range(5)]
+    posts = [later(client.post(calls[0]))]
+    await eventually(lambda: any(each.get("method") == mcp.TOOLS_CALL for _, each in sse_server.posts), "one is sent")
+    posts += [later(client.post(call)) for call in calls[1:]]
+    await eventually(lambda: sum(post.done() for post in posts) == 3, "three are refused")
+    refused = [post.result()[2][0]["error"] for post in posts if post.done()]
+    assert [error["data"]["reason"] for error in refused] == ["busy"] * 3
+    assert all("limits.body_bytes" in error["message"] for error in refused)
+    reads.set()
+    answers = [(await post)[2] for post in posts]
+    assert [answer for (answer,) in answers if "result" in answer] == [
+        {"jsonrpc": "2.0", "id": each["id"], "result": DONE} for each in await sse_server.heard(mcp.TOOLS_CALL, 2)
+    ]
+    assert len(await sse_server.heard(mcp.TOOLS_CALL)) == 2
+    assert await client.end() == 200
+
+
 # -- a server of streamable HTTP --------------------------------------------------------------------------------------
 
 
