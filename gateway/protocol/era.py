@@ -103,6 +103,14 @@ def refutes(status: int, body: bytes) -> bool:
     )
 
 
+def refuses_legacy(content_type: str, body: bytes) -> bool:
+    """Whether the refusal of a legacy request comes from a server that serves modern clients only."""
+    opened = _final(content_type, body)
+    if opened is None or not isinstance(opened.error, Raw):
+        return False
+    return _is_modern_error(jsonrpc.error(opened.error), is_only_modern=True)
+
+
 def _final(content_type: str, body: bytes) -> jsonrpc.Message | None:
     """Return the JSON-RPC response in a body."""
     return next(
@@ -115,11 +123,14 @@ def _discovers(result: Raw) -> bool:
     return discovered is not None and any(map(names_modern, discovered.supportedVersions))
 
 
-def _is_modern_error(error: jsonrpc.Error) -> bool:
+def _is_modern_error(error: jsonrpc.Error, *, is_only_modern: bool = False) -> bool:
+    """Whether an error comes from a modern server; `is_only_modern`: from one that supports no legacy version."""
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
     refused = _decoded(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
-    return refused is not None and any(map(names_modern, refused.supported))
+    if refused is None or not refused.supported:
+        return False
+    return (all if is_only_modern else any)(map(names_modern, refused.supported))
 
 
 def _decoded(decode: Callable[[Raw | bytes], T], raw: Raw) -> T | None:
