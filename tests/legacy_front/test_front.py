@@ -330,6 +330,22 @@ async def test_messages_that_no_client_reads_end_the_session_at_the_limit(begin:
     assert await other.end() == 200
 
 
+async def test_messages_that_one_caller_does_not_read_end_no_session_of_another(
+    begin: Start, sse_server: FakeSse
+) -> None:
+    stand = await begin(**before(sse_server, limits={"replay_bytes": 20_000, "event_bytes": 20_000}))
+    ann = await LegacyClient(stand, authorization="Bearer ann").initialize()
+    eves = [await LegacyClient(stand, authorization="Bearer eve").initialize() for _ in range(2)]
+    await sse_server.heard(mcp.INITIALIZED, 3)
+    ask(sse_server, "ann")
+    for stream, number in enumerate((9_000, 18_000), 1):
+        sse_server.streams[stream].say(id="eve", method="roots/list", params={"x": "x" * number})
+    await sse_server.streams[1].closed.wait()
+    assert (await (await ann.listen()).message())["id"] == "ann"
+    assert await ann.end() == 200
+    assert [await eve.end() for eve in eves] == [404, 200]
+
+
 async def test_a_response_that_cannot_be_held_becomes_an_error(begin: Start, sse_server: FakeSse) -> None:
     """One that is as large as the budget, so that no room is left for what an event costs besides."""
     limits = {"replay_bytes": 1, "event_bytes": 9_000, "body_bytes": 9_000}
