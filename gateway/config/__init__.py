@@ -19,7 +19,7 @@ from gateway.config.model.config import (
     TaskLimits,
     Timeouts,
 )
-from gateway.config.model.route import Cache, Credentials, Route, Upstream, UpstreamTls
+from gateway.config.model.route import DPOP, Cache, Credentials, Route, Upstream, UpstreamTls
 from gateway.config.model.value_types import Era, Level
 from gateway.config.parsing.formats import HOP_BY_HOP, redacted_url, sendable_header, split_address
 from gateway.config.parsing.problems import ConfigError

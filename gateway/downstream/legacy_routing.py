@@ -21,7 +21,8 @@ from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.upstream import is_modern
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
-from gateway.protocol import lost_session
+from gateway.protocol import era as eras
+from gateway.protocol import lost_session, mcp
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
@@ -31,6 +32,8 @@ from gateway.transport_relay.session_relay import SessionRelay
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
 """Statuses with which a server refuses a client of another transport, or of another era."""
+_NO_SESSION: Final = {"POST": 400, "GET": 405, "DELETE": 405}
+"""The statuses with which a server that is modern only refuses the requests of a legacy session."""
 
 
 class LegacyRouting:
@@ -58,10 +61,11 @@ class LegacyRouting:
         spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
         if await _is_mirrored(live):
             return await self._mirrored(front, at)
-        if given_id(incoming) is not None and spoken not in (None, "streamable-http"):
+        names_session = given_id(incoming) is not None or (mcp.SESSION_ID in incoming.headers and not is_addressed)
+        if names_session and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is None or (front == "sse" and spoken == "sse"):
-            return await self._passthrough.legacy(incoming, reply, live)
+            return await self._passed(at, names_session=names_session)
         if spoken is not None and spoken != _TRANSPORTS[front]:
             return await self.front.begin(front, at, self._connect(at))
         return await self._found_out(front, at)
@@ -78,12 +82,38 @@ class LegacyRouting:
             return served
         return await self.mirror.serve(at) if self.mirror.owns(incoming) else None
 
+    async def _passed(self, at: Arrival, *, names_session: bool) -> web.StreamResponse:
+        """Pass a request to the server, whose own the session is, unless it turns out that there is no such session.
+
+        A server that is modern only has no sessions. Which it is, only its refusals tell: one of both eras is known as
+        modern too, and a server may become one of both.
+        """
+        incoming, probe, is_post = at.incoming, at.live.upstream.era, at.incoming.method == "POST"
+        if probe is None or probe.known is False or at.live.route.era != "auto" or not names_session:
+            return await self._passthrough.legacy(incoming, at.http_reply, at.live)
+        refusing = _NO_SESSION.get(incoming.method, 0)
+        passed = await self._passthrough.legacy(incoming, at.http_reply, at.live, withheld=(refusing,))
+        if not isinstance(passed, web.Response) or passed.status != refusing:
+            if is_post and passed.status == 200:
+                probe.refuses_legacy = False
+            return passed
+        if is_post:
+            if not (eras.refuses_legacy(passed.content_type, _body(passed)) and await self._is_modern(at)):
+                return passed
+            probe.refuses_legacy = True
+        return await self.mirror.serve(at) if probe.known and probe.refuses_legacy else passed
+
     async def _found_out(self, front: Front, at: Arrival) -> web.StreamResponse:
         """Serve a request that begins a session: the server's refusal tells of another transport, or another era."""
         passed = await self._passthrough.legacy(at.incoming, at.http_reply, at.live, withheld=_OTHER_TRANSPORT)
+        probe = at.live.upstream.era
+        assert probe is not None, "nothing passes to a child process"
         if not isinstance(passed, web.Response) or passed.status not in _OTHER_TRANSPORT:
+            if front == "http" and passed.status == 200:
+                probe.refuses_legacy = False
             return passed
         if front == "http" and await self._is_modern(at):
+            probe.refuses_legacy = True
             return await self._mirrored(front, at)
         is_spoken = at.live.upstream.transport == _TRANSPORTS[front]
         if is_spoken or (front == "http" and lost_session.is_answered(_body(passed), at.incoming.body)):

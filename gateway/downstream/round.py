@@ -103,7 +103,7 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
 ) -> Round:
     """Make a round of a checked request."""
     headers = _upstream_headers(incoming, request, live, caller)
-    names = live.route.forward_headers
+    names = live.route.pooled_headers
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
     return Round(

@@ -11,7 +11,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 
-from gateway.config import HOP_BY_HOP, Route
+from gateway.config import DPOP, HOP_BY_HOP, Route
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol.errors import InvalidRequest
 
@@ -76,8 +76,25 @@ def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
     for name in (AUTHORIZATION, *route.forward_headers) if asks_as_client(route) else route.forward_headers:
         if name in headers and (value := joined(headers, name)) is not None:
             sent[name] = _sendable(name, value)
+    if DPOP in headers and (DPOP in sent or _is_proven(sent.get(AUTHORIZATION, ""))):
+        check_once((DPOP,), headers)
+        sent[DPOP] = _sendable(DPOP, headers[DPOP])
     own = own_headers(route)
     return {**sent, **own} if own else sent
+
+
+def _is_proven(authorization: str) -> bool:
+    """Whether a token needs a proof with each request."""
+    return authorization[:5].lower() == "dpop "
+
+
+def credential_of(headers: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """What the upstream checks of the headers of `for_call`, but for those that are part of the pool key.
+
+    A token that needs a proof is worth nothing without it, so an upstream that accepted it with one proof has not
+    accepted it with another.
+    """
+    return headers.get(AUTHORIZATION), headers.get(DPOP)
 
 
 def credentials_in(route: Route, headers: Mapping[str, str]) -> bool:

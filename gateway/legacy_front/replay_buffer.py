@@ -9,6 +9,7 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.runtime.budget import Budget, Share
@@ -28,8 +29,13 @@ class Entry(NamedTuple):
 class ReplayBuffer:
     """The messages of one stream, numbered from 1; one reader at a time."""
 
-    def __init__(self, name: int, budget: Budget, behind_bytes: int, overflowed: Callable[[], None]) -> None:
-        """`behind_bytes` limits the notifications that wait. `overflowed`: messages that wait had to give way."""
+    def __init__(
+        self, name: int, budget: Budget, principal: bytes, behind_bytes: int, overflowed: Callable[[], None]
+    ) -> None:
+        """`principal` is that of the client. `behind_bytes` limits the notifications that wait.
+
+        `overflowed`: messages that wait had to give way.
+        """
         self.name = name
         self.is_resumable = False
         """Whether messages stay here after their delivery, because the client may ask for them again."""
@@ -37,7 +43,7 @@ class ReplayBuffer:
         """Whether the last message is in."""
         self.reader: object = None
         """Who writes what is here to the client; a new reader replaces it."""
-        self._budget = budget
+        self._new_share = partial(budget.share, self._give_way, principal)
         self._behind_bytes = behind_bytes
         self._overflowed = overflowed
         self._waiting: OrderedDict[int, Entry] = OrderedDict()
@@ -71,7 +77,7 @@ class ReplayBuffer:
                 self._release(self._take(self._droppable[0]))
         self._wake()
         if self._share is None:
-            self._share = self._budget.share(self._give_way)
+            self._share = self._new_share()
         self._share.grow(_size(entry))
         return self._forgotten < entry.number
 
@@ -171,7 +177,7 @@ class ReplayBuffer:
         self._forget_kept()
         waiting = sum(map(_size, self._waiting.values()))
         if waiting and has_kept:  # what waits may fit now
-            self._share = self._budget.share(self._give_way)
+            self._share = self._new_share()
             self._share.grow(waiting)
         elif waiting:
             self._forget_waiting()

@@ -176,7 +176,7 @@ class FrontSession:
 
     def _new_stream(self) -> Stream:
         behind_bytes = self.live.config.limits.behind_bytes
-        stream = Stream(self._numbers, self._budget, behind_bytes, self._fell_behind)
+        stream = Stream(self._numbers, self._budget, self.caller.principal, behind_bytes, self._fell_behind)
         stream.is_resumable = self._is_resumable
         self.streams[self._numbers] = stream
         self._numbers += 1

@@ -316,8 +316,7 @@ class _Reply:
         if status in REDIRECTS and not self._is_redirected:
             self._follow()
         elif status in (401, 403):
-            challenges = (value for name, value in self._head.texts() if name.lower() == "www-authenticate")
-            self._fail(refused(self._endpoint, status, challenges))
+            self._fail(refused(self._endpoint, status, self._head.texts()))
         elif self._body.lstrip().startswith(b"{"):
             self._take(bytes(self._body))
             if not self._is_over:

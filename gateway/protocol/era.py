@@ -109,6 +109,14 @@ def refutes(status: int, body: bytes) -> bool:
     )
 
 
+def refuses_legacy(content_type: str, body: bytes) -> bool:
+    """Whether the refusal of a legacy request comes from a server that serves modern clients only."""
+    responses = _responses(content_type, body)
+    if not responses or not isinstance(responses[0].error, Raw):
+        return False
+    return _is_modern_error(jsonrpc.error(responses[0].error), is_only_modern=True)
+
+
 def _responses(content_type: str, body: bytes) -> list[jsonrpc.Message]:
     """Return the JSON-RPC responses in a body."""
     return [each for each in reply_messages.messages(content_type, body) if reply_messages.is_response(each)]
@@ -119,11 +127,14 @@ def _discovers(result: Raw) -> bool:
     return discovered is not None and any(map(names_modern, discovered.supportedVersions))
 
 
-def _is_modern_error(error: jsonrpc.Error) -> bool:
+def _is_modern_error(error: jsonrpc.Error, *, is_only_modern: bool = False) -> bool:
+    """Whether an error comes from a modern server; `is_only_modern`: from one that supports no legacy version."""
     if error.code != mcp.UNSUPPORTED_VERSION:
         return error.code in _MODERN_ERRORS
     refused = _decoded(_decode_unsupported, error.data) if isinstance(error.data, Raw) else None
-    return refused is not None and any(map(names_modern, refused.supported))
+    if refused is None or not refused.supported:
+        return False
+    return (all if is_only_modern else any)(map(names_modern, refused.supported))
 
 
 def _decoded(decode: Callable[[Raw | bytes], T], raw: Raw) -> T | None:

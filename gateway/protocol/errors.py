@@ -291,8 +291,8 @@ class CannotAsk(UpstreamError):
 class Refused(UpstreamError):
     """The upstream refused this request's credentials.
 
-    Its status and challenge go to the client only if the credentials are the client's own. Otherwise the client could
-    not do anything about them.
+    Its status, challenge and nonce (RFC 9449) go to the client only if the credentials are the client's own. Otherwise
+    the client could not do anything about them.
     """
 
     reason = "upstream_refused"
@@ -301,13 +301,23 @@ class Refused(UpstreamError):
         "credentials.token or token_file and send SIGHUP"
     )
 
-    def __init__(self, message: str, *, status: int, challenge: str | None = None, is_clients: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        challenge: str | None = None,
+        nonce: str | None = None,
+        is_clients: bool = True,
+    ) -> None:
         super().__init__(message, data={"status": status})
         if not is_clients:
             return
         self.status = status
         if challenge is not None:
             self.headers["WWW-Authenticate"] = challenge
+        if nonce is not None:
+            self.headers["DPoP-Nonce"] = nonce
 
 
 class NoKeys(GatewayError):

@@ -12,6 +12,7 @@ from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 from gateway.routes.cold_calls import ColdCall, ColdCalls
 from gateway.runtime.budget import Budget, Share
+from gateway.runtime.fair_shares import Holdings
 from gateway.runtime.idle_memory import MANY
 
 _RETRY_AFTER_SECONDS = 5
@@ -49,6 +50,7 @@ class Lot(Generic[P]):
         self.results = results
         self._waiting: dict[str, P] = {}
         self._kept: dict[str, tuple[P, Share]] = {}
+        self._kept_of: Holdings[str] = Holdings()
         self._per_principal: dict[bytes, int] = {}
         self._per_address: dict[str, int] = {}
         self.when_many: Callable[[], None] = lambda: None
@@ -136,13 +138,14 @@ class Lot(Generic[P]):
             self.when_many()
 
     def keep(self, parked: P) -> None:
-        """Keep an exchange that has ended, so that `find` finds it; the oldest kept ones make room."""
+        """Keep an exchange that has ended, so that `find` finds it. One of the caller that has the most makes room."""
         if not self._leave(parked):
             return
         while len(self._kept) >= self._hold.value.max_calls:
-            self._forget(next(iter(self._kept.values()))[0])
-        share = self.results.share(partial(self._forget, parked))
+            self._forget(self._kept[self._kept_of.first(parked.principal)][0])
+        share = self.results.share(partial(self._forget, parked), parked.principal)
         self._kept[parked.id] = parked, share
+        self._kept_of.add(parked.principal, parked.id, 1)
         share.grow(parked.kept_bytes)
 
     def remove(self, parked: P) -> None:
@@ -157,6 +160,7 @@ class Lot(Generic[P]):
     def _drop(self, parked: P) -> None:
         kept = self._kept.pop(parked.id, None)
         if kept is not None:
+            self._kept_of.remove(parked.principal, parked.id, 1)
             kept[1].release()
 
     def _leave(self, parked: P) -> bool:

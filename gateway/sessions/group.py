@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
 from gateway.runtime.newest import Newest
@@ -44,7 +45,7 @@ class Group(Queue[S]):
         self.used = time.monotonic()
         self.generation = next(_GENERATIONS)
         """Renewed after everything that may have changed a list; unique across groups."""
-        self._accepted: Newest[str | None, float] = Newest(_CREDENTIALS_KEPT)
+        self._accepted: Newest[tuple[str | None, str | None], float] = Newest(_CREDENTIALS_KEPT)
         self._listed: set[str | None] = set()
         """Credentials with which the tools were listed since they last changed."""
 
@@ -74,11 +75,11 @@ class Group(Queue[S]):
 
     def accept(self, headers: Headers) -> None:
         """Note that the upstream has just served a request with this credential."""
-        _ = self._accepted.keep(headers.get("Authorization"), time.monotonic())
+        _ = self._accepted.keep(credential_of(headers), time.monotonic())
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""
-        accepted = self._accepted.get(headers.get("Authorization"))
+        accepted = self._accepted.get(credential_of(headers))
         return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
 
     @property

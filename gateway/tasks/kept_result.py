@@ -1,6 +1,7 @@
 """The result of a task, which may give way to others; it is asked for again when its client wants it."""
 
 import asyncio
+from functools import partial
 
 from msgspec import Raw
 
@@ -16,13 +17,13 @@ from gateway.upstream.channel import Headers
 class KeptResult:
     """The result of one task in its modern form."""
 
-    def __init__(self, server_info: Raw, budget: Budget) -> None:
+    def __init__(self, server_info: Raw, budget: Budget, principal: bytes) -> None:
         """`budget` is that of all results."""
         self.body: bytes | None = None
         """None if there is no result, or if it was dropped to make room."""
         self._server_info = server_info
-        self._budget = budget
-        self._share = budget.share(self._give_way)
+        self._new_share = partial(budget.share, self._give_way, principal)
+        self._share = self._new_share()
         self._fetching = asyncio.Lock()
         """Held because a session has one request in flight."""
 
@@ -40,7 +41,7 @@ class KeptResult:
 
     def _give_way(self) -> None:
         self.body = None
-        self._share = self._budget.share(self._give_way)
+        self._share = self._new_share()
 
     async def fetch(self, follower: Follower, headers: Headers, seconds: float) -> bytes:
         """Ask the server for the result, unless it is here; raises an UpstreamError."""

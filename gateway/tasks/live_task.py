@@ -70,7 +70,7 @@ class LiveTask:
         self._forget = forget
         self._created = self._updated = _now()
         self._questions = OpenQuestions(self.id, sealer, origin.declared)
-        self._result = KeptResult(origin.server_info, budget)
+        self._result = KeptResult(origin.server_info, budget, self.principal)
         self._ended: Ended | None = None
         self._is_cancelled = False
         self._follower: Follower | None = None

@@ -13,6 +13,7 @@ from tests.support.workbench import ACCEPT, Stand, configuration
 
 BRIDGE: Final = {"era": "bridge"}
 ANSWERED: Final = '{"action": "accept", "content": {"name": "Ada"}}'
+ACCEPTS: Final = {"Accept": "application/json, text/event-stream"}
 INITIALIZE: Final = {
     "jsonrpc": "2.0",
     "id": 7,
@@ -116,6 +117,53 @@ async def test_another_failure_of_a_bridged_server_does_not_blame_the_key(dual: 
     dual.on("initialize", refuse)
     stand = await begin(route=BRIDGE)
     assert "era" not in (await stand.client().call()).error["message"]
+
+
+async def test_the_sessions_of_a_dual_era_server_are_its_own(dual: FakeUpstream, begin: Start) -> None:
+    async def no_stream(turn: Turn) -> None:
+        turn.reply(405)
+
+    async def refused(turn: Turn) -> None:
+        turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32000, "message": "Bad Request"}})
+
+    dual.on("GET", no_stream)
+    dual.on("tools/list", refused)
+    stand = await begin()
+    _ = await stand.client().call()
+    assert len(dual.probes) == 1, "the server is known to be modern"
+    async with stand.http.post(stand.url, json=INITIALIZE, headers=ACCEPTS) as response:
+        session = {mcp.SESSION_ID: response.headers[mcp.SESSION_ID], mcp.PROTOCOL_VERSION: "2025-06-18", **ACCEPTS}
+    async with stand.http.get(stand.url, headers=session) as response:
+        assert response.status == 405
+    async with stand.http.post(stand.url, json={**INITIALIZE, "method": "tools/list"}, headers=session) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, -32000)
+
+
+async def test_a_modern_server_that_learns_the_legacy_era_has_sessions_from_then_on(
+    dual: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin()
+    refusal = {"code": mcp.UNSUPPORTED_VERSION, "message": "no", "data": {"supported": [mcp.MODERN]}}
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": refusal})
+
+    async def no_stream(turn: Turn) -> None:
+        turn.reply(405)
+
+    dual.on("GET", no_stream)
+    dual.on("tools/list", refuse)
+    session = {mcp.SESSION_ID: "s", mcp.PROTOCOL_VERSION: "2025-06-18", **ACCEPTS}
+    listed = {**INITIALIZE, "method": "tools/list"}
+    for allowed in (False, True):
+        if allowed:
+            async with stand.http.post(stand.url, json=INITIALIZE, headers=ACCEPTS) as response:
+                session[mcp.SESSION_ID] = response.headers[mcp.SESSION_ID]
+        else:
+            async with stand.http.post(stand.url, json=listed, headers=session) as response:
+                assert response.status == 404
+        async with stand.http.get(stand.url, headers=session) as response:
+            assert response.status == (405 if allowed else 404)
 
 
 async def test_a_reload_to_bridge_holds_for_the_next_request(dual: FakeUpstream, stand: Stand) -> None:

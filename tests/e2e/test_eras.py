@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from gateway.protocol import mcp
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import HERE, Kind, available
@@ -22,6 +23,7 @@ from tests.parts.launch import NODE, NODE_MODULES, PARTS, old_server
 from tests.support import tables
 from tests.support.cluster import cluster, installed
 from tests.support.gateway_process import gateway
+from tests.support.legacy_client import LegacyClient
 
 pytestmark = [
     pytest.mark.real,
@@ -277,6 +279,17 @@ async def test_a_modern_server_serves_legacy_and_modern_clients(
         assert await gw.metric(SESSIONS) == 0, "nothing was bridged"
     note(request, name, dict.fromkeys(clients, NO_SESSION))
     note(request, name, dict.fromkeys(MODERN_CLIENTS, "ok"))
+
+
+async def test_a_session_that_no_gateway_sealed_is_gone_before_a_server_that_is_modern_only() -> None:
+    """A client whose session id has outlived the keys is the first that a new gateway meets."""
+    async with old_server("modern-ts") as server, gateway(server.url) as gw:
+        client = LegacyClient(gw)
+        client.headers[mcp.SESSION_ID] = "mrtr1.00000000.AAAA"
+        client.headers[mcp.PROTOCOL_VERSION] = mcp.LEGACY
+        assert (await client.post(client.call_message("echo", {"text": "hi"})))[0] == 404
+        assert (await client.listen()).status == 404
+        assert not server.ledger("run", "echo")
 
 
 @pytest.mark.parametrize("name", MIRRORED)

@@ -9,6 +9,7 @@ from gateway.config import Credentials, Route, Upstream
 from gateway.http.upstream_headers import (
     asks_as_client,
     check_once,
+    credential_of,
     credentials_in,
     for_call,
     for_passing,
@@ -47,6 +48,25 @@ def test_a_call_forwards_the_credential_and_the_listed_headers() -> None:
         "Authorization": "Bearer client",
         "x-tenant": "t",
     }
+
+
+@pytest.mark.parametrize("listed", [(), ("dpop",)])
+@pytest.mark.parametrize("scheme", ["DPoP", "dpop"])
+def test_a_token_that_needs_a_proof_goes_with_it(scheme: str, listed: tuple[str, ...]) -> None:
+    sent = headers(("authorization", f"{scheme} token"), ("dpop", "proof"))
+    proven = {"Authorization": f"{scheme} token", "dpop": "proof"}
+    assert for_call(route(forward_headers=listed), sent) == proven
+    assert credential_of(proven) == (f"{scheme} token", "proof")
+    with pytest.raises(InvalidRequest, match="dpop came 2 times"):
+        _ = for_call(route(forward_headers=listed), headers(*sent.items(), ("DPoP", "another")))
+
+
+def test_a_proof_stays_here_without_its_token() -> None:
+    bearer = headers(("Authorization", "Bearer token"), ("DPoP", "proof"))
+    assert for_call(route(), bearer) == {"Authorization": "Bearer token"}
+    proven = headers(("Authorization", "DPoP token"), ("DPoP", "proof"))
+    assert for_call(route(credentials=credentials("drop")), proven) == {}
+    assert for_call(route(forward_headers=("dpop",)), bearer)["dpop"] == "proof", "it is configured"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ class Bench:
         self.overflowed: list[int] = []
         self._number = 0
 
-    def outbox(self, *, is_resumable: bool = True) -> ReplayBuffer:
+    def outbox(self, *, is_resumable: bool = True, principal: bytes = b"p") -> ReplayBuffer:
         number, self._number = self._number, self._number + 1
-        box = ReplayBuffer(number, self.budget, self.behind_bytes, lambda: self.overflowed.append(number))
+        box = ReplayBuffer(number, self.budget, principal, self.behind_bytes, lambda: self.overflowed.append(number))
         box.is_resumable = is_resumable
         return box
 
@@ -168,3 +168,13 @@ def test_a_reader_that_was_replaced_detaches_nobody(leaving: str, left: str | No
     box.attach("second")
     box.detach(leaving)
     assert box.reader == left
+
+
+def test_what_waits_for_one_caller_ends_no_session_of_another() -> None:
+    bench = Bench(limit=4_000)
+    ann = bench.outbox(principal=b"ann")
+    assert ann.put(b"x" * 100)
+    for _ in range(5):
+        _ = bench.outbox(principal=b"eve").put(b"x" * 1_500)
+    assert bench.overflowed == [1, 2, 3], "the oldest of the flood"
+    assert read(ann) == [b"x" * 100]

@@ -130,3 +130,24 @@ def test_what_a_probe_says(case: str) -> None:
 )
 def test_which_answer_of_a_modern_upstream_makes_it_doubtful(status: int, body: bytes, *, refutes: bool) -> None:
     assert era.refutes(status, body) is refutes
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "refuses"),
+    [
+        (JSON, error(-32022, supported=[mcp.MODERN]), True),
+        (JSON, error(-32020), True),
+        (SSE, b"data: " + error(-32022, supported=[mcp.MODERN]) + b"\n\n", True),
+        (JSON, error(-32022, supported=[mcp.LEGACY, mcp.MODERN]), False),
+        (JSON, error(-32022, supported=[]), False),
+        (JSON, error(-32022), False),
+        (JSON, error(-32600), False),
+        (JSON, b"Bad Request: No valid session ID provided", False),
+        (HTML, b"<html>", False),
+        (JSON, b"", False),
+    ],
+)
+def test_which_refusal_shows_that_a_server_serves_no_legacy_client(
+    content_type: str, body: bytes, *, refuses: bool
+) -> None:
+    assert era.refuses_legacy(content_type, body) is refuses

@@ -147,3 +147,17 @@ def test_the_lot_shows_its_parked_calls_and_the_principal_that_has_the_most() ->
     lot.remove(cars[2])
     assert lot.most_of_one == 2
     assert list(lot.waiting()) == [cars[0], cars[3], cars[4]]
+
+
+def test_a_caller_that_keeps_results_evicts_no_result_of_another() -> None:
+    lot = parking_lot(max_calls=4, max_calls_per_principal=4, results_bytes=1_000)
+    kept = [Car("a", b"ann", 100), *(Car(f"e{number}", b"eve", 400) for number in range(6))]
+    for held in kept:
+        lot.park(held)
+        lot.keep(held)
+    assert [held.id for held in kept if lot.find(held.id)] == ["a", "e4", "e5"], "by bytes"
+    lot = parking_lot(max_calls=3, max_calls_per_principal=3)
+    for held in kept:
+        lot.park(held)
+        lot.keep(held)
+    assert [held.id for held in kept if lot.find(held.id)] == ["a", "e4", "e5"], "by number"

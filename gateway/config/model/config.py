@@ -141,11 +141,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway reads on with the oldest of them only."""
     results_bytes: Bytes = 16_777_216
     """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests. In
-    the mirror, the subscriptions of its sessions count too. Beyond it, the gateway forgets the oldest."""
+    the mirror, the subscriptions of its sessions count too. Beyond it, the gateway forgets the oldest of the caller
+    that has the most."""
     replay_bytes: Bytes = 33_554_432
     """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
-    such a client may ask for again. Beyond it, the oldest stream forgets what it delivered; if its client has not read
-    it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
+    such a client may ask for again. Beyond it, the oldest stream of the caller that has the most forgets what it
+    delivered; if its client has not read it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
     cold_bytes: Bytes = 1_073_741_824
     """Maximum size of what is kept of all cold calls together (`hold.cold_seconds`). Beyond it, calls stay held."""
     json_depth: Depth = 64

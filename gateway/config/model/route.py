@@ -1,7 +1,7 @@
 """The structs of one route in the configuration."""
 
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -228,7 +228,8 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Client headers that go upstream, in addition to `Authorization`."""
     bind_headers: tuple[Header, ...] | None = None
     """The `forward_headers` that are credentials: a retry must bring the same values. null: all except traceparent,
-    tracestate, baggage, x-request-id, x-forwarded-*, forwarded, via, user-agent and accept-language."""
+    tracestate, baggage, x-request-id, x-forwarded-*, forwarded, via, user-agent and accept-language. A DPoP header is
+    never one of them: each request has its own."""
     drop_headers: tuple[Header, ...] = ()
     """Client headers that do not go upstream with passed-through requests, where all others do."""
     set_headers: dict[Header, HeaderValue] = field(default_factory=dict)
@@ -249,13 +250,30 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def bound_headers(self) -> tuple[str, ...]:
         """Return the forwarded headers that are credentials."""
-        if self.bind_headers is not None or not self.forward_headers:
-            return self.bind_headers or ()
+        if self.bind_headers is not None:
+            return _without_proof(self.bind_headers)
         return _credentials_among(self.forward_headers)
 
+    @property
+    def pooled_headers(self) -> tuple[str, ...]:
+        """Return the forwarded headers that shape a session: requests that differ in them share none."""
+        return _without_proof(self.forward_headers)
 
+
+DPOP: Final = "dpop"
+"""Proves that the sender of one request has the key of its token (RFC 9449), so no other request may bring it."""
 _NO_CREDENTIALS = frozenset(
-    {"accept-language", "baggage", "forwarded", "traceparent", "tracestate", "user-agent", "via", "x-request-id"}
+    {
+        "accept-language",
+        "baggage",
+        DPOP,
+        "forwarded",
+        "traceparent",
+        "tracestate",
+        "user-agent",
+        "via",
+        "x-request-id",
+    }
 )
 
 
@@ -263,3 +281,7 @@ _NO_CREDENTIALS = frozenset(
 def _credentials_among(names: tuple[str, ...]) -> tuple[str, ...]:
     """The headers of these that may be credentials: all but those known to vary between a caller's requests."""
     return tuple(name for name in names if name not in _NO_CREDENTIALS and not name.startswith("x-forwarded-"))
+
+
+def _without_proof(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name != DPOP) if DPOP in names else names

@@ -28,7 +28,7 @@ from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
-from gateway.runtime.newest import Newest
+from gateway.runtime.fair_shares import FairTable
 from gateway.upstream.channel import Headers
 
 _MAX_HOMES: Final = 10_000
@@ -41,12 +41,12 @@ class Homes:
     """The sessions whose home this replica is."""
 
     def __init__(self, tokens: Tokens, budget: Budget) -> None:
-        """`budget` limits what subscriptions take; the session that has had them for the longest time gives way."""
+        """`budget` limits what subscriptions take."""
         self._tokens = tokens
         self._budget = budget
-        self._homes: Newest[str, Home] = Newest(_MAX_HOMES)
-        self._levels: Newest[str, Level] = Newest(_MAX_LEVELS)
-        self._ended: Newest[str, None] = Newest(_MAX_ENDED)
+        self._homes: FairTable[str, Home] = FairTable(_MAX_HOMES)
+        self._levels: FairTable[str, Level] = FairTable(_MAX_LEVELS)
+        self._ended: FairTable[str, None] = FairTable(_MAX_ENDED)
 
     def check(self, session: Session) -> None:
         """Raise NoSession if the client has ended the session, as far as this replica heard."""
@@ -54,27 +54,27 @@ class Homes:
             raise NoSession("ended")
 
     def of(self, session: Session, live: LiveRoute) -> "Home":
-        """The home of a session; the one that was used longest ago makes room for a new one."""
+        """The home of a session; one of the caller that has the most makes room for a new one."""
         home = self._homes.get(session.key)
         if home is not None and home.live.upstream is not live.upstream:
             home.close()  # a reload gave the path another upstream
             home = None
         if home is None:
-            new_share = partial(self._budget.share, partial(self._forget, session.key))
+            new_share = partial(self._budget.share, partial(self._forget, session.key), session.principal)
             home = Home(session, live, self._tokens, new_share)
-        oldest = self._homes.keep(session.key, home)
+        oldest = self._homes.keep(session.principal, session.key, home)
         if oldest is not None:
             oldest.close()
         return home
 
     def end(self, session: Session) -> None:
         """The client has ended the session."""
-        self._ended.keep(session.key, None)
-        self._levels.pop(session.key, None)
+        self._ended.keep(session.principal, session.key, None)
+        _ = self._levels.pop(session.key)
         self._forget(session.key)
 
     def _forget(self, key: str) -> None:
-        home = self._homes.pop(key, None)
+        home = self._homes.pop(key)
         if home is not None:
             home.close()
 
@@ -86,7 +86,7 @@ class Homes:
 
     def set_level(self, session: Session, level: Level) -> None:
         """Remember the log level of a session."""
-        _ = self._levels.keep(session.key, level)
+        _ = self._levels.keep(session.principal, session.key, level)
 
     def level(self, session: Session) -> str:
         """The log level of a session."""

@@ -34,7 +34,7 @@ from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.held_calls import Lot  # noqa: TC001  (one import style)
-from gateway.runtime.newest import Newest
+from gateway.runtime.fair_shares import FairTable
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
 
@@ -53,7 +53,7 @@ class Shared:
         self.tokens, self.lot, self.homes, self.catalog = tokens, lot, homes, catalog
         self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
-        self.ended: Newest[str, None] = Newest(_MAX_ENDED)
+        self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
 
 
@@ -168,7 +168,7 @@ class StreamedCall:
         if self._shared.running.get(key) is self:
             del self._shared.running[key]
         if self._is_continued:
-            self._shared.ended.keep(self.id, None)
+            self._shared.ended.keep(self.principal, self.id, None)
 
     # -- places -------------------------------------------------------------------------------------------------
 

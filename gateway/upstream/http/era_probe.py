@@ -53,6 +53,8 @@ class EraProbe:
         self._metrics = metrics
         self.known: bool | None = None
         """Whether the upstream is modern; None if a probe has to find out."""
+        self.refuses_legacy = False
+        """Whether a modern upstream refused the last request of a legacy client, as one that is modern only does."""
         self._found = 0.0
         self._probe: _Probe | None = None
         self._next_start = float("-inf")

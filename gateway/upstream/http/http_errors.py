@@ -25,6 +25,7 @@ _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
 _ERROR_BODY_BYTES: Final = 65_536
 _CHALLENGE_CHARACTERS: Final = 8190
 """Most HTTP parsers refuse a longer header."""
+_ABOUT_CREDENTIALS: Final = ("www-authenticate", "dpop-nonce")
 _LOCAL_CAUSES: Final = (
     *(errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),
     *(errno.EADDRNOTAVAIL, errno.ENETDOWN, errno.ENETUNREACH),
@@ -114,7 +115,7 @@ async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes |
     status, where = response.status, endpoint.where
     body = await read_response(response, _ERROR_BODY_BYTES, where)
     if status in (401, 403):
-        raise refused(endpoint, status, response.headers.getall("WWW-Authenticate", ()))
+        raise refused(endpoint, status, response.headers.items())
     opened = lost_session.opened(body)
     is_own = lost_session.is_own(opened, sent)
     if is_own and isinstance(opened.result, Raw):
@@ -132,13 +133,22 @@ async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes |
     raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
 
 
-def refused(endpoint: Endpoint, status: int, challenges: Iterable[str]) -> Refused:
-    """The error for credentials that are not accepted; challenges that the client could not receive are left out."""
+def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]]) -> Refused:
+    """The error for credentials that are not accepted; `headers` are those of the refusal.
+
+    What the client could not receive of them is left out.
+    """
     whose = "the credentials" if endpoint.as_client else "the credentials of routes[].credentials"
-    joined = ", ".join(filter(is_valid_value, challenges))
-    challenge = joined if 0 < len(joined) <= _CHALLENGE_CHARACTERS else None
+    said: dict[str, str] = {}
+    for name, value in headers:
+        key = name.lower()
+        if key in _ABOUT_CREDENTIALS and is_valid_value(value):
+            said[key] = f"{said[key]}, {value}" if key in said else value
+    challenge, nonce = (
+        value if value and len(value) <= _CHALLENGE_CHARACTERS else None for value in map(said.get, _ABOUT_CREDENTIALS)
+    )
     words = f"{endpoint.where} refused {whose} (HTTP {status})"
-    return Refused(words, status=status, challenge=challenge, is_clients=endpoint.as_client)
+    return Refused(words, status=status, challenge=challenge, nonce=nonce, is_clients=endpoint.as_client)
 
 
 def ping_id() -> bytes:

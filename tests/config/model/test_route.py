@@ -24,6 +24,8 @@ TRACE_AND_PROXY = [
             {"forward_headers": ["x-api-key", "x-forwarded-user"], "bind_headers": ["X-Forwarded-User"]},
             ("x-forwarded-user",),
         ),
+        ({"forward_headers": ["DPoP", "x-api-key"]}, ("x-api-key",)),
+        ({"forward_headers": ["DPoP", "x-api-key"], "bind_headers": ["DPoP", "x-api-key"]}, ("x-api-key",)),
     ],
 )
 def test_forwarded_headers_are_credentials_except_for_those_of_traces_and_proxies(

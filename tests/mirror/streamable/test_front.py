@@ -283,6 +283,39 @@ async def test_auto_mirrors_where_initialize_is_refused(begin: Begin, server: Fa
         assert text(await stream.message()) == {"name": ACCEPT}
 
 
+@pytest.mark.parametrize("made_up", ["made-up", "mrtr1.00000000.AAAA"])
+async def test_auto_knows_no_session_that_no_gateway_sealed(begin: Begin, server: FakeModern, made_up: str) -> None:
+    stand = await begin(route={"era": "auto"})
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    sealed, client.session = client.session, made_up
+    async with client.call("echo") as stream:
+        assert stream.response.status == 404
+        message = await stream.message()
+        assert (message["id"], message["error"]["data"]["reason"]) == (2, "no_session")
+    async with client.get() as stream:
+        assert stream.response.status == 404
+    async with stand.http.delete(stand.url, headers={mcp.SESSION_ID: made_up}) as response:
+        assert response.status == 404
+    client.session = sealed
+    assert (await client.ask("ping"))["result"] == {}
+
+
+async def test_auto_finds_out_that_a_session_cannot_be_the_servers(begin: Begin, server: FakeModern) -> None:
+    """A client whose session id outlived the keys may be the first one that a new process meets."""
+    stand = await begin(route={"era": "auto"})
+    client = LegacyClient(stand.http, stand.url)
+    client.session = "mrtr1.00000000.AAAA"
+    async with client.get() as stream:
+        assert stream.response.status == 405, "the server may have sessions, and no standalone stream"
+    async with client.call("echo") as stream:
+        assert stream.response.status == 404
+    async with client.get() as stream:
+        assert stream.response.status == 404
+    client.session = None
+    assert (await client.initialize())["result"]["serverInfo"]["name"] == "fake-modern"
+
+
 async def test_a_client_comes_back_for_its_question_and_its_result(client: LegacyClient, server: FakeModern) -> None:
     go = asyncio.Event()
 

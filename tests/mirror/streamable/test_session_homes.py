@@ -1,8 +1,11 @@
 """The standalone streams of mirrored sessions, with their subscriptions."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
+import pytest
+
+from gateway.mirror.streamable import session_homes
 from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
@@ -13,14 +16,15 @@ from tests.support.workbench import Stand, eventually
 CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
 
 
-async def session(stand: Stand) -> LegacyClient:
-    client = LegacyClient(stand.http, stand.url)
+async def session(stand: Stand, caller: str | None = None) -> LegacyClient:
+    headers = {} if caller is None else {"Authorization": f"Bearer {caller}"}
+    client = LegacyClient(stand.http, stand.url, headers=headers)
     _ = await client.initialize()
     return client
 
 
 def homes(stand: Stand) -> list[Home]:
-    return list(stand.gateway.downstream._legacy.mirror._shared.homes._homes.values())
+    return stand.gateway.downstream._legacy.mirror._shared.homes._homes.values()
 
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
@@ -98,3 +102,58 @@ async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: 
         assert response.status == 200
     assert stand.gateway.downstream._legacy.mirror.lot.results.used == 0
     assert homes(stand) == []
+
+
+async def test_the_streams_of_one_caller_end_no_stream_of_another(
+    begin: Begin, server: FakeModern, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_homes, "_MAX_HOMES", 3)
+    stand = await begin()
+    ann = await session(stand, "ann")
+    async with ann.get() as stream, AsyncExitStack() as flood:
+        _ = await stream.event()
+        eves = [await (await flood.enter_async_context((await session(stand, "eve")).get())).event() for _ in range(5)]
+        assert len(eves) == 5
+        assert len(homes(stand)) == 3
+        await eventually(lambda: len(server.listeners) == 3, "the oldest streams of the flood are closed")
+        await server.listeners[0](CHANGED)
+        assert await stream.message() == CHANGED
+
+
+async def test_the_subscriptions_of_one_caller_end_no_stream_of_another(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(limits={"results_bytes": 3_000})
+    ann, uri = await session(stand, "ann"), "a://" + "x" * 600
+    async with ann.get() as stream:
+        _ = await stream.event()
+        assert (await ann.ask("resources/subscribe", {"uri": "a://a"}))["result"] == {}
+        for _ in range(7):
+            assert (await (await session(stand, "eve")).ask("resources/subscribe", {"uri": uri}))["result"] == {}
+        listening = server.of(mcp.LISTEN)
+        assert "a://a" in [
+            uri for body in listening for uri in body["params"]["notifications"]["resourceSubscriptions"]
+        ]
+        await server.listeners[0](CHANGED)
+        assert await stream.message() == CHANGED
+    assert stand.gateway.downstream._legacy.mirror.lot.results.used <= 3_000
+
+
+async def test_one_caller_makes_nobody_elses_level_or_end_forgotten(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_homes, "_MAX_LEVELS", 3)
+    monkeypatch.setattr(session_homes, "_MAX_ENDED", 3)
+    stand = await begin()
+    ann, gone = await session(stand, "ann"), await session(stand, "ann")
+    assert (await ann.ask("logging/setLevel", {"level": "error"}))["result"] == {}
+    async with stand.http.delete(stand.url, headers=gone._sent()) as response:
+        assert response.status == 200
+    for _ in range(5):
+        eve = await session(stand, "eve")
+        assert (await eve.ask("logging/setLevel", {"level": "info"}))["result"] == {}
+        async with stand.http.delete(stand.url, headers=(await session(stand, "eve"))._sent()) as response:
+            assert response.status == 200
+    shared = stand.gateway.downstream._legacy.mirror._shared
+    token = shared.tokens._session(ann.session or "")
+    assert shared.homes.level(token) == "error"
+    async with gone.request("ping") as stream:
+        assert stream.response.status == 404
