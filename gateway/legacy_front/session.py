@@ -151,6 +151,19 @@ class FrontSession:
                     self.refuse(message.request_id, exc)
         return stream
 
+    def tells_refused(self, message: ClientMessage, error: GatewayError) -> bool:
+        """Tell a client of HTTP+SSE on its stream that a request is refused, for it does not read the reply to a POST.
+
+        Returns False if that would end another request of the same id, or if the error is about the session.
+        """
+        request = message.request_id
+        if self.front != "sse" or not self.is_initialized or request is None or request in self._open:
+            return False
+        if error.status_in_session != 200:
+            return False
+        _ = self.standalone.put(error_response(request, error))
+        return True
+
     def _begin(self, messages: Sequence[ClientMessage]) -> Stream | None:
         """Open the requests among these messages; return the stream of the replies. Raises InvalidRequest or Busy."""
         sizes = {request: len(message.data) for message in messages if (request := message.request_id) is not None}

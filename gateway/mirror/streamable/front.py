@@ -9,6 +9,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 
 import secrets
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -109,7 +110,7 @@ class Mirror:
         return await batch_reply.answer(at.reply, found, take)
 
     async def _take(self, at: MirrorArrival) -> web.StreamResponse:
-        message = incoming_message.opened(at.incoming)
+        message = self._opened(at)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method == mcp.INITIALIZE and id_ is not None:
@@ -124,6 +125,15 @@ class Mirror:
             exc.request_id = exc.request_id or id_
             raise
 
+    def _opened(self, at: MirrorArrival) -> jsonrpc.Message:
+        """The message of a request; raises ParseError or InvalidRequest."""
+        try:
+            return incoming_message.opened(at.incoming)
+        except GatewayError:
+            with suppress(GatewayError):
+                _ = self._session(at)  # an unreadable message does not end the session in which it came
+            raise
+
     def _session(self, at: MirrorArrival) -> Session:
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
@@ -136,6 +146,7 @@ class Mirror:
         session = at.session(token, self._shared.tokens)
         with at.counted():
             self._shared.homes.check(session)
+        at.incoming.found_session()
         return session
 
     async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
