@@ -19,7 +19,7 @@ from gateway.legacy_front.backend import ClientMessage, Connect, RequestId, requ
 from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
+from gateway.protocol.errors import Busy, CallLost, GatewayError, IdInUse, InvalidRequest
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 
@@ -177,7 +177,7 @@ class FrontSession:
                 status=429,
             )
         if self._open.keys() & sizes.keys():
-            raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
+            raise IdInUse
         if len(self._open) + len(sizes) > _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"

@@ -87,6 +87,15 @@ class Notification(DownstreamError):
     """The body is a notification, which gets no response; 2026-07-28 defines none over HTTP."""
 
 
+class IdInUse(InvalidRequest):
+    """A request of the session that is not answered yet has this id: no answer could tell the two apart."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A request with this id is still open in the session; every request needs its own id", status=200
+        )
+
+
 class NotAllowed(InvalidRequest):
     """The HTTP method is not served here, or not for this client."""
 

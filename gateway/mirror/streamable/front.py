@@ -41,7 +41,7 @@ from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, InvalidRequest, ShuttingDown
+from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown
 from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state
@@ -76,6 +76,8 @@ class Mirror:
         self._calls = CallContinuation(self._shared, replicas)
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
+        self._subscribing: set[tuple[str, bytes]] = set()
+        """The requests about subscriptions that are not answered yet, as in `Shared.running`."""
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
@@ -169,6 +171,9 @@ class Mirror:
     async def _request(
         self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
+        key = session.key, id_
+        if key in self._shared.running or key in self._subscribing:
+            raise IdInUse
         response = jsonrpc.result(id_, b"{}")
         keeps_level = client_state_item.is_kept(at.live, session)
         if keeps_level:
@@ -185,17 +190,30 @@ class Mirror:
                 if keeps_level:
                     response = client_state_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
-                self._check_home(at)
-                found = await self._replicas.at_home(at, session.key)
+                self._subscribing.add(key)
+                try:
+                    found = await self._subscribe(at, session, message)
+                finally:
+                    self._subscribing.remove(key)
                 if found is not None:
-                    return found[0]
-                home = self._shared.homes.of(session, at.live)
-                await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
+                    return found
             case _:
                 if len(id_) > _MAX_ID_BYTES:
                     raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 return await self._call(at, session, request_of(id_, message))
         return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
+
+    async def _subscribe(
+        self, at: MirrorArrival, session: Session, message: jsonrpc.Message
+    ) -> web.StreamResponse | None:
+        """Have the home of a session serve resources/subscribe or resources/unsubscribe; None if that is here."""
+        self._check_home(at)
+        found = await self._replicas.at_home(at, session.key)
+        if found is not None:
+            return found[0]
+        home = self._shared.homes.of(session, at.live)
+        await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
+        return None
 
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
