@@ -24,6 +24,7 @@ from tests.support.fake_modern import Call, FakeModern
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
+from tests.support.workbench import Stand
 
 __all__ = ["begin_mirror", "server"]
 
@@ -200,6 +201,40 @@ async def fake_sse() -> AsyncIterator[FakeSse]:
         yield fake
     finally:
         await fake.close()
+
+
+# -- before any of them -----------------------------------------------------------------------------------------------
+
+
+async def plays_too_large(client: str, stand: Stand, gate: "Gate | Passed", waited: str) -> None:
+    async with beside(client, stand.url) as host:
+        first = host.call("wait")
+        await gate.began.wait()
+        for size in (100_001, 1_000_000):
+            large = host.call("echo", text="x" * size)
+            assert (await host.text(large)).startswith(f"{mcp.INVALID_REQUEST} The body is larger than 100000 bytes")
+        gate.opened.set()
+        assert await host.text(first) == waited
+        assert "hi" in await host.text(host.call("echo"))
+
+
+@CLIENTS
+async def test_a_call_that_is_too_large_for_the_mirror_costs_no_other_call(
+    client: str, begin_mirror: Start, server: FakeModern
+) -> None:
+    gate = server.tools["wait"] = Gate()
+    server.tools["echo"] = lambda call: call.text("hi")
+    await plays_too_large(client, await begin_mirror(limits={"body_bytes": 100_000}), gate, '"done"')
+
+
+@CLIENTS
+async def test_a_call_that_is_too_large_to_pass_through_costs_no_other_call(
+    client: str, begin: Start, upstream: FakeUpstream
+) -> None:
+    gate = Passed()
+    upstream.version = NEWEST
+    upstream.tool(gate)
+    await plays_too_large(client, await begin(limits={"body_bytes": 100_000}), gate, "done")
 
 
 # -- passed through ---------------------------------------------------------------------------------------------------
