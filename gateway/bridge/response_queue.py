@@ -40,11 +40,17 @@ class FinalMessage(msgspec.Struct, frozen=True):
     cause: GatewayError | None = None
 
     @classmethod
-    def of_error(cls, error: GatewayError, id_: bytes | Raw | None, request_id: str) -> "FinalMessage":
-        """The response for an exception; `request_id` names the HTTP request, `id_` is the JSON-RPC id."""
+    def of_error(
+        cls, error: GatewayError, id_: bytes | Raw | None, request_id: str, *, in_session: bool = False
+    ) -> "FinalMessage":
+        """The response for an exception; `request_id` names the HTTP request, `id_` is the JSON-RPC id.
+
+        `in_session`: the request is one of a legacy client's session, which goes on.
+        """
         data = Raw(jsonrpc.encode({**(error.data or {}), "requestId": request_id}))
         body = jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, data))
-        return cls(body, error.status, error.headers, ending_of(error), error)
+        status = error.status_in_session if in_session else error.status
+        return cls(body, status, error.headers, ending_of(error), error)
 
 
 class _Request(bytes):

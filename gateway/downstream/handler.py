@@ -28,6 +28,7 @@ from gateway.downstream.round import LEFT, NO_REPLY, Round, begin_span, new_roun
 from gateway.downstream.task_requests import TaskRequests
 from gateway.downstream.unread_retry import UnreadRetry
 from gateway.http import request_id as ids
+from gateway.http.body import last_id
 from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
@@ -284,13 +285,17 @@ class RequestHandler:
                 return response
             if incoming.method != "POST":
                 raise no_route(incoming.path)
-        if self._authenticator.verifies:
-            await self._verify(http, incoming, limits)
-        if not incoming.body:
-            body = self._bodies.read_now(http, limits.body_bytes)
-            if body is None:
-                body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
-            incoming.body = body
+        try:
+            if self._authenticator.verifies:
+                await self._verify(http, incoming, limits)
+            if not incoming.body:
+                body = self._bodies.read_now(http, limits.body_bytes)
+                if body is None:
+                    body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
+                incoming.body = body
+        except GatewayError as exc:
+            await self._keep_session(exc, http, incoming, limits)
+            raise
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         return await self._route(incoming, reply)
@@ -349,6 +354,21 @@ class RequestHandler:
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
             raise
+
+    async def _keep_session(
+        self, error: GatewayError, http: web.BaseRequest, incoming: Incoming, limits: Limits
+    ) -> None:
+        """Have an error that comes before the body is read refuse one request and not the session.
+
+        If the request has an id that cannot be read, the client would wait for ever, so the error keeps its status.
+        """
+        live = self._routes.live.get(incoming.path)
+        if live is None or error.status_in_session == error.status or not self._legacy.names_session(incoming, live):
+            return
+        if not incoming.body:
+            error.request_id = await last_id(http, limits.receive_seconds)
+        if incoming.body or error.request_id is not None:
+            incoming.found_session()
 
     async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""

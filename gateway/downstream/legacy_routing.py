@@ -23,6 +23,7 @@ from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session, mcp
+from gateway.protocol.era import names_modern
 from gateway.protocol.errors import NoHandshake
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
@@ -69,6 +70,15 @@ class LegacyRouting:
         if spoken is not None and spoken != _TRANSPORTS[front]:
             return await self.front.begin(front, at, self._connect(at))
         return await self._found_out(front, at)
+
+    def names_session(self, incoming: Incoming, live: LiveRoute) -> bool:
+        """Whether a request seems to be one in a session of a legacy client; its caller or its body is unknown."""
+        headers = incoming.headers
+        if mcp.SESSION_ID not in headers or names_modern(headers.get(mcp.PROTOCOL_VERSION)):
+            return False
+        if live.route.dialects and self.stateless.claims(incoming, live):
+            return False
+        return live.upstream.era is not None or given_id(incoming) is not None
 
     async def hop(
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, *, is_relayed: bool

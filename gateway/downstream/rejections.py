@@ -56,7 +56,8 @@ class Rejections:
         self._record(error, incoming)
         # A bug may be in the parser, so the body is not parsed for its sake.
         id_ = incoming.rpc_id if error is exc or incoming.opened is not None else None
-        last = FinalMessage.of_error(error, error.request_id or id_, incoming.request_id)
+        id_ = error.request_id or id_
+        last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
         return await reply.whole(last.body, last.status, last.headers, last.ending)
 
     def _bug(self, exc: Exception, incoming: Incoming) -> GatewayError:

@@ -1,8 +1,10 @@
 """Reads the bodies of requests, within limits of size or time, out of a budget of the whole process."""
 
 import asyncio
+import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -16,6 +18,9 @@ from gateway.runtime.budget import Budget, Share
 _PIECE_BYTES: Final = 65_536
 """The most that is inflated before the limits are checked again."""
 _NO_LIMIT: Final = 1 << 62
+_END_BYTES: Final = 512
+_LAST_ID: Final = re.compile(rb'[{,]\s*"id"\s*:\s*(-?[0-9]{1,20}|"[ !#-\[\]-~]{0,200}")\s*\}\s*\Z')
+"""An id that is the last member of its message. The brace is the last one, so the member is not one of `params`."""
 
 
 class BodyReader:
@@ -30,7 +35,12 @@ class BodyReader:
     def read_now(self, http: web.BaseRequest, limit: int) -> bytes | None:
         """Return a plain body that came with its head, as small ones do; None for any other. Raises TooLarge."""
         content = http.content
-        if not content.is_eof() or content.exception() is not None or hdrs.CONTENT_ENCODING in http.headers:
+        if (
+            (http.content_length or 0) > limit
+            or not content.is_eof()
+            or content.exception() is not None
+            or hdrs.CONTENT_ENCODING in http.headers
+        ):
             return None
         body = content.read_nowait()
         if len(body) > limit:
@@ -56,6 +66,23 @@ class BodyReader:
         finally:
             if not len(own):
                 _ = self._addresses.pop(address, None)
+
+
+async def last_id(http: web.BaseRequest, seconds: float) -> bytes | None:
+    """Return the id of a request whose body is refused, as JSON, from the end of what is left of the body.
+
+    The official SDKs write the id last. Nothing else of the body is kept.
+    """
+    if hdrs.CONTENT_ENCODING in http.headers or hdrs.EXPECT in http.headers:
+        return None
+    end = b""
+    with suppress(TimeoutError, web.RequestPayloadError):
+        async with asyncio.timeout(seconds):
+            while chunk := await http.content.readany():
+                end = (end + chunk)[-_END_BYTES:]
+        found = _LAST_ID.search(end)
+        return None if found is None else found[1]
+    return None
 
 
 class _Reading:

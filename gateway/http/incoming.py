@@ -75,6 +75,13 @@ class Incoming(msgspec.Struct, eq=False):
     """Why `parsed` has failed; never raised itself, because its traceback would lead back here and keep the body."""
     checked: Request | None = None
     """The outcome of `request`."""
+    in_session: bool = False
+    """Whether it is a message in a valid session of a legacy client, which an error of this one message must not end
+    (`GatewayError.status_in_session`). Set once the session is found."""
+
+    def found_session(self) -> None:
+        """The session is valid that this request names; a GET or DELETE is about the session itself."""
+        self.in_session = self.method == "POST"
 
     def parsed(self) -> ParsedBody:
         """Return the body as JSON-RPC, parsed at the first call only; raises ParseError or InvalidRequest."""

@@ -90,6 +90,8 @@ class LegacyFront:
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None
+        if found.front == "http":
+            at.incoming.found_session()
         if not at.is_own(found.owner, found.epoch):
             is_stream = at.incoming.method == "GET"
             self.in_flight += is_stream
@@ -169,11 +171,19 @@ class LegacyFront:
         raise NotAllowed(f"HTTP {method[:20]} is not served in a session", allowed=allowed)
 
     async def _post(self, session: FrontSession, at: Arrival) -> web.StreamResponse:
+        if session.is_initialized:
+            at.incoming.found_session()  # over HTTP+SSE, it exists before
         batch = incoming_message.read_batch(at, session.version)
         if batch is not None:
             stream, is_greeting = session.take_batch(batch), False
         else:
-            stream = session.take(message := incoming_message.read(at))
+            message = incoming_message.read(at)
+            try:
+                stream = session.take(message)
+            except GatewayError as exc:
+                if session.tells_refused(message, exc):
+                    return await at.accept()
+                raise
             is_greeting = message.opened.method == mcp.INITIALIZE
         if stream is not None and session.front == "http":
             return await StreamWriter(session, stream, at.reply).reply()

@@ -19,7 +19,7 @@ from gateway.legacy_front.backend import ClientMessage, Connect
 from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, InvalidRequest
+from gateway.protocol.errors import Busy, CallLost, GatewayError, IdInUse, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
@@ -152,6 +152,19 @@ class FrontSession:
                     self.refuse(message.request_id, exc)
         return stream
 
+    def tells_refused(self, message: ClientMessage, error: GatewayError) -> bool:
+        """Tell a client of HTTP+SSE on its stream that a request is refused, for it does not read the reply to a POST.
+
+        Returns False if that would end another request of the same id, or if the error is about the session.
+        """
+        request = message.request_id
+        if self.front != "sse" or not self.is_initialized or request is None or request in self._open:
+            return False
+        if error.status_in_session != 200:
+            return False
+        _ = self.standalone.put(error_response(request, error))
+        return True
+
     def _begin(self, messages: Sequence[ClientMessage]) -> Stream | None:
         """Open the requests among these messages; return the stream of the replies. Raises InvalidRequest or Busy."""
         sizes = {request: len(message.data) for message in messages if (request := message.request_id) is not None}
@@ -165,7 +178,7 @@ class FrontSession:
                 status=429,
             )
         if self._open.keys() & sizes.keys():
-            raise InvalidRequest("A request with this id is still open in the session; every request needs its own id")
+            raise IdInUse
         if len(self._open) + len(sizes) > _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"

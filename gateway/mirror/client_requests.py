@@ -9,7 +9,7 @@ from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing, ask
 from gateway.mirror.translation import UNSERVED, initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, MethodNotFound, NoHandshake
+from gateway.protocol.errors import CallLost, InvalidParams, MethodNotFound, NoHandshake
 from gateway.runtime.own_ids import new_id
 from gateway.upstream.channel import Headers
 
@@ -42,9 +42,7 @@ def request_of(id_: bytes, message: jsonrpc.Message) -> Request:
     """A request that goes upstream; raises MethodNotFound or InvalidParams."""
     method = message.method or ""
     if method in UNSERVED or method.startswith("tasks/"):
-        error: GatewayError = MethodNotFound(f"Method not found: {method[:80]}")
-        error.status = 200
-        raise error
+        raise MethodNotFound(f"Method not found: {method[:80]}")
     params = params_of(message)
     field = mcp.TARGET_FIELD.get(method)
     if field is not None and jsonrpc.text(params.get(field)) is None:

@@ -20,9 +20,9 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.passage import Passage, UpstreamCut, next_part
 from gateway.passthrough.rejections import not_allowed, not_passable
-from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewriter
+from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import era as eras
-from gateway.protocol import lost_session
+from gateway.protocol import lost_session, mcp
 from gateway.protocol.errors import ShuttingDown
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -64,6 +64,8 @@ class Passthrough:
             raise ShuttingDown("open the stream again")
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
+        if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
+            incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
         passage = Passage(incoming, reply, live, TrafficEra.LEGACY, self._streams)
         with passage, closing(await self._open(passage)) as said:
             if said.status in withheld:

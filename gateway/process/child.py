@@ -161,8 +161,10 @@ class Child:
             self._control = await asyncio.open_unix_connection(sock=control)
         except BaseException:
             control.close()
-            for each in (*ends, *self._transports):
-                each.close()
+            for end in ends:
+                end.close()
+            for opened in self._transports:
+                opened.close()
             raise
         self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
 

@@ -11,6 +11,8 @@ from gateway.protocol import mcp
 
 MESSAGE_CHARACTERS: Final = 1000
 """The longest message of an error; most quotations in it are cut shorter."""
+_OF_SESSIONS: Final = frozenset({401, 403, 404, 405})
+"""The statuses that tell a legacy client more than that one request is refused: sign in, begin a new session."""
 
 
 def clean(text: str, limit: int = MESSAGE_CHARACTERS) -> str:
@@ -48,6 +50,14 @@ class GatewayError(Exception):
         self.request_id: bytes | None = None
         """The request's id as JSON, if only the code that raised the error knows it."""
 
+    @property
+    def status_in_session(self) -> int:
+        """The HTTP status if this refuses one message in a valid session of a legacy client over streamable HTTP.
+
+        The Python SDK (1.10 and 1.30) ends its session, with every call that runs, on any status but 2xx and 404.
+        """
+        return self.status if self.status in _OF_SESSIONS else 200
+
 
 class DownstreamError(GatewayError):
     """The client must change its request, or try again later."""
@@ -75,6 +85,15 @@ class InvalidRequest(DownstreamError):
 
 class Notification(DownstreamError):
     """The body is a notification, which gets no response; 2026-07-28 defines none over HTTP."""
+
+
+class IdInUse(InvalidRequest):
+    """A request of the session that is not answered yet has this id: no answer could tell the two apart."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A request with this id is still open in the session; every request needs its own id", status=200
+        )
 
 
 class NotAllowed(InvalidRequest):
@@ -167,6 +186,11 @@ class MethodNotFound(DownstreamError):
     rejection = "method_not_found"
     code = mcp.METHOD_NOT_FOUND
     status = 404
+
+    @property
+    def status_in_session(self) -> int:
+        """See `GatewayError`; to a legacy client, 404 would mean that the session does not exist."""
+        return 200
 
 
 class Unauthorized(DownstreamError):

@@ -31,7 +31,7 @@ from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, is_modern, server_of
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, MethodNotFound, ShuttingDown
+from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
@@ -146,6 +146,9 @@ class Stateless:
         if self._mirror.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
+        key = None if session is None else (session.key, request.id)
+        if key in self._of_sessions:
+            raise IdInUse
         may_ask = request.method in mcp.ASKING
         if may_ask:
             self.lot.check(at.caller.principal, at.caller.address)
@@ -153,7 +156,6 @@ class Stateless:
         call = StatelessCall(at, _stateless(at, declared.profile), request, declared, upstream, self._tokens)
         if may_ask:
             self.lot.park(call)
-        key = None if session is None else (session.key, request.id)
         if key is not None:
             self._of_sessions[key] = call
         try:

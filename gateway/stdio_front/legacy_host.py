@@ -8,7 +8,7 @@ from msgspec import Raw
 from gateway.legacy_front.backend import Backend, ClientMessage, Connect, cancelled
 from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.stdio_front.host import Host
 
@@ -40,9 +40,7 @@ class LegacyHost:
         id_, opened = message.request_id, message.opened
         if id_ is not None:
             if id_ in self._open:
-                # An answer with this id would end the other request.
-                error = jsonrpc.Error(mcp.INVALID_REQUEST, "A request with this id is in flight; use another id")
-                self._host.send(jsonrpc.failure(None, error))
+                self._host.send(error_response(None, IdInUse()))  # with the id, it would end the other request
                 return
             self._open.add(id_)
         elif opened.method is None and isinstance(opened.id, Raw):

@@ -8,7 +8,8 @@ from msgspec import Raw
 from gateway.bridge.upstream_call import BUG
 from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, InvalidRequest
+from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, IdInUse
+from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.protocol.reply_messages import is_response
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.tasks import Tasks
@@ -26,8 +27,8 @@ class ModernHost:
         self._serve = serve
         self._tasks = tasks
         self._json_depth = json_depth
-        self._running: dict[bytes, asyncio.Task[None]] = {}
-        self._listening: set[bytes] = set()
+        self._running: dict[RequestId, asyncio.Task[None]] = {}
+        self._listening: set[RequestId] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -42,13 +43,13 @@ class ModernHost:
                 if parsed.method == mcp.CANCELLED:
                     self._cancel(parsed.params.get("requestId"))
                 return
-            if bytes(parsed.id) in self._running:
-                raise InvalidRequest("A request with this id is in flight; give each request an id of its own")
+            id_ = request_id(parsed.id)
+            if id_ in self._running:
+                raise IdInUse  # without the id, for that would end the other request
         except DownstreamError as exc:
             if not _is_response(line):
                 self._refuse(exc.request_id, exc)
             return
-        id_ = bytes(parsed.id)
         if parsed.method == mcp.LISTEN:
             self._listening.add(id_)
         task = self._running[id_] = self._tasks.start(self._run(parsed, line), "request of the host")
@@ -68,13 +69,13 @@ class ModernHost:
     def _refuse(self, id_: Raw | bytes | None, error: GatewayError) -> None:
         self._host.send(error_response(id_, error))
 
-    def _ended(self, id_: bytes) -> None:
+    def _ended(self, id_: RequestId) -> None:
         del self._running[id_]
         self._listening.discard(id_)
 
     def _cancel(self, id_: Raw | None) -> None:
         """Stop a request; the host gets nothing more of it. An unknown one has been answered."""
-        task = self._running.get(bytes(id_ or b""))
+        task = None if id_ is None else self._running.get(request_id(id_))
         if task is not None:
             _ = task.cancel()
 

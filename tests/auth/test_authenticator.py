@@ -370,6 +370,22 @@ async def test_a_stalled_key_endpoint_makes_no_request_hang(
     assert (await stand.client(bearer()).call()).status == 200
 
 
+async def test_without_signing_keys_one_request_of_a_legacy_session_is_refused_and_not_the_session(
+    endpoint: Endpoint, begin: Start
+) -> None:
+    await endpoint.close()
+    stand = await begin(principal=verified(endpoint))
+    call = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "tool"}}
+    for session, status in (({"Mcp-Session-Id": "s"}, 200), ({}, 503)):
+        async with stand.http.post(stand.url, json=call, headers={"Authorization": bearer(), **session}) as response:
+            error = await response.json()
+            assert (response.status, error["id"], error["error"]["data"]["reason"]) == (status, 3, "no_keys")
+    async with stand.http.get(stand.url, headers={"Authorization": bearer(), "Mcp-Session-Id": "s"}) as response:
+        assert response.status == 503
+    async with stand.http.post(stand.url, json=call, headers={"Mcp-Session-Id": "s"}) as response:
+        assert response.status == 401
+
+
 async def test_callers_are_refused_without_signing_keys(endpoint: Endpoint, begin: Start) -> None:
     await endpoint.close()
     stand = await begin(principal=verified(endpoint))

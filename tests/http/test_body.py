@@ -42,6 +42,39 @@ async def test_a_body_over_the_limit_is_413(upstream: FakeUpstream, begin: Start
     assert upstream.seen == []
 
 
+LARGE = b"x" * 20_000
+LEGACY = {"Mcp-Session-Id": "s", "Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "id_"),
+    [
+        (b'{"method":"ping","params":{"x":"%b"},"jsonrpc":"2.0","id":7}' % LARGE, 200, 7),
+        (b'{"method": "ping", "params": {"x": "%b"}, "jsonrpc": "2.0", "id": "a-1"}\r\n' % LARGE, 200, "a-1"),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"x":"%b"}}' % LARGE, 413, None),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"x":"%b","id":8}}' % LARGE, 413, None),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","x":"%b,\\"id\\":8}"}' % LARGE, 413, None),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","%b,\\"id":8}' % LARGE, 413, None),
+        (b'{"method":"ping","params":{"x":"%b"},"jsonrpc":"2.0","id":"\\u0061"}' % LARGE, 413, None),
+        (b'[{"method":"ping","params":{"x":"%b"},"jsonrpc":"2.0","id":7}]' % LARGE, 413, None),
+    ],
+)
+async def test_a_body_over_the_limit_refuses_one_request_of_a_session_if_its_id_is_found(
+    upstream: FakeUpstream, begin: Start, body: bytes, status: int, id_: Any
+) -> None:
+    """Without the id, the client would wait for ever."""
+    stand = await begin(limits={"body_bytes": 10_000})
+    async with stand.http.post(stand.url, headers=LEGACY, data=body) as response:
+        error = await response.json()
+        assert (response.status, error.get("id"), error["error"]["code"]) == (status, id_, -32600)
+    alone = {name: value for name, value in LEGACY.items() if name != "Mcp-Session-Id"}
+    for headers in (alone, LEGACY | {"MCP-Protocol-Version": "2026-07-28"}, LEGACY | {"Content-Encoding": "gzip"}):
+        data = gzip.compress(body) if "Content-Encoding" in headers else body
+        async with stand.http.post(stand.url, headers=headers, data=data) as response:
+            assert (response.status, "id" in await response.json()) == (413, False)
+    assert upstream.seen == []
+
+
 @pytest.mark.parametrize("encoding", [None, "gzip"])
 async def test_a_body_that_passes_the_limit_is_refused_before_it_ends(
     upstream: FakeUpstream, begin: Start, encoding: str | None

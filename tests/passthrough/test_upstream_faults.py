@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +27,14 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 METHODS: Final = ["GET", "POST", "DELETE"]
 
 
-async def read(stand: Stand, method: str = "POST", body: bytes | None = None) -> tuple[int, bytes]:
+IN_SESSION: Final = {"Mcp-Session-Id": "s"}
+
+
+async def read(
+    stand: Stand, method: str = "POST", body: bytes | None = None, own: Mapping[str, str] = IN_SESSION
+) -> tuple[int, bytes]:
     data = body or (json.dumps(CALL).encode() if method == "POST" else None)
-    async with stand.http.request(method, stand.url, data=data, headers=OLD | {"Mcp-Session-Id": "s"}) as response:
+    async with stand.http.request(method, stand.url, data=data, headers=OLD | own) as response:
         return response.status, await response.read()
 
 
@@ -100,10 +106,14 @@ async def test_an_odd_but_whole_reply_reaches_the_client(
 
 
 @pytest.mark.parametrize("script", [each[1] for each in WITHOUT_HEAD], ids=[each[0] for each in WITHOUT_HEAD])
-async def test_a_server_without_a_valid_head_is_502_and_gets_the_call_once(begin: Start, script: Script) -> None:
+@pytest.mark.parametrize(("own", "status"), [({}, 502), (IN_SESSION, 200)], ids=["alone", "in a session"])
+async def test_a_server_without_a_valid_head_fails_one_call_and_gets_it_once(
+    begin: Start, script: Script, own: Mapping[str, str], status: int
+) -> None:
     async with FakeHttp(script) as server:
-        status, body = await read(await begin(url=server.url))
-        assert (status, json.loads(body)["id"]) == (502, 3)
+        found, body = await read(await begin(url=server.url), own=own)
+        error = json.loads(body)
+        assert (found, error["id"], error["error"]["code"]) == (status, 3, mcp.INTERNAL_ERROR)
         assert len(server.requests) == 1
 
 
@@ -199,14 +209,20 @@ async def test_other_methods_are_never_sent_again(begin: Start, method: str) -> 
     async with FakeHttp(closes_when_used_again) as server:
         stand = await begin(url=server.url)
         assert (await read(stand))[0] == 200
-        assert (await read(stand, method, b"{}"))[0] == 502
+        assert (await read(stand, method, b"{}", {}))[0] == 502
         assert len(server.requests) == 2
 
 
-async def test_a_server_that_is_not_there_is_502(begin: Start) -> None:
+async def test_a_server_that_is_not_there_is_502_and_in_a_session_the_error_of_one_call(begin: Start) -> None:
     async with FakeHttp(says()) as server:
         stand = await begin(url=server.url)
-    assert (await read(stand))[0] == 502
+    assert (await read(stand, own={}))[0] == 502
+    assert (await read(stand))[0] == 200
+    assert (await read(stand, "GET"))[0] == 502, "it is about a stream of the session"
+    assert (await read(stand, own=IN_SESSION | {"Mcp-Protocol-Version": "2025-11-25"}))[0] == 200
+    posted = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}).encode()
+    status, body = await read(stand, body=posted)
+    assert (status, json.loads(body)["error"]["data"]["reason"]) == (200, "upstream_unreachable")
 
 
 async def test_a_server_that_takes_no_connection_is_504(begin: Start) -> None:
@@ -214,7 +230,8 @@ async def test_a_server_that_takes_no_connection_is_504(begin: Start) -> None:
         address = f"127.0.0.8:{server.port}"
     with black_hole(address):
         stand = await begin(url=f"http://{address}/mcp", timeouts={"connect_seconds": 0.2})
-        status, body = await read(stand)
+        status, body = await read(stand, own={})
+        assert (await read(stand))[0] == 200
     assert status == 504
     assert "did not accept a connection" in json.loads(body)["error"]["message"]
 
@@ -222,14 +239,14 @@ async def test_a_server_that_takes_no_connection_is_504(begin: Start) -> None:
 async def test_a_server_without_tls_is_502_with_the_reason(begin: Start) -> None:
     async with fake_wire(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
         stand = await begin(url=url.replace("http:", "https:"))
-        status, body = await read(stand)
+        status, body = await read(stand, own={})
     assert (status, "does not speak TLS there" in json.loads(body)["error"]["message"]) == (502, True)
 
 
 async def test_a_server_whose_certificate_is_not_trusted_gets_no_request(begin: Start, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     async with FakeHttp(answers(OK), server_context(authority.sign("server"))) as server:
-        status, body = await read(await begin(url=server.url))
+        status, body = await read(await begin(url=server.url), own={})
         assert server.requests == []
     assert (status, "unknown authority" in json.loads(body)["error"]["message"]) == (502, True)
 

@@ -313,6 +313,24 @@ async def test_a_call_of_a_session_can_be_cancelled(
     await eventually(tools.left.is_set, "the server's request is cut")
 
 
+async def test_two_open_calls_of_a_session_cannot_have_the_same_id(stands: list[Stand], tools: Tools) -> None:
+    client = client_of(stands[:1])
+    await client.initialize()
+    async with client.call("wait", {"logLevel": "info"}, id_="mine") as stream:
+        assert (await stream.message())["method"] == mcp.LOG
+        async with client.call("plain", id_="mine") as refused:
+            message = await refused.message()
+            assert (refused.response.status, message["id"]) == (200, "mine")
+            assert message["error"]["code"] == mcp.INVALID_REQUEST
+        client.session, session = None, client.session
+        async with client.call("plain", id_="mine") as served:
+            assert "result" in await served.message(), "without a session, no id is compared"
+        client.session = session
+        assert await client.notify(mcp.CANCELLED, {"requestId": "mine"}) == 202
+    await eventually(tools.left.is_set, "the server's request is cut")
+    assert tools.calls() == 2
+
+
 @pytest.mark.parametrize("method", [mcp.INITIALIZED, "notifications/roots/list_changed", mcp.CANCELLED])
 async def test_notifications_without_a_meaning_are_accepted(client: PaperClient, tools: Tools, method: str) -> None:
     assert await client.notify(method, {"requestId": 1}) == 202

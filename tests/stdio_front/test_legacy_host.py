@@ -2,8 +2,10 @@
 
 from unittest.mock import Mock
 
+from msgspec import Raw
+
 from gateway.legacy_front.backend import ClientMessage
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, mcp
 from gateway.stdio_front.legacy_host import LegacyHost
 
 
@@ -16,6 +18,20 @@ def test_an_answer_whose_id_is_escaped_in_another_way_reaches_the_host() -> None
     legacy.send(answer, None)
     host.send.assert_called_once_with(answer)
     assert not legacy.is_busy
+
+
+def test_two_open_requests_cannot_have_the_same_id() -> None:
+    host, backend = Mock(), Mock()
+    legacy = LegacyHost(host, lambda _: backend, Mock())
+    for id_ in ('"a"', '"\\u0061"', "1", '"1"'):
+        line = f'{{"jsonrpc":"2.0","id":{id_},"method":"tools/list"}}'.encode()
+        legacy.receive(ClientMessage(line, jsonrpc.message(line)))
+    assert backend.receive.call_count == 3
+    host.send.assert_called_once()
+    refused = jsonrpc.message(host.send.call_args.args[0])
+    assert isinstance(refused.error, Raw)
+    assert jsonrpc.error(refused.error).code == mcp.INVALID_REQUEST
+    assert not isinstance(refused.id, Raw), "it would end the other request"
 
 
 class Bench:

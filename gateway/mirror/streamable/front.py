@@ -9,6 +9,7 @@ Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 
 import secrets
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -40,7 +41,7 @@ from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, InvalidRequest, ShuttingDown
+from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
 from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Budget
@@ -76,6 +77,8 @@ class Mirror:
         self._calls = CallContinuation(self._shared, replicas)
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
+        self._subscribing: set[tuple[str, bytes]] = set()
+        """The requests about subscriptions that are not answered yet, as in `Shared.running`."""
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
@@ -110,7 +113,7 @@ class Mirror:
         return await batch_reply.answer(at.reply, found, take)
 
     async def _take(self, at: MirrorArrival) -> web.StreamResponse:
-        message = incoming_message.opened(at.incoming)
+        message = self._opened(at)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
             if message.method == mcp.INITIALIZE and id_ is not None:
@@ -125,6 +128,15 @@ class Mirror:
             exc.request_id = exc.request_id or id_
             raise
 
+    def _opened(self, at: MirrorArrival) -> jsonrpc.Message:
+        """The message of a request; raises ParseError or InvalidRequest."""
+        try:
+            return incoming_message.opened(at.incoming)
+        except GatewayError:
+            with suppress(GatewayError):
+                _ = self._session(at)  # an unreadable message does not end the session in which it came
+            raise
+
     def _session(self, at: MirrorArrival) -> Session:
         token = at.incoming.headers.get(mcp.SESSION_ID)
         if token is None:
@@ -137,6 +149,7 @@ class Mirror:
         session = at.session(token, self._shared.tokens)
         with at.counted():
             self._shared.homes.check(session)
+        at.incoming.found_session()
         return session
 
     async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
@@ -159,6 +172,9 @@ class Mirror:
     async def _request(
         self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message
     ) -> web.StreamResponse:
+        key = session.key, id_
+        if key in self._shared.running or key in self._subscribing:
+            raise IdInUse
         response = jsonrpc.result(id_, b"{}")
         keeps_level = client_state_item.is_kept(at.live, session)
         if keeps_level:
@@ -175,17 +191,30 @@ class Mirror:
                 if keeps_level:
                     response = client_state_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
-                self._check_home(at)
-                found = await self._replicas.at_home(at, session.key)
+                self._subscribing.add(key)
+                try:
+                    found = await self._subscribe(at, session, message)
+                finally:
+                    self._subscribing.remove(key)
                 if found is not None:
-                    return found[0]
-                home = self._shared.homes.of(session, at.live)
-                await home.subscribe(message.method, uri_of(params_of(message)), at.headers)
+                    return found
             case _:
                 if len(id_) > _MAX_ID_BYTES:
                     raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
                 return await self._call(at, session, request_of(id_, message))
         return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
+
+    async def _subscribe(
+        self, at: MirrorArrival, session: Session, message: jsonrpc.Message
+    ) -> web.StreamResponse | None:
+        """Have the home of a session serve resources/subscribe or resources/unsubscribe; None if that is here."""
+        self._check_home(at)
+        found = await self._replicas.at_home(at, session.key)
+        if found is not None:
+            return found[0]
+        home = self._shared.homes.of(session, at.live)
+        await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
+        return None
 
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:

@@ -144,7 +144,7 @@ class StreamedCall:
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
         self.report.failed(error)
-        self._finish(FinalMessage.of_error(error, self.call.request.id, self.report.request_id))
+        self._finish(FinalMessage.of_error(error, self.call.request.id, self.report.request_id, in_session=True))
 
     def _finish(self, final: FinalMessage) -> None:
         self._number += 1

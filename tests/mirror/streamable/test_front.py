@@ -164,10 +164,70 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(client: LegacyClient,
         assert not (await stream.event()).data, "the client gets no response"
 
 
+@pytest.mark.parametrize("taken", [1, "a"])
+async def test_two_open_calls_of_a_session_cannot_have_the_same_id(
+    client: LegacyClient, server: FakeModern, taken: int | str
+) -> None:
+    began, opened = asyncio.Event(), asyncio.Event()
+
+    async def wait(call: Call) -> Json:
+        began.set()
+        await opened.wait()
+        return call.text("waited")
+
+    server.tools["wait"], server.tools["echo"] = wait, lambda call: call.text("x")
+    echo = {"name": "echo", "arguments": {}}
+    async with client.request("tools/call", {"name": "wait", "arguments": {}}, id_=taken) as stream:
+        await began.wait()
+        for method, params in (("tools/call", echo), ("ping", {}), ("resources/subscribe", {"uri": "a://b"})):
+            async with client.request(method, params, id_=taken) as refused:
+                message = await refused.message()
+                assert (refused.response.status, message["id"]) == (200, taken)
+                assert message["error"]["code"] == mcp.INVALID_REQUEST
+        async with client.http.post(
+            client.url,
+            data=json.dumps({"jsonrpc": "2.0", "id": taken, "method": "tools/call", "params": echo}).replace(
+                '"a"', '"\\u0061"'
+            ),
+            headers=client._sent(),
+        ) as response:
+            assert (await response.json())["error"]["code"] == mcp.INVALID_REQUEST
+        for other in ("1" if taken == 1 else "A", 2):
+            async with client.request("tools/call", echo, id_=other) as served:
+                assert text(await served.message()) == "x"
+        stranger = LegacyClient(client.http, client.url)
+        _ = await stranger.initialize()
+        async with stranger.request("tools/call", echo, id_=taken) as served:
+            assert text(await served.message()) == "x"
+        opened.set()
+        assert text(await stream.message()) == "waited"
+    async with client.request("tools/call", echo, id_=taken) as served:
+        assert text(await served.message()) == "x", "the id is free again"
+    assert [body["params"]["name"] for body in server.of("tools/call")] == ["wait", *["echo"] * 4]
+
+
+async def test_two_open_subscriptions_of_a_session_cannot_have_the_same_id(
+    client: LegacyClient, server: FakeModern
+) -> None:
+    server.may_listen.clear()
+
+    async def subscribe() -> Json:
+        async with client.request("resources/subscribe", {"uri": "a://b"}, id_="s") as stream:
+            return await stream.message()
+
+    first = asyncio.get_running_loop().create_task(subscribe())
+    await eventually(lambda: server.of(mcp.LISTEN), "the server is asked")
+    assert (await subscribe())["error"]["code"] == mcp.INVALID_REQUEST
+    server.may_listen.set()
+    assert (await first)["result"] == {}
+    assert (await subscribe())["result"] == {}
+
+
 async def test_the_id_of_a_call_has_a_limit(client: LegacyClient, server: FakeModern) -> None:
     server.tools["echo"] = lambda call: call.text("x")
     async with client.request("tools/call", {"name": "echo", "arguments": {}}, id_="i" * 1_000) as stream:
-        assert stream.response.status == 400
+        assert stream.response.status == 200
+        assert (await stream.message())["error"]["code"] == mcp.INVALID_REQUEST
     assert not server.of("tools/call")
 
 
@@ -387,7 +447,9 @@ async def test_a_forged_answer_reaches_no_call(client: LegacyClient, server: Fak
     server.tools["ask"] = ask
     async with client.call("ask") as stream:
         question = await stream.message()
-        assert await client.answer({"id": forged}, {"action": "decline"}) == 400
+        async with client.post({"jsonrpc": "2.0", "id": forged, "result": {"action": "decline"}}) as refused:
+            assert refused.response.status == 200, "the session goes on"
+            assert (await refused.message())["error"]["code"] == mcp.INVALID_REQUEST
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
 
@@ -400,7 +462,8 @@ async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, serv
     async with mine.call("ask") as stream:
         question = await stream.message()
         place = str(stream.last_id)
-        assert await other.answer(question, {"action": "decline"}) == 400
+        async with other.post({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}}) as refused:
+            assert (await refused.message())["error"]["code"] == mcp.INVALID_REQUEST
         async with other.get(place) as stolen:
             assert stolen.response.status == 400
         assert await mine.answer(question, ACCEPT) == 202
@@ -436,8 +499,12 @@ async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
 )
 async def test_a_body_that_is_no_message_is_refused(client: LegacyClient, body: str) -> None:
     async with client.http.post(client.url, data=body, headers=client._sent()) as response:
-        assert response.status == 400
+        assert response.status == 200, "the session goes on"
         assert (await response.json())["error"]["code"] in (-32700, -32600)
+    for session in (None, "made-up"):
+        client.session = session
+        async with client.http.post(client.url, data=body, headers=client._sent()) as response:
+            assert response.status in (400, 404)
 
 
 async def test_params_of_modern_rounds_are_not_a_clients_to_give(client: LegacyClient, server: FakeModern) -> None:

@@ -96,7 +96,7 @@ class PaperClient(LegacyClient):
             return stream.response.status, message["error"]["code"]
 
 
-REFUSED: Final = (400, -32010)
+REFUSED: Final = (200, -32010)
 
 
 @pytest.fixture
