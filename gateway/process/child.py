@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
+from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger, secret_arguments
 
@@ -165,6 +167,9 @@ class Child:
         if self.pid:
             with suppress(OSError):  # the kernel killed the server with its reaper, but not the server's children
                 os.killpg(self.pid, signal.SIGKILL)
+        await self._output.taken()
+        if self._output.exit:  # then a timer bounds the wait for the rest of its output
+            _ = await asyncio.wait((self.over,))
         self._end("ended with its reaper, which was killed")
         # The kernel has closed the reaper's files, so the reaper exits within microseconds.
         _ = self._process.wait()
@@ -209,7 +214,7 @@ class Child:
     def _end_soon(self, why: str) -> None:
         if self._last_output is None:
             loop = asyncio.get_running_loop()
-            self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._end, why)
+            self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._output.then, partial(self._end, why))
 
     def give_up(self, why: str) -> None:
         """End the child, because the rest of its output cannot be parsed."""
@@ -327,17 +332,18 @@ class _Input(asyncio.BaseProtocol):
         self.resume_writing()
 
 
-class _Output(asyncio.Protocol):
+class _Output(PieceReader):
     """The pipe from the child's stdout."""
 
     def __init__(self, lines: Lines, child: Child) -> None:
+        super().__init__()
         self.closed = False
         self.exit = ""
         """How the child exited, if that is known before its output ended."""
         self._lines = lines
         self._child = child
 
-    def data_received(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         for line in self._lines.feed(data):
             if self._child.over.done():
                 return
@@ -346,7 +352,7 @@ class _Output(asyncio.Protocol):
             else:
                 self._child.receive(line)
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def finish(self) -> None:
         self.closed = True
         self._child.output_closed()
 

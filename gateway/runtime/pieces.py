@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, cast
 
 PIECE_BYTES: Final = 4096
 """A packet of at most this size is one piece: nearly every reply, which then costs nothing more."""
@@ -120,6 +120,57 @@ class Pieces:
         callbacks, self._then = self._then, []
         for callback in callbacks:
             _ = callback()
+
+
+class PieceReader(asyncio.Protocol):
+    """The reading end of a pipe that nobody pauses."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.ReadTransport | None = None
+        self._pieces = Pieces(self.take, self._pause, self._read_on)
+
+    def take(self, data: bytes) -> None:
+        """Take a piece of what the other end wrote."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """The pipe is closed, and everything was taken."""
+        raise NotImplementedError
+
+    async def taken(self) -> None:
+        """Wait until everything is taken that was read."""
+        if self._pieces.is_waiting:
+            done = asyncio.get_running_loop().create_future()
+            self._pieces.then(lambda: done.done() or done.set_result(None))
+            await done
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call back once everything is taken that was read, which may be at once."""
+        self._pieces.then(callback)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The pipe is open."""
+        self._transport = cast("asyncio.ReadTransport", transport)  # uvloop's transports have other bases
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was read."""
+        if len(data) <= PIECE_BYTES and not self._pieces.is_waiting:
+            self.take(data)
+        else:
+            self._pieces.take(data)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The pipe is closed, by whichever side."""
+        self._transport = None
+        self._pieces.then(self.finish)
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
 
 class Turn:

@@ -37,9 +37,17 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def gives_way(is_done: Callable[[], bool]) -> bool:
     """Whether a callback that is scheduled now runs before the work is done that has begun."""
-    found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(lambda: found.set_result(not is_done()))
-    return await found
+    ran = asyncio.get_running_loop().create_future()
+    was_done: list[bool] = []
+
+    def run() -> None:
+        was_done.append(is_done())
+        ran.set_result(None)
+
+    asyncio.get_running_loop().call_soon(run)
+    async with asyncio.timeout(20):
+        await ran
+    return not was_done[0]
 
 
 class Turns:
