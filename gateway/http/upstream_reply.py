@@ -11,9 +11,10 @@ from typing import Final, Self
 
 from multidict import CIMultiDict
 
-from gateway.http_client.errors import ReplyCut, RequestFailed
+from gateway.http_client.errors import ListenerFailed, ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
+from gateway.runtime.pieces import Pieces
 from gateway.runtime.throttle import AwaitedArrival, Throttle
 
 _BUFFERED_BYTES: Final = 131_072
@@ -37,7 +38,9 @@ class AwaitedReply:
         "_listener",
         "_parts",
         "_pending",
+        "_pieces",
         "_waiter",
+        "_wants_pause",
     )
 
     def __init__(self, begin: Callable[[ReplyListener], PendingRequest]) -> None:
@@ -51,6 +54,9 @@ class AwaitedReply:
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._listener: ReplyListener | None = None
+        self._pieces: Pieces | None = None
+        """While a listener gets what was here before it, piece by piece."""
+        self._wants_pause = False
         self._pending = begin(self)
 
     # -- for the coroutine --------------------------------------------------------------------------------------
@@ -124,12 +130,15 @@ class AwaitedReply:
 
     def pause_reading(self) -> None:
         """Read nothing more from the socket until the next part is awaited."""
+        self._wants_pause = True
         if not self._pending.is_paused:
             self._pending.pause_reading()
 
     def resume_reading(self) -> None:
         """Read from the socket again."""
-        self._pending.resume_reading()
+        self._wants_pause = False
+        if self._pieces is None or not self._pieces.is_waiting:
+            self._pending.resume_reading()
 
     async def read_at_most(self, limit: int, throttle: Throttle | None = None) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
@@ -156,20 +165,53 @@ class AwaitedReply:
 
     def pass_on(self, listener: ReplyListener) -> None:
         """Hand the rest of the reply to a listener as it comes, what is here already first."""
-        self._listener = listener
-        if self._parts:
-            listener.on_body(self._taken())
-        if self._failure is not None:
-            listener.on_failed(self._failure)
-        elif self._is_over:
-            listener.on_end()
-        elif self._pending.is_paused:
+        self._listener, self._wants_pause = listener, False
+        if self._pending.is_paused:
             self._pending.resume_reading()
+        if self._parts:
+            pieces = self._pieces = Pieces(self._tell, self._pending.pause_reading, self._tell_all)
+            pieces.take(self._taken())
+            if not pieces.is_waiting:
+                self._pieces = None
+        if self._is_over:
+            self._tell_end()
+
+    def _tell(self, data: bytes) -> None:
+        """Hand over a piece of what was here before the listener."""
+        listener, pieces = self._listener, self._pieces
+        assert listener is not None
+        try:
+            listener.on_body(data)
+        except Exception as exc:
+            if pieces is None or not pieces.is_waiting:
+                raise  # whoever passes the reply on hears of it
+            failure = ListenerFailed()
+            failure.__cause__ = exc
+            self.close()
+            listener.on_failed(failure)
+
+    def _tell_all(self) -> None:
+        """The listener has everything that was here before it."""
+        self._pieces = None
+        if not self._wants_pause:
+            self._pending.resume_reading()
+
+    def _tell_end(self) -> None:
+        """Tell the listener that the reply is over, behind everything else."""
+        if self._pieces is not None:
+            self._pieces.then(self._tell_end)
+        elif self._listener is not None and self._failure is not None:
+            self._listener.on_failed(self._failure)
+        elif self._listener is not None:
+            self._listener.on_end()
 
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
         self._pending.abort()
         self._parts.clear()
+        self._listener = None
+        if self._pieces is not None:
+            self._pieces.drop()
 
     def cut(self) -> None:
         """End the reply from elsewhere: the coroutine hears that the rest will not come."""
@@ -197,7 +239,10 @@ class AwaitedReply:
     def on_body(self, data: bytes, /) -> None:
         """A part of the body is here."""
         if self._listener is not None:
-            self._listener.on_body(data)
+            if self._pieces is None:
+                self._listener.on_body(data)
+            else:
+                self._pieces.take(data)
             return
         self._parts.append(data)
         self._buffered += len(data)
@@ -208,16 +253,14 @@ class AwaitedReply:
     def on_end(self) -> None:
         """The reply is complete."""
         self._is_over = True
-        if self._listener is not None:
-            self._listener.on_end()
+        self._tell_end()
         self._wake()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         self._failure = failure
         self._is_over = True
-        if self._listener is not None:
-            self._listener.on_failed(failure)
+        self._tell_end()
         self._wake()
 
     def _wake(self) -> None:

@@ -16,6 +16,7 @@ from gateway.legacy_front.session import negotiated
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.pieces import Turn
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideCallbacks
@@ -65,6 +66,7 @@ class SessionRelay:
     async def _send_all(self) -> None:
         """Send the messages that wait, one after another."""
         try:
+            turn = Turn()
             while self._waiting:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message.data)
@@ -72,6 +74,7 @@ class SessionRelay:
                     await self._initialize(message)
                 else:
                     await self._send(self._channel, message)
+                await turn.give_way()
         finally:
             self._sender = None
 

@@ -1,10 +1,10 @@
 """Shows whether a reader lets other callbacks run while it works through a flood."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import count
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pytest
 
@@ -50,12 +50,22 @@ async def gives_way(is_done: Callable[[], bool]) -> bool:
     return not was_done[0]
 
 
+async def work_gives_way(work: Coroutine[Any, Any, object]) -> bool:
+    """Whether a callback runs before a coroutine ends that never has to wait; the coroutine runs to its end."""
+    task = asyncio.get_running_loop().create_task(work)
+    found = await gives_way(task.done)
+    async with asyncio.timeout(20):
+        await task
+    return found
+
+
 class Turns:
     """A callback that runs in every turn of the event loop, and counts the turns in which something is noted."""
 
     def __init__(self) -> None:
         self.noted: set[int] = set()
-        self._now = 0
+        self.now = 0
+        """How many turns have begun."""
         self._next: asyncio.Handle
 
     def __enter__(self) -> Self:
@@ -69,8 +79,8 @@ class Turns:
 
     def note(self, *_: object) -> None:
         """Something happens in this turn."""
-        self.noted.add(self._now)
+        self.noted.add(self.now)
 
     def _turn(self) -> None:
-        self._now += 1
+        self.now += 1
         self._next = asyncio.get_running_loop().call_soon(self._turn)

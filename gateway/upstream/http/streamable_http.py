@@ -20,6 +20,7 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
+from gateway.runtime.pieces import InTurns
 from gateway.upstream.channel import Headers, Receive, Sending, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
@@ -297,8 +298,8 @@ class StreamableChannel(ResumableChannel):
         """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream."""
         parser = sse.Parser(_PING_ANSWER_BYTES)
         try:
-            async for chunk in response:
-                if any(event.data for event in parser.feed(chunk)):
+            async for piece in InTurns(response):
+                if any(event.data for event in parser.feed(piece)):
                     return
         except sse.EventTooLarge:
             response.close()
