@@ -209,6 +209,11 @@ class ResponseQueue:
         self._silence.disarm(self)
         self._waiter = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has nothing to wait for."""
+        return bool(self._pending())
+
     def _pending(self) -> object:
         """What can be taken; None if there is nothing."""
         return self._messages or self._final

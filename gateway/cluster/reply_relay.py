@@ -11,6 +11,7 @@ from gateway.cluster.peer_exchange import PeerExchange, ending
 from gateway.http.reply import ReplyWriter
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import InvalidState, OwnerSilent
+from gateway.runtime.pieces import Turn, cut
 from gateway.seal import peer_messages as messages
 from gateway.telemetry import Ending
 
@@ -39,10 +40,13 @@ class ReplyRelay:
                     chunk = await self._next(arriving)
                 elif not chunk:
                     raise ReplyBroken(f"{self._member} ended its reply half-way")
-                for frame in frames.feed(chunk):
-                    replied = await self._take(frame)
-                    if replied is not None:
-                        return replied
+                turn = Turn()
+                for piece in cut(chunk):
+                    for frame in frames.feed(piece):
+                        replied = await self._take(frame)
+                        if replied is not None:
+                            return replied
+                    await turn.give_way()
         except InvalidState as exc:
             raise ReplyBroken(f"{self._member}: {exc.reason}") from exc
 

@@ -14,6 +14,7 @@ from gateway.http_client.reply_head import CONTINUE
 from gateway.identity.principal import network_of
 from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
 from gateway.runtime.budget import Budget, Share
+from gateway.runtime.pieces import Turn
 
 _PIECE_BYTES: Final = 65_536
 """The most that is inflated before the limits are checked again."""
@@ -104,9 +105,11 @@ class _Reading:
         try:
             async with asyncio.timeout(seconds) as self._deadline:
                 shares += [self._share(budget) for budget in budgets]
+                turn = Turn()
                 while chunk := await self._http.content.readany():
                     for piece in (chunk,) if self._inflation is None else self._inflation.pieces(chunk):
                         self._take(piece, shares)
+                        await turn.give_way()
         except TimeoutError as exc:
             if self._full is not None:
                 raise self._busy(self._full) from exc

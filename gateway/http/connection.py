@@ -21,6 +21,7 @@ from gateway.http.traffic import Traffic
 from gateway.http.unread import Unread
 from gateway.http_client.reply_head import CONTINUE
 from gateway.runtime.budget import Share  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.runtime.pieces import Turn
 from gateway.telemetry import Malformation
 
 _AHEAD_COST: Final = 2
@@ -115,6 +116,7 @@ class Connection(RequestHandler):
 
         aiohttp makes a task for each request, to copy context variables, and no handler here sets any.
         """
+        turn = Turn()
         while not self._force_close:
             if not self._messages:
                 self._waiter = self._loop.create_future()
@@ -124,6 +126,8 @@ class Connection(RequestHandler):
                     self._waiter = None
             if not await self._serve_next():
                 break
+            if self._messages:  # a client may send many requests at once
+                await turn.give_way()
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:
@@ -187,10 +191,12 @@ class Connection(RequestHandler):
 
     async def _skip_body(self, payload: StreamReader) -> None:
         """Read the rest of a body that its handler did not want, for a while; else close the connection."""
+        turn = Turn()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._lingering_time):
                 while not (payload.is_eof() or self._force_close):
                     _ = await payload.readany()
+                    await turn.give_way()
         if not (payload.is_eof() or self._force_close):
             self.close()
 

@@ -4,11 +4,13 @@ Rule 1: a connection is used again only if its last reply was complete, and neit
 it. Whatever else comes, it is closed: what remains would be taken for the next reply.
 Rule 2: the listener is called from `data_received`. It may abort the request or pause its reply in every method. Once
 the reply is complete, the connection is ready for another request before the listener hears of it.
+Rule 3: no upstream holds the event loop: what takes long to parse is parsed in several turns (`runtime.pieces`).
 """
 
 import asyncio
 import select
 import ssl
+from functools import partial
 from typing import Final, Protocol, cast
 
 import httptools
@@ -20,9 +22,12 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import CONTINUE
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
+from gateway.runtime.pieces import PIECE_BYTES, Pieces
 
 _LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
+_FEW_LINES: Final = 64
+"""A part of an event stream that has fewer is cheap to read, whatever its size."""
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 
 
@@ -61,6 +66,7 @@ class Connection(asyncio.Protocol):
         "_owner",
         "_parser",
         "_pending",
+        "_pieces",
         "_poll",
         "_requests",
         "_socket",
@@ -98,6 +104,8 @@ class Connection(asyncio.Protocol):
         self._lesson = b""
         """The beginning of a reply whose form may be learnt."""
         self._requests = 0
+        self._pieces: Pieces | None = None
+        """While a packet of more than one piece is parsed."""
         self._unsent: bytes | memoryview | None = None
         """The rest of the request's body, of which no byte is in the transport yet."""
         self._is_writing_paused = False
@@ -160,6 +168,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             # A close would first wait until the rest of the request is sent.
             self._transport.abort()
+        if self._pieces is not None:
+            self._pieces.drop()
 
     def pause_reading(self) -> None:
         """Read nothing more from the socket."""
@@ -167,8 +177,10 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
-        if self._transport is not None and not self._transport.is_closing():
+        """Read from the socket again, unless what was read from it waits to be parsed."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._pieces is None or not self._pieces.is_waiting:
             self._transport.resume_reading()
 
     def distrust(self) -> None:
@@ -195,6 +207,32 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read; the parser calls the methods of the listener."""
+        if self._pieces is not None:
+            self._pieces.take(data)
+        elif len(data) <= PIECE_BYTES or self._is_cheap(data):
+            self._receive(data)
+        else:
+            pieces = self._pieces = Pieces(self._receive, self.pause_reading, self._read_on)
+            pieces.take(data)
+            if not pieces.is_waiting:
+                self._pieces = None
+
+    def _is_cheap(self, data: bytes) -> bool:
+        """Whether a large packet takes no parser, and its listener has little to do."""
+        if self._missing:
+            return _has_few_lines(data)
+        if self._heard or self._is_head or (reply := self._familiar.reply(data)) is None:
+            return False
+        return reply.head.content_type != "text/event-stream" or _has_few_lines(data)
+
+    def _read_on(self) -> None:
+        """Read again after a packet that took several turns, unless its listener wants a pause."""
+        self._pieces = None
+        if self._pending is None or not self._pending.is_paused:
+            self.resume_reading()
+
+    def _receive(self, data: bytes) -> None:
+        """Parse what was read, or a piece of it."""
         pending = self._pending
         if pending is None:
             self.abort()  # nothing was asked for
@@ -215,15 +253,33 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
+        if self._pieces is None:
+            self._ended(is_proper=None)
+        else:  # over TLS its alert is read now, before the connection is closed
+            self._pieces.then(partial(self._ended, is_proper=self._is_ended_properly()))
+
+    def _ended(self, *, is_proper: bool | None) -> None:
+        """The upstream has ended the connection; `is_proper` if that is known to be its own doing."""
         # While the rest of a familiar reply is missing, the parser is that of an earlier one.
         parser = self._parser if self._heard and self._pending is not None and not self._missing else None
-        if parser is not None and parser.until_close and self._is_ended_properly():
+        if parser is None or not parser.until_close:
+            is_proper = False
+        elif is_proper is None:
+            is_proper = self._is_ended_properly()
+        if is_proper:
             self._end(keeps_alive=False)
         else:
             self._fail(self._loss(None))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed, by whichever side."""
+        if self._pieces is None:
+            self._lost(exc)
+        else:
+            self._pieces.then(partial(self._lost, exc))
+
+    def _lost(self, exc: Exception | None) -> None:
+        """The connection is closed, and everything parsed that was read from it."""
         self._transport = None
         self._fail(self._loss(exc))
         if self._parser is not None:
@@ -339,7 +395,8 @@ class Connection(asyncio.Protocol):
             self._parser.mute()
         listener = pending.end()
         is_sent = self._unsent is None and transport.get_write_buffer_size() == 0
-        if keeps_alive and is_sent and not (self._is_distrusted or transport.is_closing()):
+        has_extra = self._is_distrusted or (self._pieces is not None and self._pieces.has_more)
+        if keeps_alive and is_sent and not has_extra and not transport.is_closing():
             if pending.is_paused:
                 transport.resume_reading()
             self._owner.freed(self)
@@ -397,3 +454,7 @@ class Connection(asyncio.Protocol):
             listener.on_failed(failure)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
+
+
+def _has_few_lines(data: bytes) -> bool:
+    return data.count(b"\n") + data.count(b"\r") <= _FEW_LINES

@@ -8,6 +8,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.legacy_front.replay_buffer import Entry
 from gateway.legacy_front.session import FrontSession, Stream
 from gateway.protocol import sse
+from gateway.runtime.pieces import Turn
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import NO_HEADERS
 
@@ -73,15 +74,19 @@ class StreamWriter:
                 await reply.start()
             if stream.is_resumable:
                 await reply.write(_event(b"", f"{stream.name}-{position}"))
+            turn = Turn()
             while stream.reader is self:
                 entry = stream.after(position)
                 if entry is not None:
                     await self._write(entry)
                     position = entry.number
+                    await turn.give_way()
                 elif stream.is_over:
                     break
-                elif not await stream.changed(self._keepalive_seconds):
-                    await reply.write(sse.KEEP_ALIVE)
+                else:
+                    if not await stream.changed(self._keepalive_seconds):
+                        await reply.write(sse.KEEP_ALIVE)
+                    turn.begin()
             return await reply.end(COMPLETE)
         finally:
             stream.detach(self)

@@ -26,6 +26,7 @@ from gateway.protocol import lost_session, mcp
 from gateway.protocol.errors import ShuttingDown
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.pieces import Turn, cut
 from gateway.telemetry import Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -158,12 +159,17 @@ class Passthrough:
         first_event: FirstEventRewriter | None,
     ) -> None:
         """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
-        reply = passage.reply
+        reply, turn = passage.reply, Turn()
         await reply.begin(stream)
         try:
             while (part := await next_part(said, deadline)) is not None:
-                if first_event is None or (part := first_event.feed(part)):
+                if first_event is None or first_event.is_done:
                     await reply.send(part)
+                    continue
+                for piece in cut(part):
+                    if passed := first_event.feed(piece):
+                        await reply.send(passed)
+                    await turn.give_way()
             if first_event is not None and (rest := first_event.rest()):
                 await reply.send(rest)
         except UpstreamCut:

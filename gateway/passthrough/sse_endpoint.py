@@ -22,6 +22,7 @@ PURPOSE: Final = "endpoint"
 PARAMETER: Final = "mrtr-endpoint"
 _BLOCK_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|(?<!\n)\r|\r(?=[^\n]))")
 """Two line ends of any kind. A CR after an LF may be the first byte of a CRLF, so the match needs the next byte."""
+_LONGEST_END: Final = len(b"\r\n\r\n")
 _FIRST_EVENT_BYTES: Final = 16_384
 """A larger first event is not an `endpoint` event."""
 
@@ -64,23 +65,29 @@ class FirstEventRewriter:
         self._raw_path = raw_path
         self._endpoint = endpoint
         self._held = bytearray()
-        self._is_done = False
+        self._searched = 0
+        """Where the search for the end of a block goes on."""
+        self.is_done = False
+        """Whether the first event is over, so that the rest passes as it comes."""
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be sent on after this chunk."""
-        if self._is_done:
+        if self.is_done:
             return chunk
         self._held += chunk
-        passed = b""
-        while not self._is_done and (end := _BLOCK_END.search(self._held)) is not None:
+        passed: list[bytes] = []
+        while not self.is_done and (end := _BLOCK_END.search(self._held, self._searched)) is not None:
             block = bytes(self._held[: end.end()])
             del self._held[: end.end()]
+            self._searched = 0
             events = sse.Parser(len(block) + 1).feed(block)
-            self._is_done = bool(events)
-            passed += self._rewritten(events[0], block) if events else block
-        if len(self._held) > _FIRST_EVENT_BYTES:
-            self._is_done = True
-        return passed + self.rest() if self._is_done else passed
+            self.is_done = bool(events)
+            passed.append(self._rewritten(events[0], block) if events else block)
+        self._searched = max(0, len(self._held) - _LONGEST_END)
+        if self.is_done or len(self._held) > _FIRST_EVENT_BYTES:
+            self.is_done = True
+            passed.append(self.rest())
+        return b"".join(passed)
 
     def rest(self) -> bytes:
         """The bytes that are still held when the stream ends."""

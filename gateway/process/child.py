@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
+from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger, secret_arguments
 
@@ -180,6 +182,9 @@ class Child:
         if self.pid:
             with suppress(OSError):  # the kernel killed the server with its reaper, but not the server's children
                 os.killpg(self.pid, signal.SIGKILL)
+        await self._output.taken()
+        if self._output.exit:  # then a timer bounds the wait for the rest of its output
+            _ = await asyncio.wait((self.over,))
         self._end("ended with its reaper, which was killed")
         # The kernel has closed the reaper's files, so the reaper exits within microseconds.
         _ = self._process.wait()
@@ -224,7 +229,7 @@ class Child:
     def _end_soon(self, why: str) -> None:
         if self._last_output is None:
             loop = asyncio.get_running_loop()
-            self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._end, why)
+            self._last_output = loop.call_later(_LAST_OUTPUT_SECONDS, self._output.then, partial(self._end, why))
 
     def give_up(self, why: str) -> None:
         """End the child, because the rest of its output cannot be parsed."""
@@ -342,20 +347,21 @@ class _Input(asyncio.BaseProtocol):
         self.resume_writing()
 
 
-class _Output(asyncio.Protocol):
+class _Output(PieceReader):
     """The pipe from the child's stdout."""
 
     def __init__(self, lines: Lines, child: Child) -> None:
+        super().__init__()
         self.closed = False
         self.exit = ""
         """How the child exited, if that is known before its output ended."""
         self._lines = lines
         self._child = child
 
-    def data_received(self, data: bytes) -> None:
-        self._take(self._lines.feed(data))
+    def take(self, data: bytes) -> None:
+        self._hear(self._lines.feed(data))
 
-    def _take(self, lines: Iterable[bytes | None]) -> None:
+    def _hear(self, lines: Iterable[bytes | None]) -> None:
         for line in lines:
             if self._child.over.done():
                 return
@@ -364,10 +370,10 @@ class _Output(asyncio.Protocol):
             else:
                 self._child.receive(line)
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def finish(self) -> None:
         self.closed = True
         try:
-            self._take(self._lines.end())
+            self._hear(self._lines.end())
         finally:
             self._child.output_closed()
 

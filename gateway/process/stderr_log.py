@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from gateway.runtime.pieces import PieceReader
 from gateway.telemetry import Event, get_logger
 
 log = get_logger()
@@ -17,10 +18,11 @@ _SHORTEST_SECRET: Final = 6
 _HIDDEN: Final = "[hidden]"
 
 
-class StderrLog(asyncio.Protocol):
+class StderrLog(PieceReader):
     """The stderr of one child. The secrets that it was given in `env` or as arguments are masked."""
 
     def __init__(self, route: str, secrets: Iterable[str]) -> None:
+        super().__init__()
         self.last: deque[str] = deque(maxlen=_KEPT)
         """The last lines, for the report of its end."""
         self.pid = 0
@@ -32,7 +34,7 @@ class StderrLog(asyncio.Protocol):
         self._logged = 0
         self._dropped = 0
 
-    def data_received(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         """Log complete lines, and the beginning of long ones."""
         *whole, rest = data.split(b"\n")
         for end in whole:
@@ -40,7 +42,7 @@ class StderrLog(asyncio.Protocol):
             self._incomplete = b""
         self._incomplete = (self._incomplete + rest)[: _LINE_BYTES + 1]
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def finish(self) -> None:
         """Log the last, incomplete line."""
         self._log(self._incomplete)
         self._incomplete = b""

@@ -7,6 +7,7 @@ from typing import Final
 from gateway.legacy_front.backend import ClientLink, ClientMessage
 from gateway.process.child import Child
 from gateway.protocol.errors import GatewayError
+from gateway.runtime.pieces import Turn
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.children.stdio_era import StdioEra
@@ -50,6 +51,7 @@ class ChildBackend:
         _ = await self._has_room.wait()
 
     async def _pass_on(self) -> None:
+        turn = Turn()
         while True:
             message = await self._waiting.get()
             try:
@@ -61,6 +63,8 @@ class ChildBackend:
             finally:
                 self._take_room(-_size(message))
                 self._waiting.task_done()
+            if not self._waiting.empty():
+                await turn.give_way()
 
     async def _start(self) -> Child:
         child = self.child = await self._stdio.launcher.take()

@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.budget import Budget, Share
+from gateway.runtime.pieces import Turn, cut
 
 _CHUNK_BYTES: Final = 65_536
 
@@ -48,8 +49,12 @@ class Host:
     async def lines(self) -> AsyncIterator[bytes | None]:
         """Yield each line until the host closes its end; None stands for a line that is too long."""
         while chunk := await self._reader.read(_CHUNK_BYTES):
-            for line in self._framing.feed(chunk):
-                yield line
+            turn = Turn()
+            for piece in cut(chunk):
+                for line in self._framing.feed(piece):
+                    yield line
+                    await turn.give_way()
+                await turn.give_way()  # a piece may have no line to yield
         for line in self._framing.end():
             yield line
 

@@ -17,6 +17,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, SessionLost, UpstreamError
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.pieces import Turn
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideCallbacks
@@ -66,6 +67,7 @@ class SessionRelay:
     async def _send_all(self) -> None:
         """Send the messages that wait, one after another."""
         try:
+            turn = Turn()
             while self._waiting:
                 message = self._waiting.popleft()
                 self._waiting_bytes -= len(message.data)
@@ -73,6 +75,7 @@ class SessionRelay:
                     await self._initialize(message)
                 else:
                     await self._send(self._channel, message)
+                await turn.give_way()
         finally:
             self._sender = None
 

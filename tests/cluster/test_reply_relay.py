@@ -4,9 +4,11 @@ import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from gateway.cluster.reply_relay import ReplyRelay
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frames, Head, Identity
@@ -26,6 +28,7 @@ from tests.support.replicas import (
     retry_params,
     steps,
 )
+from tests.support.turns import work_gives_way
 from tests.support.workbench import ACCEPT, Reply
 
 
@@ -292,3 +295,16 @@ async def test_a_reply_with_an_outcome_of_another_version_is_complete(
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert (reply.status, reply.error["message"]) == (503, "no")
     assert operations(one, "error") == 1
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_many_frames_at_once_let_others_run() -> None:
+    nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
+    sealing = Frames(keyring, nonce, 1 << 20)
+    frames = [Head(200, (), streamed=True), *[Data(b"x")] * 500, End("complete", "")]
+    chunk = b"".join(map(sealing.seal, frames))
+    arriving = Mock(whole_at_most=Mock(return_value=chunk), frames=lambda: Frames(keyring, nonce, 1 << 20))
+    reply = Mock(started=False, start=AsyncMock(), write=AsyncMock(), end=AsyncMock())
+    assert await work_gives_way(ReplyRelay(reply, "gw-2", Mock()).run(arriving))
+    assert reply.write.await_count == 500
+    reply.end.assert_awaited_once()

@@ -6,16 +6,21 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aiohttp import StreamReader
 
-from gateway.http.body import _Inflation
+from gateway.config import InForce
+from gateway.http.body import _Inflation, _Reading
 from gateway.protocol.errors import InvalidRequest
+from gateway.runtime.budget import Budget
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import RawConnection, raw_connection, request_head
 from tests.support.replicas import sample
 from tests.support.stand import Start
+from tests.support.turns import work_gives_way
 from tests.support.workbench import Client, Stand, eventually
 
 
@@ -293,3 +298,20 @@ def test_a_bomb_inflates_no_further_than_its_pieces_are_taken(how: str) -> None:
     encoding, small = packed(how, b"\0" * 100_000_000)
     pieces = _Inflation(encoding).pieces(small)
     assert max(len(next(pieces)) for _ in range(10)) <= 65_536
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_a_body_that_grows_lets_others_run() -> None:
+    whole = bytes(20 * 65_536)
+    content = StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop())
+    content.feed_data(gzip.compress(whole))
+    content.feed_eof()
+    http: Any = Mock(content=content)
+    got: list[bytes] = []
+
+    async def read() -> None:
+        limit = Budget("x", InForce(1 << 30))
+        got.append(await _Reading(http, _Inflation("gzip"), 1 << 30).run(60, (limit,)))
+
+    assert await work_gives_way(read())
+    assert got == [whole]

@@ -2,13 +2,13 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.listener import Listener
@@ -19,6 +19,7 @@ from tests.support.authority import Authority
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection, request_head
 from tests.support.stand import Start
+from tests.support.turns import TINY_CHUNKS, Turns
 from tests.support.workbench import ACCEPT, Stand, eventually
 
 LARGE = text("x" * 12_000_000)
@@ -128,10 +129,13 @@ async def test_the_rest_of_a_large_reply_is_counted_over_tls_too(
 
 
 @asynccontextmanager
-async def listening(send_seconds: float, body: bytes) -> AsyncIterator[tuple[Listener, str]]:
+async def listening(
+    send_seconds: float, body: bytes, served: Callable[[], object] = lambda: None
+) -> AsyncIterator[tuple[Listener, str]]:
     """A listener whose handler returns one whole body."""
 
     async def handle(http: web.BaseRequest) -> web.StreamResponse:
+        _ = served()
         return web.Response(body=body)
 
     traffic = Traffic(InForce(Limits()), InForce(Timeouts(send_seconds=send_seconds)), Metrics("0"))
@@ -149,3 +153,34 @@ async def test_a_client_that_does_not_read_a_whole_body_is_cut_off(stand: Stand)
         assert b" 200 " in await raw.line()
         await eventually(lambda: not listener.connections, "the connection is closed")
         assert len(await raw.rest()) < 20_000_000
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_many_requests_at_once_let_others_run(stand: Stand) -> None:
+    count = 30
+    turns = Turns()
+    async with listening(5, b"ok", turns.note) as (_, address), raw_connection(stand, address) as raw:
+        with turns:
+            await raw.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * count)
+            for _ in range(count):
+                await raw.until(b"\r\n\r\nok")
+        assert len(turns.noted) >= count // 2
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_a_body_in_tiny_chunks_that_nobody_wants_lets_others_run(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, readany = Turns(), StreamReader.readany
+
+    async def noted(content: StreamReader) -> bytes:
+        turns.note()
+        return await readany(content)
+
+    monkeypatch.setattr(StreamReader, "readany", noted)
+    async with listening(5, b"ok") as (_, address), raw_connection(stand, address) as raw:
+        with turns:
+            head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            await raw.send(head + TINY_CHUNKS * 8 + b"0\r\n\r\n")
+            await raw.until(b"\r\n\r\nok")
+            await eventually(lambda: len(turns.noted) > len(TINY_CHUNKS) * 8 // 6 // 4096 // 2)

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import pytest_asyncio
@@ -11,12 +13,14 @@ from yarl import URL
 from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
+from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
 from gateway.seal.keyring import Keyring
 from tests.support.fake_sse import FakeSse
 from tests.support.stand import Start
+from tests.support.turns import work_gives_way
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 UPSTREAM = Endpoint("/mcp", "http://10.0.0.1:9000/sse")
@@ -157,3 +161,36 @@ async def test_messages_go_where_the_server_wants_them(old: FakeSse, begin: Star
         assert refused.status == 404
         assert (await refused.json())["id"] == 7
     assert len(old.posts) == before
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged(rewriter: EndpointRewriter) -> None:
+    comments, sent = b": x\n\n" * 20_000, bytearray()
+
+    async def send(data: bytes) -> None:
+        sent.extend(data)
+
+    passage: Any = Mock(reply=Mock(begin=AsyncMock(), send=send))
+    stream = Mock(write_eof=AsyncMock())
+    said: Any = Source(comments + EVENT + b"data: behind\n\n", b"data: more\n\n")
+    assert await work_gives_way(Passthrough._stream(Mock(), passage, said, stream, None, first_event(rewriter)))
+    before, event, behind = sent.partition(b"event: endpoint\n")
+    assert before == comments
+    assert behind.endswith(b"\n\ndata: behind\n\ndata: more\n\n")
+    assert event
+
+
+class Source:
+    """A FAKE reply of which this is here."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = iter(parts)
+
+    async def __anext__(self) -> bytes:
+        try:
+            return next(self._parts)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def pause_reading(self) -> None:
+        pass

@@ -20,14 +20,18 @@ import uvloop
 from gateway.__main__ import main
 from gateway.config import Upstream
 from gateway.process.child import Child, given_secrets
+from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
+from tests.support.turns import Turns
 
 FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
+FLOOD_LINES: Final = 32_000
+"""Of two bytes each: less than a pipe holds."""
 SECRET: Final = "sesame-opens"
 CHILDREN: Final = "mcp_gateway_children"
 ENDED: Final = "mcp_gateway_children_ended_total"
@@ -503,3 +507,35 @@ def open_files() -> list[str]:
         with suppress(OSError):
             found.append(f"{link.name} {link.readlink()}")
     return [file for file in found if "pipe:" in file or "socket:" in file]
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_a_child_that_floods_lets_others_run_and_is_heard_to_its_end_on_any_event_loop() -> None:
+    for factory in (asyncio.SelectorEventLoop, uvloop.new_event_loop):
+        turns, lines, why = await asyncio.to_thread(run_flooding_child, factory)
+        assert (lines, why) == (FLOOD_LINES, "ended (exit code 3)")
+        assert turns > FLOOD_LINES * 2 // PIECE_BYTES // 2
+
+
+def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tuple[int, int, str]:
+    """Run a child that floods and ends; return in how many turns it was heard, the lines, and why it ended."""
+
+    async def run() -> tuple[int, int, str]:
+        program = f"import os; os.write(1, b'x\\n' * {FLOOD_LINES}); os._exit(3)"
+        child = Child(Upstream(command=(sys.executable, "-S", "-c", program)), "/mcp", 4096, Tasks(Metrics("test")))
+        heard = []
+        with Turns() as turns:
+
+            def hear(line: bytes) -> None:
+                heard.append(line)
+                turns.note()
+
+            child.receive_with(hear)
+            await child.start()
+            async with asyncio.timeout(20):
+                why = await child.over
+                await child.gone
+        return len(turns.noted), len(heard), why
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(run())

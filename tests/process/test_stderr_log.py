@@ -1,7 +1,10 @@
 """The stderr of a stdio server in the log."""
 
+import pytest
+
 from gateway.process.stderr_log import StderrLog
 from tests.support.logs import Lines
+from tests.support.turns import gives_way
 
 
 def texts(log_lines: Lines) -> list[str]:
@@ -27,6 +30,7 @@ async def test_the_secrets_of_a_child_are_hidden_the_longest_first(log_lines: Li
     assert texts(log_lines) == ["[hidden] [hidden] short"]
 
 
+@pytest.mark.usefixtures("still_clock")
 async def test_a_long_line_is_cut_and_takes_no_memory(log_lines: Lines) -> None:
     log = StderrLog("/mcp", ())
     for _ in range(100):
@@ -36,6 +40,7 @@ async def test_a_long_line_is_cut_and_takes_no_memory(log_lines: Lines) -> None:
     assert texts(log_lines) == ["x" * 1000 + "…", "next"]
 
 
+@pytest.mark.usefixtures("still_clock")
 async def test_a_flood_is_counted_beyond_its_rate(log_lines: Lines) -> None:
     log = StderrLog("/mcp", ())
     log.data_received(b"".join(b"%d\n" % number for number in range(10_000)))
@@ -44,3 +49,13 @@ async def test_a_flood_is_counted_beyond_its_rate(log_lines: Lines) -> None:
     assert left_out > 0
     assert len(texts(log_lines)) + left_out == 10_000
     assert list(log.last) == [str(number) for number in range(9_995, 10_000)]
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_a_flood_lets_others_run_and_its_last_line_is_kept() -> None:
+    log = StderrLog("/mcp", ())
+    log.data_received(b"x\n" * 32_768 + b"last")
+    log.connection_lost(None)
+    assert await gives_way(lambda: "last" in log.last)
+    await log.ended
+    assert log.last[-1] == "last"

@@ -15,6 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.child_backend import ChildBackend
 from gateway.stdio_front.front import StdioFront
 from gateway.telemetry import Metrics
+from tests.support.turns import gives_way
 from tests.support.workbench import eventually
 
 CALL = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
@@ -129,3 +130,18 @@ async def test_a_host_that_has_closed_its_end_does_not_wait_for_a_child_that_die
     await asyncio.wait_for(finishing, 5)
     assert front.ended.done()
     await front.close()
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_many_messages_that_waited_for_the_child_let_others_run(tasks: Tasks) -> None:
+    launcher = FakeLauncher()
+    stdio: Any = SimpleNamespace(launcher=launcher)
+    backend = ChildBackend(stdio, Mock(), tasks, 1_000_000)
+    for _ in range(100):
+        backend.receive(ClientMessage(CALL, jsonrpc.message(CALL)))
+    launcher.may_start.set()
+    while not launcher.child.events:
+        await asyncio.sleep(0)
+    assert await gives_way(lambda: len(launcher.child.events) == 100)
+    await eventually(lambda: len(launcher.child.events) == 100)
+    await backend.close()

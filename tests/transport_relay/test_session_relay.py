@@ -3,13 +3,20 @@
 import asyncio
 import json
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
-from gateway.protocol import mcp
+import pytest
+
+from gateway.legacy_front.backend import ClientMessage
+from gateway.protocol import jsonrpc, mcp
+from gateway.runtime.tasks import Tasks
+from gateway.transport_relay.session_relay import SessionRelay
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.legacy_client import ANSWER, LegacyClient, SseClient, later
 from tests.support.stand import Start
+from tests.support.turns import gives_way
 from tests.support.workbench import Stand, eventually, jwt
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
@@ -335,3 +342,18 @@ async def test_a_cancelled_call_ends_with_the_servers_own_answer(begin: Start, u
     assert (await client.stream.message())["error"]["message"] == "Request cancelled by me"
     client.stream.close()
     await eventually(lambda: client_sessions(stand) == 0)
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_many_messages_that_waited_let_others_run() -> None:
+    tasks, channel = Tasks(Mock()), Mock(send=AsyncMock())
+    live = Mock(process=Mock(tasks=tasks))
+    live.config.limits.body_bytes = 1_000_000
+    relay = SessionRelay(live, Mock())
+    relay._channel = channel
+    data = b'{"jsonrpc":"2.0","method":"x"}'
+    for _ in range(100):
+        relay.receive(ClientMessage(data, jsonrpc.message(data)))
+    assert await gives_way(lambda: channel.send.await_count == 100)
+    await eventually(lambda: channel.send.await_count == 100)
+    await tasks.close()

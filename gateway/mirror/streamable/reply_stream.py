@@ -6,6 +6,7 @@ from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import sse
+from gateway.runtime.pieces import Turn
 
 Item = bytes | FinalMessage | None
 """What a queue gives: an event, the final message, or None if the client needs a keep-alive."""
@@ -21,6 +22,7 @@ async def write(
 ) -> FinalMessage:
     """Write each message as an event until the final one, which is returned; the first may come from `first`."""
     queue.begin_writing(reply.share_unread)
+    turn = Turn()
     try:
         item = await (first or queue.take())
         while not isinstance(item, FinalMessage):
@@ -28,6 +30,8 @@ async def write(
                 if not reply.started:
                     await reply.start()
                 await reply.write(sse.KEEP_ALIVE if item is None else encode(item))
+            if queue.is_ready:
+                await turn.give_way()
             item = await queue.take()
         return item
     finally:

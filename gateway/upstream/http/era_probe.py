@@ -16,9 +16,10 @@ from typing import Final
 
 from gateway.http.upstream_client import FOREIGN, REDIRECTS
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.protocol import era, mcp
+from gateway.protocol import era, mcp, sse
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
+from gateway.runtime.pieces import InTurns
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import HttpUpstream
@@ -155,13 +156,14 @@ def discover_headers(headers: Headers) -> dict[str, str]:
 async def _verdict(response: AwaitedReply, asked: bytes) -> bool | None:
     """Read the response until the era is certain: a stream may stay open after the answer."""
     body = bytearray()
-    async for chunk in response:
-        body += chunk
+    parser = sse.Parser(_ANSWER_BYTES) if response.content_type == "text/event-stream" else None
+    async for piece in InTurns(response):
+        body += piece
         if len(body) > _ANSWER_BYTES:
             response.close()
             return None
-        if response.content_type == "text/event-stream":
-            found = era.verdict(response.status, response.content_type, bytes(body), asked)
+        for event in () if parser is None else parser.feed(piece):
+            found = era.verdict(response.status, "application/json", event.data, asked)
             if found is not None:
                 response.close()
                 return found

@@ -18,6 +18,7 @@ from gateway.http_client.errors import RequestFailed
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused
+from gateway.runtime.pieces import InTurns
 from gateway.runtime.throttle import AwaitedArrival, Throttle
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from gateway.upstream.http.http_errors import RetryLater, SuspectedSessionLoss, is_local, read_refusal, read_response
@@ -154,8 +155,8 @@ class ResumableChannel(Channel):
         parser = sse.Parser(self.max_event_bytes)
         arrival = AwaitedArrival(self.arriving)
         try:
-            async for chunk in response:
-                for event in parser.feed(chunk):
+            async for piece in InTurns(response):
+                for event in parser.feed(piece):
                     if event.id is not None and self.resumption.is_repeated(event.id) and again:
                         continue
                     if event.data and hand_over(event.data, receive):

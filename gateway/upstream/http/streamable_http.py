@@ -20,6 +20,7 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
+from gateway.runtime.pieces import InTurns
 from gateway.upstream.channel import Headers, Receive, Sending, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
@@ -314,8 +315,8 @@ class StreamableChannel(ResumableChannel):
             return
         parser = sse.Parser(_PING_ANSWER_BYTES)
         try:
-            async for chunk in response:
-                if any(event.data and hand_over(event.data, hear) for event in parser.feed(chunk)):
+            async for piece in InTurns(response):
+                if any(event.data and hand_over(event.data, hear) for event in parser.feed(piece)):
                     return
         except sse.EventTooLarge:
             response.close()

@@ -13,6 +13,7 @@ from gateway.mirror.streamable.reply_stream import Item
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending
+from tests.support.turns import work_gives_way
 
 EVENT, OWN = b"data: 1\n\n", b"id: 2\ndata: {}\n\n"
 
@@ -23,6 +24,10 @@ class FakeQueue:
     def __init__(self, *items: Item) -> None:
         self.items = list(items)
         self.is_written = False
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.items)
 
     async def take(self) -> Item:
         assert self.is_written
@@ -96,3 +101,11 @@ async def test_the_first_item_may_come_after_something_else() -> None:
 
     _ = await reply_stream.write(queue, reply, first())
     assert reply.got == [EVENT]
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_many_messages_that_wait_let_others_run() -> None:
+    queue: Any = FakeQueue(*[EVENT] * 100, FinalMessage(b"{}"))
+    reply = FakeReply()
+    assert await work_gives_way(reply_stream.write(queue, reply))
+    assert reply.got == [EVENT] * 100
