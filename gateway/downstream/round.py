@@ -107,7 +107,16 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
     return Round(
-        live, request, key, headers, caller.address, incoming=incoming, reply=reply, caller=caller, started=started
+        live,
+        request,
+        key,
+        headers,
+        caller.address,
+        body_bytes=len(incoming.body),
+        incoming=incoming,
+        reply=reply,
+        caller=caller,
+        started=started,
     )
 
 

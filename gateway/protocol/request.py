@@ -123,6 +123,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether this is the request of a call that waits long."""
+        return isinstance(self.params, HeldParams)
+
+    @property
     def params_size(self) -> int:
         """How many bytes the params take."""
         params = self.params
