@@ -61,6 +61,7 @@ class ChildBackend:
             finally:
                 self._take_room(-_size(message))
                 self._waiting.task_done()
+            del message  # the next one may come much later
 
     async def _start(self) -> Child:
         child = self.child = await self._stdio.launcher.take()

@@ -16,6 +16,8 @@ from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.budget import Budget, Share
 
 _CHUNK_BYTES: Final = 65_536
+HOST: Final = b"host"
+"""The principal of every host: there is one."""
 
 
 class Host:
