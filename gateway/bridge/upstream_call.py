@@ -76,7 +76,7 @@ class UpstreamCall(ABC):
     @property
     def message_bytes(self) -> int:
         """The size of the call as it goes upstream, as long as it may have to be sent again."""
-        return self._context.body_bytes if self._call is None else len(self._call.message)
+        return self._context.body_bytes if self._call is None else self._call.message_bytes
 
     @property
     def is_started(self) -> bool:

@@ -254,7 +254,8 @@ class Continuation:
         return self._authorise_first(round_, envelope, driver)
 
     async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
-        await driver.authorise(round_.key, round_.headers)
+        with round_.weigh(is_continued=True):
+            await driver.authorise(round_.key, round_.headers)
         return await self._answer(round_, envelope, self.lot.find(envelope.exchange) or driver)
 
     def _cold(self, envelope: Envelope) -> ColdCall | None:
@@ -308,4 +309,5 @@ class Continuation:
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
+        round_.drop_body()
         return self.legs.write(round_, driver, queue)

@@ -82,6 +82,7 @@ class Dispatcher:
 
     def _dispatch(self, round_: Round) -> Awaitable[Replied]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
+        round_.incoming.keep_once()
         request = round_.request
         if request.method == mcp.DISCOVER:
             return self._discover(round_)

@@ -2,16 +2,30 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from tests.support import copies
+from tests.support.fake_sse import FakeSse, Message
+from tests.support.fake_sse import Stream as Upstream
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Gate, ask, later
 from tests.support.stand import Start
 from tests.support.status import told
-from tests.support.workbench import ACCEPT, DECLINE, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, DECLINE, Client, Stand, eventually, leave
 
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 LARGE = {"text": "x" * 100_000}
+
+
+@pytest.fixture
+async def sse_server() -> AsyncIterator[FakeSse]:
+    fake = FakeSse()
+    await fake.start()
+    yield fake
+    await fake.close()
 
 
 def weighed(stand: Stand) -> int:
@@ -117,3 +131,72 @@ async def test_a_result_that_waits_for_its_client_is_weighed(upstream: FakeUpstr
     await eventually(lambda: weighed(stand) > 40_000, "the result is here")
     assert len((await client.answer(asked)).text) == 40_000
     assert weighed(stand) == 0
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", ["streamable-http", "sse"])
+async def test_a_call_that_waits_keeps_one_copy_of_its_request(
+    upstream: FakeUpstream, sse_server: FakeSse, begin: Start, transport: str
+) -> None:
+    is_sse = transport == "sse"
+    url = sse_server.url if is_sse else upstream.url
+    stand = await begin(route={"upstream": {"url": url, "transport": transport}})
+    client = stand.client()
+    go, answered = asyncio.Event(), asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        turn.body["params"] = {}
+        await turn.elicit("q")
+        answered.set()
+        await go.wait()
+        await turn.result(text("done"))
+
+    async def tool_over_sse(_fake: FakeSse, stream: Upstream, message: Message) -> None:
+        message["params"] = {}
+        stream.say(id="q", method="elicitation/create", params={"message": "q", "requestedSchema": SCHEMA})
+        calls.append((stream, message["id"]))
+
+    calls: list[tuple[Upstream, Any]] = []
+    upstream.tool(tool)
+    sse_server.tool = tool_over_sse
+    with copies.counted() as kept:
+        asked = await client.call(arguments=copies.LARGE)
+        assert asked.questions
+        assert 1 <= kept() < 1.1
+        retry = later(client.answer(asked, arguments=copies.LARGE))
+        if is_sse:
+            await eventually(lambda: stand.held == 0, "the retry was taken")
+        else:
+            await answered.wait()
+        assert 1 <= kept() < 1.1, "nothing of the retry's body is kept"
+        if is_sse:
+            ((stream, id_),) = calls
+            stream.say(id=id_, result=text("done"))
+        go.set()
+        assert (await retry).text == "done"
+
+
+async def test_a_call_keeps_no_encoded_request_once_the_server_has_accepted_it(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    began, accept, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        turn.body["params"] = {}
+        began.set()
+        await accept.wait()
+        await turn.raw(b"")
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    with copies.counted() as kept:
+        running = later(client.call(arguments=copies.LARGE))
+        await began.wait()
+        assert 2 <= kept() < 2.1, "it may have to be sent again"
+        accept.set()
+        await eventually(lambda: 1 <= kept() < 1.1, "one copy is left")
+        go.set()
+        assert (await running).text == "done"
