@@ -111,7 +111,7 @@ def _near_limits(status: Status) -> Iterator[Notice]:
             if budget.used >= NEAR * budget.limit:
                 yield Notice(
                     f"{name}{where}: {budget.used:,} of {budget.limit:,} bytes",
-                    "When the limit is reached, the oldest gives way: raise it, unless clients attack",
+                    "When the limit is reached, the oldest gives way, or new ones are refused",
                 )
     for label, used, limit, key in _limits(status):
         if limit and used >= NEAR * limit:

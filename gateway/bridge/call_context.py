@@ -13,6 +13,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost, Unreachable
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import PoolKey
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
@@ -38,6 +39,12 @@ class ClientCall(msgspec.Struct, eq=False):
     """The address of the client, if a limit depends on it."""
     ticket: CacheKey | None = None
     """Where the result may be kept, if it is a list."""
+    body_bytes: int = 0
+    """The size of the client's request, of which `request` is a view."""
+
+    def weigh(self, *, is_continued: bool = False) -> Weight:
+        """Weigh the call: as it came, and as it goes upstream. Raises Busy, unless it `is_continued`."""
+        return self.live.process.calls.take(self.key.principal, 2 * self.body_bytes, is_continued=is_continued)
 
 
 class Context(ClientCall, eq=False, kw_only=True):

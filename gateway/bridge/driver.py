@@ -16,6 +16,7 @@ from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
+from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, digest_answers
@@ -37,8 +38,10 @@ class Driver(ExchangeRunner):
 
     __slots__ = ("_retries", "_was_relayed")
 
-    def __init__(self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall | None = None) -> None:
-        super().__init__(asked, lot, new_call)
+    def __init__(
+        self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall | None = None, weight: Weight | None = None
+    ) -> None:
+        super().__init__(asked, lot, new_call, weight)
         self._retries = 0
         """Retries that were accepted so far."""
         self._was_relayed = False
@@ -87,6 +90,7 @@ class Driver(ExchangeRunner):
             self._upstream_call.abandon()
             self._moved(self._exchange.state, IDLE)
             self._lot.remove(self)
+            self._weight.release()
             raise
 
     def answer(self, queue: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:

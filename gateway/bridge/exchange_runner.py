@@ -22,6 +22,7 @@ from gateway.exchange.machine import ASKING, ENDED, PARKED, RESTORED, RUNNING, E
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError
 from gateway.routes.held_calls import Lot
+from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import Listener
 from gateway.telemetry import Ending, NestedOutcome, Outcome
 
@@ -53,14 +54,17 @@ class ExchangeRunner(ABC):
         "_takeover",
         "_timers",
         "_upstream_call",
+        "_weight",
         "address",
         "id",
         "live",
         "principal",
     )
 
-    def __init__(self, asked: ClientCall, lot: Lot[Any], new_call: NewCall | None = None) -> None:
-        """`new_call` makes the upstream call, if it is not one request."""
+    def __init__(
+        self, asked: ClientCall, lot: Lot[Any], new_call: NewCall | None = None, weight: Weight | None = None
+    ) -> None:
+        """`new_call` makes the upstream call, if it is not one request. A call without a `weight` is continued."""
         live, request = asked.live, asked.request
         self.id = ""
         """Drawn when the exchange is first parked; most exchanges never are."""
@@ -71,7 +75,7 @@ class ExchangeRunner(ABC):
         policy = live.policies.get(request.method, _NEVER_ASKING)
         self._exchange = exchange = Exchange(request.declared, policy, request.input_responses)
         self._context = context = Context(
-            live, request, asked.key, asked.headers, asked.address, asked.ticket, exchange=exchange
+            live, request, asked.key, asked.headers, asked.address, asked.ticket, asked.body_bytes, exchange=exchange
         )
         self._lot = lot
         self._timers = Timers(live)
@@ -80,6 +84,8 @@ class ExchangeRunner(ABC):
         self._replies = Replies(context, self._report)
         self._takeover: Takeover | None = None
         """Made if another replica began the exchange, or this one let go of it."""
+        self._weight = weight or asked.weigh(is_continued=True)
+        """Released when the exchange ends."""
         self._later: list[on.Event] | None = None
         """While an event is being handled: it, and what happens meanwhile."""
 
@@ -142,6 +148,7 @@ class ExchangeRunner(ABC):
         caught, so another one on the way is not.
         """
         self._exchange.crash()
+        self._weight.release()
         call, error = self._upstream_call, CallLost(BUG)
         steps: list[Callable[[], None]] = [
             partial(self._replies.fail_all, error),
@@ -169,10 +176,19 @@ class ExchangeRunner(ABC):
             self._timers.disarm(COLD)
         if after is ENDED:
             self._ended()
-        elif self._takeover is not None and after in _PICKING_UP:
+            return
+        self._weigh()
+        if self._takeover is not None and after in _PICKING_UP:
             self._takeover.pick_up(self, self._give_back)
 
+    def _weigh(self) -> None:
+        """Weigh what the call keeps now; a parked one keeps its params, and nothing else of its request."""
+        context, request = self._context, self._context.request
+        came = request.params_size if request.is_held else context.body_bytes
+        self._weight.change(came + self._upstream_call.message_bytes + self._exchange.kept_bytes)
+
     def _ended(self) -> None:
+        self._weight.release()
         self._timers.disarm_all(but_linger=True)
         self._upstream_call.end()
         if LINGER in self._timers:

@@ -22,6 +22,7 @@ from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.routes.held_calls import Lot
+from gateway.runtime.call_bytes import Weight  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import COMPLETE, TOOL_FAILED, bodies
@@ -37,6 +38,7 @@ class PlainCall:
         "_new_queue",
         "_session",
         "_started",
+        "_weight",
         "driver",
         "final",
         "queue",
@@ -56,6 +58,7 @@ class PlainCall:
         self._call: Call
         self._session: Session
         self._started = 0.0
+        self._weight: Weight
         self.waiter: asyncio.Future[None]
         """Done when `final` is set, or the queue of the exchange has something for the client."""
 
@@ -63,7 +66,7 @@ class PlainCall:
         """Send the call; returns False if it takes an exchange from the beginning.
 
         It does if no session is idle, something has to be set on the session, the transport is not Streamable HTTP,
-        or the call is traced.
+        or the call is traced. Raises Busy if the call is too heavy.
         """
         asked, live, request = self._asked, self._asked.live, self._asked.request
         if request.log_level is not None or live.process.traces is not None or bodies.on:
@@ -72,16 +75,19 @@ class PlainCall:
         session = pool.take(asked.key)
         if session is None:
             return False
-        is_begun = False
+        is_begun, weight = False, None
         try:
+            weight = asked.weigh()
             call = self._call = legacy_call(request, session.next_id(), self)
             is_begun = session.begin(call, asked.headers, self._unusual)
         finally:
             if not is_begun:
                 pool.release(session, clean=True)
+                if weight is not None:
+                    weight.release()
         if not is_begun:
             return False
-        self._session, self._started = session, call.sent
+        self._session, self._started, self._weight = session, call.sent, weight
         self.waiter = asyncio.get_running_loop().create_future()
         live.deadlines.plain.arm(self, self._unusual)
         return True
@@ -113,6 +119,7 @@ class PlainCall:
                 raise
             else:
                 self.final = final
+                self._weight.release()
                 live.deadlines.plain.disarm(self)
                 seconds = time.monotonic() - self._started
                 live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
@@ -133,7 +140,7 @@ class PlainCall:
             queue = self.queue = self._new_queue()
             queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call
-            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun))
+            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun), self._weight)
             self.driver = self._call.listener = driver
             driver.begin(queue, seconds)
         return self.driver

@@ -99,8 +99,8 @@ class RequestCall(UpstreamCall):
         try:
             await (session.read(call) if is_begun else self._send(call, session))
         except SessionLost:
-            if not self._is_wanted():
-                raise  # the client has left, so the call must not begin in another session
+            if not (self._is_wanted() and call.message):
+                raise  # the client has left, or the server has begun: the call must not begin in another session
             session = await self._another_session(session)
             if self._is_wanted():
                 await self._send(call, session)

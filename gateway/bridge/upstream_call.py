@@ -77,6 +77,11 @@ class UpstreamCall(ABC):
         return self._session or self._released
 
     @property
+    def message_bytes(self) -> int:
+        """The size of the call as it goes upstream, as long as it may have to be sent again."""
+        return self._context.body_bytes if self._call is None else self._call.message_bytes
+
+    @property
     def is_started(self) -> bool:
         """Whether the call was sent, or a task is about to send it."""
         return self._task is not None or self._is_sent

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.model.config import Config, Principal, State
+from gateway.config.model.config import Config, Limits, Principal, State
 from gateway.config.model.route import Credentials, Route, Upstream, UpstreamTls
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.problems import Problem, nearest
@@ -25,6 +25,7 @@ def broken_rules(config: Config) -> Iterator[Problem]:
     yield from _principal(config)
     yield from _routes(config.routes)
     yield from _affinity(config)
+    yield from _limits(config.limits)
 
 
 def _keys(state: State) -> Iterator[Problem]:
@@ -208,6 +209,13 @@ def _affinity(config: Config) -> Iterator[Problem]:
                 f"routes[{place}].sessions.affinity",
                 "is principal, but sessions.idle_seconds is 0, so no session is kept; raise sessions.idle_seconds",
             )
+
+
+def _limits(limits: Limits) -> Iterator[Problem]:
+    if (limits.calls_bytes_per_principal or 0) > limits.calls_bytes:
+        yield Problem(
+            "limits.calls_bytes_per_principal", f"is more than limits.calls_bytes ({limits.calls_bytes}); lower it"
+        )
 
 
 def _child(path: str, upstream: Upstream) -> Iterator[Problem]:

@@ -268,7 +268,8 @@ class Continuation:
         return self._authorise_first(round_, envelope, driver)
 
     async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
-        await driver.authorise(round_.key, round_.headers)
+        with round_.weigh(is_continued=True):
+            await driver.authorise(round_.key, round_.headers)
         found = self.lot.find(envelope.exchange)
         if found is None and self._is_let_go(envelope.exchange):
             return await self._serve_elsewhere(round_, envelope)
@@ -332,4 +333,5 @@ class Continuation:
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)
+        round_.drop_body()
         return self.legs.write(round_, driver, queue)

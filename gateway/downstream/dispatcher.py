@@ -82,6 +82,7 @@ class Dispatcher:
 
     def _dispatch(self, round_: Round) -> Awaitable[Replied]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
+        round_.incoming.keep_once()
         request = round_.request
         if request.method == mcp.DISCOVER:
             return self._discover(round_)
@@ -98,9 +99,10 @@ class Dispatcher:
     async def _listen(self, round_: Round) -> Replied:
         """Serve a subscription."""
         request, opener = round_.request, round_.opener
-        async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
-            round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
-            return await round_.write(stream)
+        with round_.weigh():
+            async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
+                round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
+                return await round_.write(stream)
 
     async def _send_on(self, round_: Round) -> Replied:
         """Have another replica begin the call, since this one ends."""
@@ -116,8 +118,9 @@ class Dispatcher:
     async def _discover(self, round_: Round) -> Replied:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
         live, key, headers = round_.live, round_.key, round_.headers
-        await live.upstream.pool.authorise(key, headers, opener=round_.opener)
-        shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
+        with round_.weigh():
+            await live.upstream.pool.authorise(key, headers, opener=round_.opener)
+            shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
     def begin(self, round_: Round | UnreadRetry) -> Begun | None:
@@ -150,13 +153,15 @@ class Dispatcher:
     async def _begin_checked(self, round_: Round) -> Replied:
         """Begin a call whose arguments may have to be repeated in headers."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers, round_.opener)
+        with round_.weigh():  # the call is weighed again when it begins
+            await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers, round_.opener)
         return await self._call(round_)
 
     async def _list(self, round_: Round, ticket: CacheKey) -> Replied:
         """Answer with a list from the cache, if it is there."""
         live, headers = round_.live, round_.headers
-        cached = await live.upstream.pool.kept(ticket, headers, round_.opener)
+        with round_.weigh():
+            cached = await live.upstream.pool.kept(ticket, headers, round_.opener)
         live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
         return await (round_.answer(cached) if cached is not None else self._call(round_))
 
@@ -167,8 +172,13 @@ class Dispatcher:
             plain = self._plain(round_)
             if plain is not None:
                 return self._legs.write_plain(round_, plain)
-        driver, queue = Driver(round_, self._lot, new_call), round_.queue()
-        driver.begin(queue)
+        weight = round_.weigh()
+        try:
+            driver, queue = Driver(round_, self._lot, new_call, weight), round_.queue()
+            driver.begin(queue)
+        except BaseException:
+            weight.release()
+            raise
         return self._legs.write(round_, driver, queue)
 
     def _plain(self, round_: Round) -> PlainCall | None:

@@ -289,10 +289,10 @@ class RequestHandler:
             if self._authenticator.verifies:
                 await self._verify(http, incoming, limits)
             if not incoming.body:
-                body = self._bodies.read_now(http, limits.body_bytes)
-                if body is None:
-                    body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
-                incoming.body = body
+                # No local variable has the body: this coroutine waits until the call has ended.
+                incoming.body = self._bodies.read_now(http, limits.body_bytes) or b""
+                if not incoming.body:
+                    incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
         except GatewayError as exc:
             await self._keep_session(exc, http, incoming, limits)
             raise
@@ -325,6 +325,8 @@ class RequestHandler:
         try:
             return await bridging
         except NoHandshake:
+            if not incoming.body:
+                raise  # the answers of a held call were dropped when it took them
             passed = await self._era_routing.passed_after_all(incoming, reply, live)
             if passed is None:
                 raise
@@ -390,4 +392,5 @@ class RequestHandler:
             if span is not None:  # the request is refused, or left, before its round begins
                 span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
             raise
+        del request  # the round has it, and drops it when it needs no more of it
         return await self._dispatcher.serve(round_)

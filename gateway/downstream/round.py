@@ -55,10 +55,17 @@ class Round(ClientCall, eq=False, kw_only=True):
     def queue(self) -> ResponseQueue:
         """Return a queue for the messages of an exchange to this round's client."""
         request = self.request
-        leg = Leg(request.id, request.progress_token, request.log_level)
+        token = request.progress_token
+        # Copies, since the leg may outlive the body.
+        leg = Leg(request.id.copy(), token and token.copy(), request.log_level)
         live, incoming = self.live, self.incoming
         behind_bytes = live.config.limits.behind_bytes
         return ResponseQueue(leg, live.deadlines.silence, behind_bytes, incoming.request_id, incoming.span)
+
+    def drop_body(self) -> None:
+        """Keep nothing of the answers once the call has them."""
+        self.request = self.request.taken()
+        self.incoming.drop_body(bytes(self.request.id))
 
     async def answer(self, result: bytes) -> Replied:
         """Write a result that no call had to be made for."""
@@ -107,7 +114,16 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
     forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
     return Round(
-        live, request, key, headers, caller.address, incoming=incoming, reply=reply, caller=caller, started=started
+        live,
+        request,
+        key,
+        headers,
+        caller.address,
+        body_bytes=len(incoming.body),
+        incoming=incoming,
+        reply=reply,
+        caller=caller,
+        started=started,
     )
 
 

@@ -54,7 +54,9 @@ class StdioForwarding:
         if self.stopping and (self.refuses_calls or parsed.method == mcp.LISTEN):
             raise ShuttingDown("call again")
         _check(parsed, incoming)
-        return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
+        assert incoming.caller is not None, "the caller is identified before"
+        with live.process.calls.take(incoming.caller.principal, 2 * len(incoming.body)):
+            return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
 
     async def _counted(self, passage: "_Passage", modern: ModernStdio) -> web.StreamResponse:
         live, started = passage.live, time.monotonic()

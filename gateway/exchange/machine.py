@@ -174,6 +174,15 @@ class Exchange:
         return self.state in _CALLING or self.state is RESTORED
 
     @property
+    def kept_bytes(self) -> int:
+        """The size of the open questions, of the answers on record, and of a result that waits for its client."""
+        if not (self.questions or self._answers or self._final):  # as in most calls
+            return 0
+        asked = sum([len(question.params) for question in self.questions.values() if question.params is not None])
+        final = len(self._final.result) if isinstance(self._final, do.Reply) else 0
+        return asked + final + sum([len(recorded.answer) for recorded in self.record or ()])
+
+    @property
     def record(self) -> tuple[Recorded, ...] | None:
         """The answers that went upstream so far, in their order; None if the call cannot be run again."""
         return () if self._answers is None else self._answers.record

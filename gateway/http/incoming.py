@@ -108,6 +108,16 @@ class Incoming(msgspec.Struct, eq=False):
         """The same request with another body, which is not parsed yet."""
         return msgspec.structs.replace(self, body=body, unsealed=None, opened=None, unreadable=None, checked=None)
 
+    def keep_once(self) -> None:
+        """Keep the body as it was parsed, without white space; a second copy of a large one costs too much."""
+        if self.opened is not None and self.opened.text:
+            self.body = self.opened.text
+
+    def drop_body(self, id_: bytes | None) -> None:
+        """Keep nothing of the body but the request's id: what serves the request has taken the rest."""
+        self.body, self.checked = b"", None
+        self.opened = ParsedBody(None if id_ is None else Raw(bytes(id_)), "", {}, None)
+
     def digest(self, caller: Caller, names: Sequence[str]) -> bytes:
         """The digest of the headers of these names, which are credentials, but for one that is distrusted."""
 

@@ -185,6 +185,8 @@ class LegacyFront:
                     return await at.accept()
                 raise
             is_greeting = message.opened.method == mcp.INITIALIZE
+            at.incoming.drop_body(message.request_id)  # the session has the message
+            del message
         if stream is not None and session.front == "http":
             return await StreamWriter(session, stream, at.reply).reply()
         if is_greeting:

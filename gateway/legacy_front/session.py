@@ -7,7 +7,7 @@ once, whichever side ends it: each open request gets an error, then every stream
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from gateway.protocol.errors import Busy, CallLost, GatewayError, IdInUse, Inval
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
+from gateway.runtime.call_bytes import Weight
 
 STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
@@ -48,6 +49,7 @@ class _OpenRequest(NamedTuple):
     """The stream of its answer; None if the client has left."""
     size: int
     """Its server or the mirror may have to keep so many bytes."""
+    weight: Weight
 
 
 class FrontSession:
@@ -126,7 +128,8 @@ class FrontSession:
             self.backend.receive(message)
         except BaseException:
             if request is not None and stream is not None:
-                self._open.pop(request, None)
+                if request in self._open:
+                    self._open.pop(request).weight.release()
                 if stream is not self.standalone:
                     self.drop(stream)
             raise
@@ -183,8 +186,13 @@ class FrontSession:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
+        calls, principal = self.live.process.calls, self.caller.principal
+        with ExitStack() as taken_back:
+            weights = [taken_back.enter_context(calls.take(principal, 2 * size)) for size in sizes.values()]
+            _ = taken_back.pop_all()  # all of them fit
         stream = self.standalone if self.front == "sse" else self._new_stream()
-        self._open |= {request: _OpenRequest(stream, size) for request, size in sizes.items()}
+        for (request, size), weight in zip(sizes.items(), weights, strict=True):
+            self._open[request] = _OpenRequest(stream, size, weight)
         return stream
 
     def _new_stream(self) -> Stream:
@@ -291,7 +299,7 @@ class FrontSession:
             self._finish(stream)
 
     def _close_request(self, request: RequestId) -> None:
-        del self._open[request]
+        self._open.pop(request).weight.release()
         if request == self._initialize:
             self._answered.set()
 

@@ -138,6 +138,13 @@ class MirroredCall:
             return self.request.method, self.request.target
         return (mcp.TASKS_UPDATE if self.answers else mcp.TASKS_GET), task
 
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of the call: its params, the round's questions and answers, and the state of the server."""
+        kept = len(self.request.params) + len(self.progress.state or b"")
+        kept += sum([len(question.params) for question in self.open.values()])
+        return kept + sum(map(len, self.answers.values()))
+
     def sent(self, id_: bytes, log_level: str | None, trace: Mapping[str, str] = NO_TRACE) -> bytes:
         """The request of the present round; raises ValueError if the client's `_meta` is malformed.
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 from yarl import URL
 
 from gateway.bridge.upstream_call import BUG
@@ -154,7 +155,9 @@ class StdioServer(msgspec.Struct, frozen=True, eq=False):
 
     async def _run(self, body: bytes, listener: Listener) -> None:
         try:
-            await self.modern.request(body, listener.on_message)
+            sending = self.modern.request(body, listener.on_message)
+            del body  # it is sent once, and a call need not keep it
+            await sending
         except GatewayError as exc:
             listener.on_failed(exc)
         except ValueError as exc:
@@ -255,6 +258,8 @@ class _Reply:
     def on_head(self, head: ReplyHead, /) -> None:
         self._head = head
         self._restart()
+        if head.status < 300:
+            self._request = replace(self._request, body=b"")  # it is not sent again, so a call need not keep it
         if head.status < 300 and head.content_type == "text/event-stream":
             self._parser = sse.Parser(self._client.limits.event_bytes)
 

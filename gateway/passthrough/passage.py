@@ -4,6 +4,7 @@ import time
 from contextlib import nullcontext
 from typing import Self
 
+from msgspec import Raw
 from yarl import URL
 
 from gateway.http.incoming import Incoming
@@ -12,9 +13,10 @@ from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.http_client.request_head import HeaderLines
-from gateway.protocol import mcp
-from gateway.protocol.errors import CallLost, DownstreamError, Unreachable, UpstreamError
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import Busy, CallLost, DownstreamError, Unreachable, UpstreamError
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import Passed, TrafficEra
@@ -53,13 +55,27 @@ class Passage:
         self._upstream_reply: AwaitedReply | None = None
 
     def __enter__(self) -> Self:
+        self._weight = self._weigh()
         self._started = time.monotonic()
         if self.is_long_lived:
             self.live.upstream.streams.add(self)
             self._streams.add(self)
         return self
 
+    def _weigh(self) -> Weight:
+        """Weigh the request; raises Busy. What answers a call, or is about one, always fits."""
+        caller, body = self.incoming.caller, self.incoming.body
+        assert caller is not None, "the caller is identified before"
+        calls = self.live.process.calls
+        try:
+            return calls.take(caller.principal, len(body))
+        except Busy:
+            if self.era is TrafficEra.MODERN or _may_call(body):
+                raise
+            return calls.take(caller.principal, len(body), is_continued=True)
+
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        self._weight.release()
         metrics, path = self.live.process.metrics, self.live.route.path
         if isinstance(exc, DownstreamError):
             self.outcome = Passed.REFUSED
@@ -137,7 +153,9 @@ class Passage:
             raise exc.mapped(where) from exc
 
     def begin(self, upstream_reply: AwaitedReply) -> None:
-        """Take the upstream's reply, whose head has arrived."""
+        """Take the upstream's reply, whose head has arrived; the request is not sent again, so its body is dropped."""
+        self.incoming.drop_body(None)
+        self._weight.change(0)
         self._upstream_reply = upstream_reply
         if self.is_ended:
             upstream_reply.cut()
@@ -162,6 +180,15 @@ async def next_part(reply: AwaitedReply, deadline: CoarseTimer | None) -> bytes 
     if part is not None:
         reply.pause_reading()
     return part
+
+
+def _may_call(body: bytes) -> bool:
+    """Whether a body may be more than one notification, or one response to a question of the server."""
+    try:
+        message = jsonrpc.message(body)
+    except ValueError:
+        return True
+    return message.method is not None and isinstance(message.id, Raw)
 
 
 def _with_query(url: URL, query: str) -> URL:

@@ -57,6 +57,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     """What `meta` says, if it is valid."""
     tool: bytes | None = None
     """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked."""
+    text: bytes = b""
+    """The body without white space, of which the rest are views; empty if it is not known."""
 
     @property
     def target(self) -> str | None:
@@ -123,6 +125,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether this is the request of a call that waits long."""
+        return isinstance(self.params, HeldParams)
+
+    @property
     def params_size(self) -> int:
         """How many bytes the params take."""
         params = self.params
@@ -138,8 +145,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return msgspec.structs.replace(
             self,
             id=_NO_ID,
-            params=params if isinstance(params, HeldParams) else HeldParams(jsonrpc.encode(params)),
+            params=params if isinstance(params, HeldParams) else HeldParams(jsonrpc.exact(jsonrpc.encode(params))),
             user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
+            progress_token=self.progress_token and self.progress_token.copy(),
+            client_info=UNKNOWN_CLIENT,
+            capabilities=jsonrpc.EMPTY,
+            input_responses=None if self.input_responses is None else _NO_ANSWERS,
+            task=None,
+        )
+
+    def taken(self) -> "Request":
+        """The same for a retry whose answers the call has taken: nothing of its body stays in memory but the id."""
+        return msgspec.structs.replace(
+            self,
+            id=self.id.copy(),
+            params={},
+            user_meta=_NO_META,
             progress_token=self.progress_token and self.progress_token.copy(),
             client_info=UNKNOWN_CLIENT,
             capabilities=jsonrpc.EMPTY,
@@ -197,7 +218,7 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
     fields = {"name": name, "arguments": arguments, "_meta": meta}
     if more:
         fields["inputResponses"], fields["requestState"] = params.responses, params.state
-    return ParsedBody(id_, call.method, fields, opened, said, tool)
+    return ParsedBody(id_, call.method, fields, opened, said, tool, body)
 
 
 def _is_retry(params: _UsualParams, more: int, max_depth: int) -> bool:
@@ -219,7 +240,7 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
         if usual is not None:
             return usual
         check_bounds(body, max_depth)
-        opened = jsonrpc.distinct(body)
+        opened, text = jsonrpc.compact(body)
     except jsonrpc.RepeatedKey as exc:
         error = InvalidRequest("The request repeats a key; send each key once")
         error.request_id = jsonrpc.id_of(exc.opened)
@@ -232,13 +253,13 @@ def read(body: bytes, max_depth: int) -> ParsedBody:
         raise ParseError(f"The body is not valid JSON: {exc}") from exc
     id_, method = jsonrpc.id_of(opened), jsonrpc.text(opened.get("method"))
     try:
-        return _shape(opened, id_, method)
+        return _shape(opened, id_, method, bytes(text))
     except DownstreamError as exc:
         exc.request_id = id_
         raise
 
 
-def _shape(opened: jsonrpc.Fields, id_: bytes | None, method: str | None) -> ParsedBody:
+def _shape(opened: jsonrpc.Fields, id_: bytes | None, method: str | None, text: bytes) -> ParsedBody:
     if bytes(opened.get("jsonrpc", b"")) != b'"2.0"':
         raise InvalidRequest('"jsonrpc" must be "2.0"')
     if method is None:
@@ -250,9 +271,9 @@ def _shape(opened: jsonrpc.Fields, id_: bytes | None, method: str | None) -> Par
     params = jsonrpc.object_of(opened["params"], '"params"', InvalidRequest) if "params" in opened else {}
     raw_id = Raw(id_) if id_ is not None else None
     if "_meta" not in params:
-        return ParsedBody(raw_id, method, params, None)
+        return ParsedBody(raw_id, method, params, None, text=text)
     meta = meta_of(params["_meta"])
-    return ParsedBody(raw_id, method, params, meta.members, meta.declarations)
+    return ParsedBody(raw_id, method, params, meta.members, meta.declarations, text=text)
 
 
 def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None = None) -> Request:

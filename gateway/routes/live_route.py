@@ -15,6 +15,7 @@ from gateway.http.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
+from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer
 from gateway.seal.request_state import Sealer
@@ -46,6 +47,8 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     """A random id of this start of the process."""
     witness: Witness
     traffic: Traffic
+    calls: CallBytes
+    """What the calls under way weigh."""
     stream_times: StreamTimes = DEFAULT_TIMES
     traces: Traces | None = None
 

@@ -89,10 +89,13 @@ class Stateless:
         sent = read(Arrival(incoming, reply, live, incoming.caller))
         at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
+        del sent
         try:
             if message.method is None:
                 return await self._answered(at, message)
-            return await (self._notified(at, message) if id_ is None else self._request(at, id_, message))
+            serving = self._notified(at, message) if id_ is None else self._request(at, id_, message)
+            del message  # a call keeps the params alone, and these coroutines wait for its end
+            return await serving
         except GatewayError as exc:
             exc.request_id = exc.request_id or id_
             raise
@@ -123,7 +126,11 @@ class Stateless:
             case vocabulary.LISTEN:
                 return await self._listen(at, id_, declared)
             case method if method in mcp.BRIDGED:
-                return await self._call(at, request_of(id_, request), declared, session)
+                outgoing = request_of(id_, request)
+                declared = replace(declared, params=b"")
+                del message, request
+                at.incoming.drop_body(id_)
+                return await self._call(at, outgoing, declared, session)
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
@@ -153,17 +160,20 @@ class Stateless:
         if may_ask:
             self.lot.check(at.caller.principal, at.caller.address)
         upstream = Upstream.of(at.live, at.caller_key, self._catalog, server)
-        call = StatelessCall(at, _stateless(at, declared.profile), request, declared, upstream, self._tokens)
-        if may_ask:
-            self.lot.park(call)
-        if key is not None:
-            self._of_sessions[key] = call
-        try:
-            return await call.serve(headers, at.reply)
-        finally:
-            self.lot.remove(call)
-            if key is not None and self._of_sessions.get(key) is call:
-                del self._of_sessions[key]
+        with at.live.process.calls.take(at.caller.principal, 2 * len(request.params)) as weight:
+            call = StatelessCall(
+                at, _stateless(at, declared.profile), request, declared, upstream, self._tokens, weight
+            )
+            if may_ask:
+                self.lot.park(call)
+            if key is not None:
+                self._of_sessions[key] = call
+            try:
+                return await call.serve(headers, at.reply)
+            finally:
+                self.lot.remove(call)
+                if key is not None and self._of_sessions.get(key) is call:
+                    del self._of_sessions[key]
 
     # -- notifications ------------------------------------------------------------------------------------------
 

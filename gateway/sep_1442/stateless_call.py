@@ -25,6 +25,7 @@ from gateway.mirror.streamable.tokens import Nested, Session, Tokens
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import GatewayError
+from gateway.runtime.call_bytes import Weight
 from gateway.runtime.own_ids import new_id
 from gateway.sep_1442.own_server import OwnServer
 from gateway.sep_1442.vocabulary import Declared
@@ -49,8 +50,10 @@ class StatelessCall:
         declared: Declared,
         upstream: Upstream,
         tokens: Tokens,
+        weight: Weight,
     ) -> None:
-        """`session` is what the ids of nested requests are bound to."""
+        """`session` is what the ids of nested requests are bound to. `weight` is released when the call is served."""
+        self._weight = weight
         self.id = exchange = secrets.token_urlsafe(9)
         self.principal, self.address = at.caller.principal, at.caller.address
         self.bridge = bridge = upstream.server if isinstance(upstream.server, OwnServer) else None
@@ -81,6 +84,7 @@ class StatelessCall:
     def ask(self, questions: tuple[Question, ...]) -> None:
         """See `Hears`."""
         self._is_held = True
+        self._weigh()
         if self._report is not None:
             self._report.asked(questions)
         for question in questions:
@@ -95,6 +99,7 @@ class StatelessCall:
     def sending(self) -> Headers:
         """See `Hears`."""
         self._is_held = False
+        self._weigh()
         return NO_HEADERS if self._report is None else self._report.sending()
 
     def end(self, message: bytes) -> None:
@@ -142,6 +147,11 @@ class StatelessCall:
                 self._report.answered(question)
             self._headers = headers
             self._runner.answer(nested.key, message, headers)
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Weigh what the call keeps now; while a round is upstream, it keeps the request that went there too."""
+        self._weight.change(self._call.kept_bytes * (2 if self._runner.is_running else 1))
 
     def cancel(self) -> None:
         """End the call without a response, unless it has one."""

@@ -53,6 +53,7 @@ from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.routes.route_table import RouteTable
 from gateway.runtime.budget import Budget
+from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer
 from gateway.seal.peer_messages import PeerSealer
@@ -106,7 +107,9 @@ class Gateway:
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
             in_force.part(lambda config: config.limits.cold_bytes),
         )
+        self.calls = CallBytes.of(in_force.part(lambda config: config.limits))
         self._cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
+        self.metrics.watch_budget(self.calls.name, self.calls.status)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
@@ -222,6 +225,7 @@ class Gateway:
             stream_times=self._stream_times,
             traces=self._traces,
             traffic=self._traffic,
+            calls=self.calls,
         )
 
     def _new_downstream(self) -> RequestHandler:

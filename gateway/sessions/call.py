@@ -56,6 +56,7 @@ class Call(msgspec.Struct, eq=False):
     id: bytes
     """JSON."""
     message: bytes
+    """Empty as long as the reply has it, and once the upstream has accepted it, so that it is not sent again."""
     listener: Listener
     progress_token: bytes | None = None
     """JSON of the progress token in the upstream request; None if the client wants no progress."""
@@ -75,6 +76,11 @@ class Call(msgspec.Struct, eq=False):
     """The span of the call, if tracing is on."""
     headers: Headers = NO_HEADERS
     """The headers that the call was sent with."""
+
+    @property
+    def message_bytes(self) -> int:
+        """The size of what is kept of the request because it may have to be sent again."""
+        return len(self.message) if self.reply is None else len(self.reply.message)
 
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or the call was given up."""

@@ -210,6 +210,7 @@ class Session(HearingSession):
         reply = call.reply = self.channel.begin(call.message, headers)
         if reply is None:
             return False
+        call.message = b""
         reply.start(self, unusual)
         self._sent(call, headers)
         return True
@@ -225,13 +226,13 @@ class Session(HearingSession):
         if not reply.follow(broke):
             reply.keep()
             return False
-        call.message = b""  # it is not sent again, and a held call should not keep it
         return True
 
     async def read(self, call: Call) -> None:
         """Read a begun call by a coroutine, as `run` does: from its beginning, or where its stream broke."""
         reply, call.reply = call.reply, None
         if reply is not None and not call.left:
+            call.message = reply.message
             await self._read(call, reply.read(self.hear_call))
         elif self.in_flight is call:  # its answer is not wanted any more
             self._settle()

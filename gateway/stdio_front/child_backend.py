@@ -63,6 +63,7 @@ class ChildBackend:
             finally:
                 self._take_room(-_size(message))
                 self._waiting.task_done()
+            del message  # the next one may come much later
             if not self._waiting.empty():
                 await turn.give_way()
 

@@ -26,7 +26,7 @@ from gateway.protocol.json_text.json_bounds import check_bounds
 from gateway.routes.live_route import LiveRoute
 from gateway.stdio_front.child_backend import ChildBackend
 from gateway.stdio_front.handler_bridge import Bridge
-from gateway.stdio_front.host import Host
+from gateway.stdio_front.host import HOST, Host
 from gateway.stdio_front.legacy_host import LegacyHost
 from gateway.stdio_front.modern_forwarder import Forwarder
 from gateway.stdio_front.modern_host import ModernHost
@@ -95,7 +95,7 @@ class StdioFront:
     async def _new_modern(self) -> ModernHost:
         live, headers = self._live, own_headers(self._live.route)
         if live.route.era != "bridge" and await is_modern(live, headers):
-            serve = Forwarder(self._host, server_of(live), headers).serve
+            serve = Forwarder(self._host, server_of(live), headers, live.process.calls).serve
         else:
             serve = Bridge(self._host, self._handler, live).serve
         return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)
@@ -105,7 +105,7 @@ class StdioFront:
     def _new_legacy(self) -> LegacyHost:
         era = self._live.route.era
         connect = {"mirror": self._mirror, "bridge": self._relay, "auto": self._relay_or_mirror}[era]
-        return LegacyHost(self._host, connect, self._end)
+        return LegacyHost(self._host, connect, self._end, self._live.process.calls)
 
     def _relay(self, link: ClientLink) -> Backend:
         stdio = self._live.upstream.stdio
@@ -115,7 +115,7 @@ class StdioFront:
         return self._child
 
     def _mirror(self, link: ClientLink) -> Backend:
-        caller = (self._live.route.path, b"host")
+        caller = (self._live.route.path, HOST)
         return MirrorBackend(Upstream.of(self._live, caller, ToolCatalog()), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:

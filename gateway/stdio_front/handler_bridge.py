@@ -19,10 +19,10 @@ from gateway.protocol.header_mismatch import encode_value
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
-from gateway.stdio_front.host import Host
+from gateway.stdio_front.host import HOST, Host
 from gateway.telemetry import Direction, Ending, bodies
 
-_HOST: Final = Caller(b"host", None)
+_HOST: Final = Caller(HOST, None)
 """The only caller there is."""
 
 

@@ -17,6 +17,8 @@ from gateway.runtime.budget import Budget, Share
 from gateway.runtime.pieces import Turn, cut
 
 _CHUNK_BYTES: Final = 65_536
+HOST: Final = b"host"
+"""The principal of every host: there is one."""
 
 
 class Host:

@@ -8,9 +8,10 @@ from msgspec import Raw
 from gateway.legacy_front.backend import Backend, ClientMessage, Connect, cancelled
 from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, IdInUse
+from gateway.protocol.errors import Busy, GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
-from gateway.stdio_front.host import Host
+from gateway.runtime.call_bytes import CallBytes, Weight
+from gateway.stdio_front.host import HOST, Host
 
 _MAX_ASKED: Final = 256
 """Open questions that are counted; beyond them, a request that asks counts as one that is worked on."""
@@ -19,11 +20,13 @@ _MAX_ASKED: Final = 256
 class LegacyHost:
     """The one session of a legacy host; the link of its backend."""
 
-    def __init__(self, host: Host, connect: Connect, ended: Callable[[], None]) -> None:
+    def __init__(self, host: Host, connect: Connect, ended: Callable[[], None], calls: CallBytes) -> None:
         """`ended` is called when the backend ends the session."""
+        self._calls = calls
         self._host = host
         self._ended = ended
-        self._open: set[RequestId] = set()
+        self._open: dict[RequestId, Weight] = {}
+        """The requests that are not answered yet."""
         self._cancelled: set[RequestId] = set()
         """Open requests that the host has given up; their responses may come all the same."""
         self._asked: dict[RequestId, RequestId] = {}
@@ -33,7 +36,7 @@ class LegacyHost:
     @property
     def is_busy(self) -> bool:
         """Whether a request of the host is worked on, and does not wait for an answer of the host."""
-        return bool(self._open - set(self._asked.values()) - self._cancelled)
+        return bool(self._open.keys() - set(self._asked.values()) - self._cancelled)
 
     def receive(self, message: ClientMessage) -> None:
         """Take one message of the host."""
@@ -42,7 +45,11 @@ class LegacyHost:
             if id_ in self._open:
                 self._host.send(error_response(None, IdInUse()))  # with the id, it would end the other request
                 return
-            self._open.add(id_)
+            try:
+                self._open[id_] = self._calls.take(HOST, 2 * len(message.data))
+            except Busy as exc:
+                self._host.send(error_response(id_, exc))
+                return
         elif opened.method is None and isinstance(opened.id, Raw):
             _ = self._asked.pop(request_id(opened.id), None)
         elif (given_up := cancelled(opened)) in self._open:
@@ -73,7 +80,8 @@ class LegacyHost:
 
     def forget(self, request: RequestId) -> None:
         """Count a request as answered."""
-        self._open.discard(request)
+        if request in self._open:
+            self._open.pop(request).release()
         self._cancelled.discard(request)
         self._asked = {question: about for question, about in self._asked.items() if about != request}
 
@@ -82,9 +90,15 @@ class LegacyHost:
         error = jsonrpc.Error(mcp.INTERNAL_ERROR, "The session with the server has ended; start it again")
         for id_ in sorted(self._open):
             self._host.send(jsonrpc.failure(id_, error))
-        self._open.clear()
+        self._release_all()
         self._ended()
+
+    def _release_all(self) -> None:
+        for weight in self._open.values():
+            weight.release()
+        self._open.clear()
 
     async def end(self) -> None:
         """The host has left."""
+        self._release_all()
         await self._backend.close()

@@ -16,7 +16,8 @@ from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import ParsedBody
-from gateway.stdio_front.host import Host
+from gateway.runtime.call_bytes import CallBytes
+from gateway.stdio_front.host import HOST, Host
 from gateway.upstream.channel import Headers
 
 _CALLER: Final = ("", b"")
@@ -26,15 +27,20 @@ _CALLER: Final = ("", b"")
 class Forwarder:
     """The way from one host to one modern server."""
 
-    def __init__(self, host: Host, server: ModernServer, headers: Headers) -> None:
+    def __init__(self, host: Host, server: ModernServer, headers: Headers, calls: CallBytes) -> None:
         """`headers` are the route's own."""
         self._host = host
+        self._calls = calls
         self._server = server
         self._headers = headers
         self._catalog = ToolCatalog()
 
     async def serve(self, parsed: ParsedBody, line: bytes) -> None:
-        """Pass a request on with everything that answers it; if cancelled, cancel it at the server."""
+        """Pass a request on with everything that answers it; if cancelled, cancel it at the server. Raises Busy."""
+        with self._calls.take(HOST, 2 * len(line)):
+            await self._serve(parsed, line)
+
+    async def _serve(self, parsed: ParsedBody, line: bytes) -> None:
         assert parsed.id is not None
         target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, ""))) or ""
         repeated = await self._repeated(parsed, target) if self._server.reads_headers else {}

@@ -130,7 +130,9 @@ class SessionRelay:
             return request not in self._open
 
         try:
-            refused = await channel.request(message.data, message.headers, receive)
+            reading = channel.request(message.data, message.headers, receive)
+            del message  # the channel keeps it as long as it may have to be sent again
+            refused = await reading
         except SessionLost as exc:
             self._lost(exc)
         except UpstreamError as exc:

@@ -61,6 +61,9 @@ class Hearer(Protocol):
 class BegunReply(Protocol):
     """The reply to a request that is read by callback, as far as that is possible."""
 
+    message: bytes
+    """The request, as long as it may have to be sent again; else empty."""
+
     def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
         """Say who hears the answer.
 

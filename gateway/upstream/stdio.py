@@ -98,6 +98,7 @@ class StdioChannel(Channel):
         call = self._call = receive, answered
         try:
             await child.send(message, self._launcher.client.timeouts.answer_seconds)
+            message = b""  # it is not sent again, and a call that waits should not keep it
             _ = await asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)
             if not answered.done():
                 raise CallLost(f"{child.where} {child.over.result()} in a call; the call may have had effects")

@@ -135,7 +135,7 @@ async def _end_all(stand: Stand) -> None:
     """End what is parked, as a drain's deadline does."""
     for driver in list(stand.gateway.lot):
         driver.stop(Stopping("the test is over"))
-        stand.gateway.lot.remove(driver)
+        driver.expire()
 
 
 async def test_a_place_that_was_taken_meanwhile_ends_the_call(upstream: FakeUpstream, begin: Start) -> None:
@@ -216,7 +216,7 @@ async def test_a_call_that_another_replica_can_go_on_with_is_let_go_without_a_pl
     assert (await running).questions == {}
     crowd.go.set()
     for driver in list(stand.gateway.lot):
-        stand.gateway.lot.remove(driver)
+        driver.expire()
 
 
 # -- an owner that restarted ------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpst
     assert (await upstream.saw("answer"))[0].body["result"] == {"action": "cancel"}
     go.set()
     for driver in list(stand.gateway.lot):
-        stand.gateway.lot.remove(driver)
+        driver.expire()
 
 
 @pytest.mark.parametrize("method", ["tools/call", "prompts/get", "resources/read"])

@@ -55,6 +55,9 @@ NAMED = {"security": {"allowed_hosts": ["mcp.example"]}}
         ({**PUBLIC, **NAMED}, ["state.keys is empty"]),
         ({**PUBLIC, **KEYS}, ["security.allowed_hosts is empty"]),
         ({"hold": {"ttl_seconds": 600}}, []),
+        ({"limits": {"calls_bytes": 32 << 20}}, []),
+        ({"limits": {"calls_bytes": 24 << 20}}, ["limits.calls_bytes_per_principal (6291456) is less than twice"]),
+        ({"limits": {"calls_bytes_per_principal": 1}}, ["limits.calls_bytes_per_principal (1) is less than twice"]),
         ({"hold": {"ttl_seconds": 601}}, ["routes[/a]: hold.ttl_seconds (601) is more than state.ttl_seconds (600)"]),
     ],
 )

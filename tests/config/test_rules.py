@@ -190,6 +190,14 @@ def test_affinity_without_idle_sessions_is_refused() -> None:
     assert [problem.partition(":")[0] for problem in found] == ["routes[0].sessions.affinity"]
 
 
+def test_one_caller_cannot_have_more_bytes_for_calls_than_all() -> None:
+    fine = good("limits: {calls_bytes: 1000, calls_bytes_per_principal: 1000}\n").limits
+    assert fine.share_of_calls_bytes == 1000
+    assert good("limits: {calls_bytes: 1000}\n").limits.share_of_calls_bytes == 250
+    (found,) = problems("limits: {calls_bytes: 1000, calls_bytes_per_principal: 1001}\n")
+    assert found.startswith("limits.calls_bytes_per_principal: is more than limits.calls_bytes (1000)")
+
+
 def test_a_principal_from_a_header_needs_its_name_and_a_trusted_proxy() -> None:
     found = problems("principal: {source: header}\n")
     assert [problem.partition(":")[0] for problem in found] == [

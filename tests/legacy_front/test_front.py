@@ -196,6 +196,29 @@ async def test_the_open_requests_of_a_session_have_a_limit_in_bytes(begin: Start
     _ = await asyncio.gather(*calls)
 
 
+async def test_requests_of_a_session_are_weighed(begin: Start, sse_server: FakeSse) -> None:
+    sse_server.tool = silent
+    stand = await begin(**before(sse_server, limits={"calls_bytes": 50_000, "calls_bytes_per_principal": 30_000}))
+    client = await LegacyClient(stand).initialize()
+    large = {"text": "x" * 10_000}
+    first = later(client.post(client.call_message("tool", large)))
+    _ = await sse_server.heard(mcp.TOOLS_CALL)
+    assert 20_000 < stand.gateway.calls.used < 21_000
+    _, _, messages = await client.post(client.call_message("tool", large))
+    assert (messages[0]["error"]["data"]["reason"], "limits.calls_bytes" in messages[0]["error"]["message"]) == (
+        "busy",
+        True,
+    )
+    finish(sse_server)
+    assert (await first)[2] == [answer()]
+    assert stand.gateway.calls.used == 0
+    second = later(client.post(client.call_message("tool", large)))
+    _ = await sse_server.heard(mcp.TOOLS_CALL, 2)
+    assert await client.end() == 200
+    _ = await second
+    assert stand.gateway.calls.used == 0
+
+
 async def test_a_session_over_http_sse_begins_with_initialize(begin: Start, upstream: FakeUpstream) -> None:
     stand = await begin(route={"upstream": {"url": upstream.url, "transport": "streamable-http"}})
     client = await SseClient(stand).connect()

@@ -50,6 +50,7 @@ async def _at_rest(stand: Stand) -> None:
     await eventually(lambda: stand.gateway.downstream.in_flight == 0, "no request is in flight")
     assert not mirror._shared.running
     assert len(mirror.lot) == 0
+    await eventually(lambda: stand.gateway.calls.used == 0, "no call weighs anything")
     assert stand.metric("mcp_gateway_task_failures_total") == stand.planted_bugs
 
 

@@ -121,6 +121,7 @@ async def _at_rest(stand: Stand) -> None:
     assert not downstream.stateless._of_sessions
     assert stand.metric("mcp_gateway_mirrored_calls") == 0
     await eventually(lambda: len(stand.gateway.lot) == 0, "no call is held")
+    await eventually(lambda: stand.gateway.calls.used == 0, "no call weighs anything")
     assert stand.metric("mcp_gateway_task_failures_total") == stand.planted_bugs
 
 

@@ -362,6 +362,24 @@ async def test_calls_that_wait_have_a_cap(cluster: Cluster) -> None:
         assert text(await stream.message()) == {"name": ACCEPT}
 
 
+async def test_calls_are_weighed(cluster: Cluster, tools: Tools) -> None:
+    limits = {"calls_bytes": 600_000, "calls_bytes_per_principal": 500_000}
+    (stand,) = stands = await cluster.begin("gw-1", route=ROUTE, limits=limits)
+    client = client_of(stands)
+    large = {"text": "x" * 90_000}
+    async with client.call("ask", arguments=large) as stream:
+        question = await stream.message()
+        parked = stand.gateway.calls.used
+        # Before a legacy server, this gateway serves the rounds too.
+        assert 90_000 < parked < (300_000 if tools.is_legacy else 100_000)
+        async with client.call("ask", arguments={"text": "x" * 240_000}) as refused:
+            assert refused.response.status == 429
+        assert tools.calls() == 1
+        assert await client.answer(question, ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+    await eventually(lambda: stand.gateway.calls.used == 0, "the call is over")
+
+
 async def test_other_clients_notice_nothing(stands: list[Stand]) -> None:
     modern = stands[0].client()
     assert (await modern.call("plain")).text == '"done"'

@@ -396,3 +396,50 @@ async def test_the_gateway_serves_files_in_place_of_pipes(tmp_path: Path) -> Non
         async with asyncio.timeout(20):
             assert await process.wait() == 0
     assert json.loads(taken.read_text())["result"]["content"][0]["text"] == '{"x": 1}'
+
+
+# --- what calls weigh ---
+
+LARGE: Final = "x" * 100_000
+LIMITS: Final = {"calls_bytes": 1_000_000, "calls_bytes_per_principal": 250_000}
+
+
+@pytest.mark.parametrize("is_modern", [False, True], ids=["legacy host", "modern host"])
+async def test_calls_to_a_modern_child_are_weighed(*, is_modern: bool) -> None:
+    def sent(name: str, id_: int, **arguments: Any) -> Any:
+        if is_modern:
+            return call(name, id_, **arguments)
+        return legacy("tools/call", id_, name=name, arguments=arguments)
+
+    async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": NEW}}]}) as running:
+        if not is_modern:
+            _ = await running.ask(initialize())
+        running.write(sent("later", 1, x=LARGE))
+        refused = await running.ask(sent("later", 2, x=LARGE))
+        assert refused["error"]["data"]["reason"] == "busy"
+        assert "result" in await running.ask(sent("now", 3))
+        assert "result" in await running.until(id=1)
+        assert "result" in await running.ask(sent("echo", 4, x=LARGE))
+
+
+async def test_calls_of_a_legacy_host_to_a_legacy_child_are_weighed() -> None:
+    async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": OLD}}]}) as running:
+        _ = await running.ask(initialize())
+        running.write(legacy("tools/call", 1, name="ask", arguments={"x": LARGE}))
+        question = await running.until(method="elicitation/create")
+        refused = await running.ask(legacy("tools/call", 2, name="ask", arguments={"x": LARGE}))
+        assert refused["error"]["data"]["reason"] == "busy"
+        running.write({"jsonrpc": "2.0", "id": question["id"], "result": ANN})
+        assert "result" in await running.until(id=1)
+        assert "result" in await running.ask(legacy("tools/call", 3, name="echo", arguments={"x": LARGE}))
+
+
+async def test_calls_of_a_modern_host_to_a_legacy_child_are_weighed() -> None:
+    async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": OLD}}]}) as running:
+        asked = await running.ask(call("ask", x=LARGE))
+        refused = await running.ask(call("ask", 2, x=LARGE))
+        assert refused["error"]["data"]["reason"] == "busy"
+        (key,) = asked["result"]["inputRequests"]
+        more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
+        assert await running.text(call("ask", 3, more=more, x=LARGE)) == "Ann"
+        assert "result" in await running.ask(call("echo", 4, x=LARGE))

@@ -4,14 +4,16 @@ from unittest.mock import Mock
 
 from msgspec import Raw
 
+from gateway.config import InForce
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
+from gateway.runtime.call_bytes import CallBytes
 from gateway.stdio_front.legacy_host import LegacyHost
 
 
 def test_an_answer_whose_id_is_escaped_in_another_way_reaches_the_host() -> None:
     host = Mock()
-    legacy = LegacyHost(host, lambda _: Mock(), Mock())
+    legacy = LegacyHost(host, lambda _: Mock(), Mock(), CallBytes(InForce(1000), InForce(1000)))
     line = '{"jsonrpc":"2.0","id":"caf\u00e9","method":"tools/list"}'.encode()
     legacy.receive(ClientMessage(line, jsonrpc.message(line)))
     answer = b'{"jsonrpc":"2.0","id":"caf\\u00e9","result":{}}'
@@ -38,7 +40,8 @@ class Bench:
     """A host of which the test knows one open request."""
 
     def __init__(self) -> None:
-        self.legacy = LegacyHost(Mock(), lambda _: Mock(), Mock())
+        self.calls = CallBytes(InForce(1000), InForce(1000))
+        self.legacy = LegacyHost(Mock(), lambda _: Mock(), Mock(), self.calls)
         self.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
 
     def host_says(self, line: str) -> None:
@@ -62,7 +65,8 @@ def test_the_id_of_a_request_that_gets_no_response_is_free_again() -> None:
     bench.server_asks("5")
     bench.host_says('{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}')
     bench.legacy.forget(b"1")
-    assert (bench.legacy._open, bench.legacy._cancelled, bench.legacy._asked) == (set(), set(), {})
+    assert (bench.legacy._open, bench.legacy._cancelled, bench.legacy._asked) == ({}, set(), {})
+    assert bench.calls.used == 0
 
 
 def test_questions_are_remembered_no_longer_than_their_request() -> None:

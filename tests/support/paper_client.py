@@ -66,8 +66,10 @@ class PaperClient:
             yield stream
 
     @asynccontextmanager
-    async def call(self, name: str, meta: Json | None = None, id_: Any = None) -> AsyncIterator[Stream]:
-        async with self.request("tools/call", {"name": name, "arguments": {}}, meta, id_) as stream:
+    async def call(
+        self, name: str, meta: Json | None = None, id_: Any = None, arguments: Json | None = None
+    ) -> AsyncIterator[Stream]:
+        async with self.request("tools/call", {"name": name, "arguments": arguments or {}}, meta, id_) as stream:
             yield stream
 
     async def ask(

@@ -96,6 +96,7 @@ async def at_rest(stand: Stand) -> None:
     assert stand.held == 0
     assert not gateway.downstream.running
     await eventually(lambda: gateway.downstream.in_flight == 0, "no request is in flight")
+    await eventually(lambda: gateway.calls.used == 0, "no call weighs anything")
     await gateway.close()
     assert [stand.sessions(state) for state in SessionState] == [0, 0, 0]
     assert stand.metric("mcp_gateway_task_failures_total") == stand.planted_bugs

@@ -147,6 +147,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
     such a client may ask for again. Beyond it, the oldest stream of the caller that has the most forgets what it
     delivered; if its client has not read it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
+    calls_bytes: Bytes = 134_217_728
+    """Maximum size of all calls under way together, running or parked: their requests as they came and as they go
+    upstream, their questions and answers. Beyond it, a new call gets HTTP 503. A call that has begun is never ended,
+    and its retries are always served. Should be several times `body_bytes`, which a call may take twice."""
+    calls_bytes_per_principal: Bytes | None = None
+    """The same for the calls of one principal, which then get HTTP 429. null: a quarter of `calls_bytes`."""
     cold_bytes: Bytes = 1_073_741_824
     """Maximum size of what is kept of all cold calls together (`hold.cold_seconds`). Beyond it, calls stay held."""
     json_depth: Depth = 64
@@ -157,6 +163,12 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time limit for a request head to arrive, and again for its whole body."""
     connections: Count = 20_000
     """Maximum number of open client connections."""
+
+    @property
+    def share_of_calls_bytes(self) -> int:
+        """The maximum size of the calls of one principal."""
+        own = self.calls_bytes_per_principal
+        return max(self.calls_bytes // 4, 1) if own is None else own
 
 
 class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -123,7 +123,9 @@ class Mirror:
                 return await self._calls.answer(at, session, message)
             if id_ is None:
                 return await self._notified(at, session, message)
-            return await self._request(at, session, id_, message)
+            serving = self._request(at, session, id_, message)
+            del message  # a call keeps the params alone, and these coroutines wait for its end
+            return await serving
         except GatewayError as exc:
             exc.request_id = exc.request_id or id_
             raise
@@ -201,7 +203,10 @@ class Mirror:
             case _:
                 if len(id_) > _MAX_ID_BYTES:
                     raise InvalidRequest(f"The id of a call has at most {_MAX_ID_BYTES} bytes; use a shorter one")
-                return await self._call(at, session, request_of(id_, message))
+                request = request_of(id_, message)
+                del message
+                at.incoming.drop_body(id_)
+                return await self._call(at, session, request)
         return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
 
     async def _subscribe(
@@ -220,7 +225,11 @@ class Mirror:
         if self.refuses_calls:
             raise ShuttingDown("call again")
         held = StreamedCall(self._shared, at, session, secrets.token_urlsafe(9), request)
-        held.runner.run(at.headers)
+        try:
+            held.runner.run(at.headers)
+        except BaseException:
+            held.abandon()
+            raise
         replied, _ = await held.write(at.reply, at.incoming.request_id)
         return replied
 

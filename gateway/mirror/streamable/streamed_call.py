@@ -88,10 +88,18 @@ class StreamedCall:
         self._queue: ResponseQueue | None = None
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
-        if request.method in mcp.ASKING:
-            shared.lot.park(self, is_continued=self._is_continued)
-        self.report = CallReport(at.live, session, call)
-        self.report.trace(at.incoming)
+        is_continued = self._is_continued
+        self._weight = at.live.process.calls.take(self.principal, 2 * call.kept_bytes, is_continued=is_continued)
+        """Released when the call is over."""
+        try:
+            if request.method in mcp.ASKING:
+                shared.lot.park(self, is_continued=is_continued)
+            self.report = CallReport(at.live, session, call)
+            self.report.trace(at.incoming)
+        except BaseException:
+            self._weight.release()
+            shared.lot.remove(self)
+            raise
         self._final: FinalMessage | None = None
         self._final_event = b""
         self._reply: ReplyWriter | None = None
@@ -126,6 +134,7 @@ class StreamedCall:
         # One id, after the last question: a client that got only some of them has not reached this place.
         events[-1] = self._with_id(events[-1], self._mark_now)
         self._asked.append((self._number, b"".join(events)))
+        self._weigh()
         if self._queue is not None:
             self._queue.ask(self._asked[-1][1])
 
@@ -134,6 +143,7 @@ class StreamedCall:
         self._asked.clear()
         self._move(self._mark)
         self._mark_running = self._mark_now
+        self._weigh()
         return self.report.sending()
 
     def end(self, message: bytes) -> None:
@@ -163,7 +173,13 @@ class StreamedCall:
         else:
             self._shared.lot.remove(self)
 
+    def _weigh(self) -> None:
+        """Weigh what the call keeps now; while a round is upstream, it keeps the request that went there too."""
+        kept = self.call.kept_bytes * (2 if self.runner.is_running else 1)
+        self._weight.change(kept + sum([len(events) for _, events in self._asked]))
+
     def _unregister(self) -> None:
+        self._weight.release()
         key = self.session.key, self.call.request.id
         if self._shared.running.get(key) is self:
             del self._shared.running[key]
@@ -238,6 +254,7 @@ class StreamedCall:
         was_open = len(self.call.open)
         self.report.answered(self.call.open[nested.key])
         self.runner.answer(nested.key, message, headers)
+        self._weigh()
         if not self.runner.is_over and 0 < len(self.call.open) < was_open:
             self._move(self._mark_asking)
 
@@ -256,6 +273,7 @@ class StreamedCall:
         """Go on where the client has these questions, which a replica asked that has died."""
         self.runner.headers = headers
         self.call.open.update({question.key: question for question in questions})
+        self._weigh()
 
     def wait(self) -> None:
         """Wait for the client to come back, but not for ever."""
@@ -279,7 +297,7 @@ class StreamedCall:
     @property
     def kept_bytes(self) -> int:
         """See `Parked`."""
-        return len(self._final_event) * 2
+        return len(self._final_event) * 2 + len(self.call.request.params)
 
     def _detach_queue(self) -> None:
         queue, self._queue = self._queue, None

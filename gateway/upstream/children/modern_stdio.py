@@ -88,9 +88,11 @@ class ModernStdio:
         child = await self._running_child()
         number = b'"gw-%d"' % next(self._numbers)
         sent, request = _translated(message, number, take)
+        del message  # it is sent once, and a call need not keep it
         self._requests[number] = request
         try:
             await child.send(sent, self._launcher.client.timeouts.answer_seconds)
+            del sent
             await self._answered(child, request)
         except (asyncio.CancelledError, TimeoutError) as exc:
             # TypeScript SDK 2.4: a notification before the first call makes the connection a legacy one.

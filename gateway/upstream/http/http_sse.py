@@ -282,6 +282,7 @@ class HttpSseChannel(Channel):
             refused = await self._request(message, headers, waiting)
             if refused is not None:
                 return refused
+            message = b""  # it is not sent again, and a call that waits should not keep it
             error = await waiting.over
             if error is not None:
                 raise error

@@ -141,7 +141,6 @@ class PlainReply(BegunReply):
         "_is_followed",
         "_is_over",
         "_is_stream",
-        "_message",
         "_owner",
         "_parser",
         "_parts",
@@ -149,11 +148,12 @@ class PlainReply(BegunReply):
         "_rest",
         "_size",
         "_unusual",
+        "message",
     )
 
     def __init__(self, owner: Owner, message: bytes, headers: Headers) -> None:
         """Send a request."""
-        self._owner, self._message, self._headers = owner, message, headers
+        self._owner, self.message, self._headers = owner, message, headers
         self._arrival: Arrival | None = None
         """Once the reply is large."""
         self._hearer: Hearer
@@ -188,7 +188,6 @@ class PlainReply(BegunReply):
         self._parts = _NO_PARTS
         self._arrival = self._head = None
         self._pending.is_silent = True
-        self._message = b""  # it is not sent again, and a held call should not keep it
         if self._pending.is_paused:
             self._pending.resume_reading()
         return True
@@ -212,7 +211,7 @@ class PlainReply(BegunReply):
         if self._broken is not None:
             return self._owner.go_on(self._headers, self._broken, receive)
         assert self._rest is not None, "it was kept"
-        return self._owner.request(self._message, self._headers, receive, self._rest)
+        return self._owner.request(self.message, self._headers, receive, self._rest)
 
     def close(self) -> None:
         """See `BegunReply`."""
@@ -230,6 +229,7 @@ class PlainReply(BegunReply):
             self._unusual()
         else:
             self._owner.accepted(self._headers)
+            self.message = b""  # it is not sent again, and a call that waits should not keep it
             self._is_stream = head.content_type == "text/event-stream"
 
     def on_body(self, data: bytes, /) -> None:

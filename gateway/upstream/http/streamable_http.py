@@ -206,6 +206,8 @@ class StreamableChannel(ResumableChannel):
             try:
                 self._keep_headers(response, headers)
                 self.taken = response.status < 300
+                if self.taken:
+                    message = b""  # it is not sent again, and a call that waits should not keep it
                 return await self._read(response, receive, message)
             finally:
                 response.close()

@@ -1,0 +1,104 @@
+"""The budget of bytes for calls under way.
+
+A call is weighed before it begins, and refused if it does not fit: into what is left of the whole, or of the share of
+its caller. One that has begun is never refused, however much heavier it becomes.
+"""
+
+from types import TracebackType
+from typing import Self
+
+from gateway.config import InForce, Limits
+from gateway.protocol.errors import Busy
+from gateway.telemetry.metrics.process import BudgetStatus
+
+_RETRY_AFTER_SECONDS = 5
+
+
+class Weight:
+    """What one call weighs; a context manager that releases it."""
+
+    __slots__ = ("_calls", "_principal", "bytes")
+
+    def __init__(self, calls: "CallBytes", principal: bytes) -> None:
+        self._calls: CallBytes | None = calls
+        """None after the release."""
+        self._principal = principal
+        self.bytes = 0
+
+    def change(self, count: int) -> None:
+        """Weigh `count` bytes from now on. It is never refused, and does nothing after the release."""
+        if self._calls is not None and count != self.bytes:
+            self._calls.add(self._principal, count - self.bytes)
+            self.bytes = count
+
+    def release(self) -> None:
+        """Weigh nothing any more; a second call does nothing."""
+        self.change(0)
+        self._calls = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class CallBytes:
+    """Counts the bytes of all calls of a process, and those of each caller."""
+
+    name = "limits.calls_bytes"
+
+    def __init__(self, limit_bytes: InForce[int], share_bytes: InForce[int]) -> None:
+        """`share_bytes` is the limit for the calls of one caller."""
+        self._limit, self._share = limit_bytes, share_bytes
+        self._of: dict[bytes, int] = {}
+        """Only callers with calls that weigh anything."""
+        self.used = 0
+
+    @classmethod
+    def of(cls, limits: InForce[Limits]) -> "CallBytes":
+        """Return a budget with the configured limits."""
+        return cls(limits.part(lambda it: it.calls_bytes), limits.part(lambda it: it.share_of_calls_bytes))
+
+    def status(self) -> BudgetStatus:
+        """Return what /metrics and /status show."""
+        return BudgetStatus(self.used, self._limit.value, 0)
+
+    def take(self, principal: bytes, count: int, *, is_continued: bool = False) -> Weight:
+        """Return the weight of a call of this caller; the call must release it. Raises Busy if it does not fit.
+
+        The next request of a call that waits always fits (`is_continued`).
+        """
+        if count and not is_continued:
+            self._check(principal, count)
+        weight = Weight(self, principal)
+        weight.change(count)
+        return weight
+
+    def _check(self, principal: bytes, count: int) -> None:
+        share, limit = self._share.value, self._limit.value
+        if self._of.get(principal, 0) + count > share:
+            raise Busy(
+                f"This call does not fit: the calls of one caller take at most {share} bytes together "
+                "(limits.calls_bytes_per_principal); let some of yours end, or answer them",
+                status=429,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        if self.used + count > limit:
+            raise Busy(
+                f"This call does not fit: all calls take at most {limit} bytes together (limits.calls_bytes); call "
+                "again later",
+                status=503,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+
+    def add(self, principal: bytes, count: int) -> None:
+        """Count more or fewer bytes for a weight, and keep no caller without any."""
+        self.used += count
+        of_one = self._of.get(principal, 0) + count
+        if of_one:
+            self._of[principal] = of_one
+        else:
+            del self._of[principal]

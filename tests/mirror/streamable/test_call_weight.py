@@ -1,0 +1,74 @@
+"""Mirrored calls are weighed: what does not fit is refused before it begins, and answers always fit."""
+
+import asyncio
+
+import pytest
+
+from tests.mirror.conftest import Begin
+from tests.mirror.streamable.test_front import ACCEPT, ask, text
+from tests.mirror.streamable.test_replica_routing import session
+from tests.support.fake_modern import Call, FakeModern, Json
+from tests.support.mirrored_client import LegacyClient
+from tests.support.workbench import eventually
+
+LARGE = {"text": "x" * 100_000}
+
+
+async def test_calls_that_do_not_fit_are_refused_and_answers_always_fit(begin: Begin, server: FakeModern) -> None:
+    # A call takes 200 KB while it is upstream, and 100 KB while its client is asked.
+    stand = await begin(limits={"calls_bytes": 550_000, "calls_bytes_per_principal": 250_000})
+    client, calls = await session(stand), stand.gateway.calls
+    server.tools["ask"] = ask
+    async with client.call("ask", LARGE) as stream:
+        question = await stream.message()
+        assert 100_000 < calls.used < 110_000
+        async with client.call("ask", LARGE) as other:
+            message = await other.message()
+            assert message["error"]["data"]["reason"] == "busy"
+            assert "limits.calls_bytes_per_principal" in message["error"]["message"]
+        assert len(server.of("tools/call")) == 1, "what is refused was not run"
+        assert await client.answer(question, {**ACCEPT, "content": {"name": "y" * 200_000}}) == 202
+        assert text(await stream.message())
+    await eventually(lambda: calls.used == 0, "the call is over")
+    async with client.call("ask", LARGE) as stream:
+        assert await client.answer(await stream.message(), ACCEPT) == 202
+        assert text(await stream.message()) == {"name": ACCEPT}
+
+
+@pytest.mark.parametrize("ends", ["cancel", "delete", "leave"])
+async def test_a_call_that_is_given_up_weighs_nothing(begin: Begin, server: FakeModern, ends: str) -> None:
+    stand = await begin(hold={"ttl_seconds": 0.2})
+    client = await session(stand)
+    began = asyncio.Event()
+
+    async def wait(call: Call) -> Json:
+        began.set()
+        await asyncio.Event().wait()
+        return call.text("never")
+
+    server.tools["wait"] = wait
+    async with client.request("tools/call", {"name": "wait", "arguments": LARGE}, id_="c1") as stream:
+        await began.wait()
+        assert stand.gateway.calls.used > 200_000
+        if ends == "cancel":
+            assert await client.notify("notifications/cancelled", {"requestId": "c1"}) == 202
+        elif ends == "delete":
+            await _delete(client)
+        else:
+            stream.response.close()
+        await eventually(lambda: stand.gateway.calls.used == 0, "the call is over")
+
+
+async def _delete(client: LegacyClient) -> None:
+    async with client.http.delete(client.url, headers=client._sent()) as response:
+        assert response.status == 200
+
+
+async def test_a_kept_response_counts_with_its_request(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(limits={"results_bytes": 250_000})
+    client = await session(stand)
+    server.tools["echo"] = lambda call: call.text("done")
+    for _ in range(3):
+        async with client.call("echo", LARGE) as stream:
+            assert text(await stream.message()) == "done"
+    assert stand.gateway.lot.results.given_way == 1

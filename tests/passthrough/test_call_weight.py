@@ -1,0 +1,73 @@
+"""Requests that pass through are weighed: what does not fit is refused before it goes upstream."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.passthrough.test_forwarder import OLD, make_modern, modern_tool
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.replicas import later
+from tests.support.stand import Start
+from tests.support.workbench import eventually
+
+LARGE = "x" * 100_000
+
+
+def message(**parts: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **parts}).encode()
+
+
+def call(id_: int) -> bytes:
+    return message(id=id_, method="tools/call", params={"name": "tool", "arguments": {"text": LARGE}})
+
+
+@pytest.mark.parametrize(("who", "status"), [("ada", 429), ("bob", 503)])
+async def test_calls_that_do_not_fit_are_refused(upstream: FakeUpstream, begin: Start, who: str, status: int) -> None:
+    stand = await begin(limits={"calls_bytes": 150_000, "calls_bytes_per_principal": 120_000})
+    go = asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+
+    async def post(data: bytes, who: str = "ada") -> tuple[int, bytes]:
+        headers = {**OLD, "Authorization": f"Bearer {who}"}
+        async with stand.http.post(stand.url, data=data, headers=headers) as response:
+            return response.status, await response.read()
+
+    running = later(post(call(1)))  # type: ignore[arg-type]
+    _ = await upstream.saw("tools/call")
+    assert 100_000 < stand.gateway.calls.used < 101_000
+    refused, body = await post(call(2), who)
+    assert (refused, json.loads(body)["error"]["data"]["reason"]) == (status, "busy")
+    assert len(upstream.of("tools/call")) == 1
+    for about in (message(id="q", result={"text": LARGE}), message(method="notifications/x", params={"x": LARGE})):
+        assert (await post(about))[0] not in (429, 503), "what is about a call that runs always fits"
+    go.set()
+    assert b"done" in (await running)[1]  # type: ignore[index]
+    await eventually(lambda: stand.gateway.calls.used == 0, "the call is over")
+    assert (await post(call(3)))[0] == 200
+
+
+async def test_a_modern_call_is_weighed(upstream: FakeUpstream, begin: Start) -> None:
+    make_modern(upstream)
+    stand = await begin(limits={"calls_bytes": 150_000, "calls_bytes_per_principal": 120_000})
+    client = stand.client()
+    go, weights = asyncio.Event(), []
+
+    async def tool(turn: Turn) -> None:
+        weights.append(stand.gateway.calls.used)
+        await go.wait()
+        await modern_tool(turn)
+
+    upstream.on("tools/call", tool)
+    running = later(client.call(arguments={"text": LARGE}))
+    await eventually(lambda: weights)
+    assert 100_000 < weights[0] < 101_000
+    assert (await client.call(arguments={"text": LARGE})).status == 429
+    go.set()
+    assert (await running).text == "modern"
+    assert (await client.call(arguments={"text": LARGE})).text == "modern"
