@@ -8,9 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import Limits, Timeouts
+from gateway.config import InForce, Limits, Timeouts
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
+from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.child_backend import ChildBackend
 from gateway.stdio_front.front import StdioFront
@@ -97,7 +98,7 @@ class FakeHost:
 
 def fake_route(tasks: Tasks, launcher: FakeLauncher, era: str) -> Any:
     return SimpleNamespace(
-        process=SimpleNamespace(tasks=tasks),
+        process=SimpleNamespace(tasks=tasks, calls=CallBytes(InForce(1 << 20), InForce(1 << 20))),
         config=SimpleNamespace(limits=Limits(body_bytes=10_000)),
         route=SimpleNamespace(era=era, path="/mcp"),
         upstream=SimpleNamespace(stdio=SimpleNamespace(launcher=launcher)),

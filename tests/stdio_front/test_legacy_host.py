@@ -24,7 +24,7 @@ def test_an_answer_whose_id_is_escaped_in_another_way_reaches_the_host() -> None
 
 def test_two_open_requests_cannot_have_the_same_id() -> None:
     host, backend = Mock(), Mock()
-    legacy = LegacyHost(host, lambda _: backend, Mock())
+    legacy = LegacyHost(host, lambda _: backend, Mock(), CallBytes(InForce(1000), InForce(1000)))
     for id_ in ('"a"', '"\\u0061"', "1", '"1"'):
         line = f'{{"jsonrpc":"2.0","id":{id_},"method":"tools/list"}}'.encode()
         legacy.receive(ClientMessage(line, jsonrpc.message(line)))
