@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.throttle import Arrival, Throttle
 from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
@@ -66,7 +67,8 @@ def given_secrets(upstream: Upstream) -> list[str]:
 class Child:
     """A reaper, its server, and all processes that the server starts."""
 
-    def __init__(self, upstream: Upstream, route: str, event_bytes: int, tasks: Tasks) -> None:
+    def __init__(self, upstream: Upstream, route: str, event_bytes: int, arriving: Throttle, tasks: Tasks) -> None:
+        """`arriving` limits the unfinished lines of all children of the route."""
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
@@ -84,7 +86,7 @@ class Child:
         self.route = route
         self._tasks = tasks
         self._input = _Input()
-        self._output = _Output(Lines(event_bytes), self)
+        self._output = _Output(Lines(event_bytes), arriving, self)
         self.receive: Callable[[bytes], None] = lambda _: None
         """Takes a line of its output."""
         self.stderr_log = StderrLog(route, given_secrets(upstream))
@@ -165,6 +167,8 @@ class Child:
         if self.pid:
             with suppress(OSError):  # the kernel killed the server with its reaper, but not the server's children
                 os.killpg(self.pid, signal.SIGKILL)
+        if self._output.exit:  # the reaper ends with the server, whose last output may still be in the pipe
+            _ = await asyncio.wait((self.over,))
         self._end("ended with its reaper, which was killed")
         # The kernel has closed the reaper's files, so the reaper exits within microseconds.
         _ = self._process.wait()
@@ -195,6 +199,7 @@ class Child:
             self._end(how)
         elif not self.over.done():
             self._output.exit = how
+            self._output.read_on()
             self._end_soon(how)
 
     def output_closed(self) -> None:
@@ -221,6 +226,7 @@ class Child:
             self._last_output.cancel()
         if not self.over.done():
             self.over.set_result(why)
+            self._output.ignore()
 
     def _report(self) -> None:
         if self.asked:
@@ -330,15 +336,51 @@ class _Input(asyncio.BaseProtocol):
 class _Output(asyncio.Protocol):
     """The pipe from the child's stdout."""
 
-    def __init__(self, lines: Lines, child: Child) -> None:
+    def __init__(self, lines: Lines, arriving: Throttle, child: Child) -> None:
         self.closed = False
         self.exit = ""
         """How the child exited, if that is known before its output ended."""
         self._lines = lines
+        self._arriving = arriving
+        self._arrival: Arrival | None = None
+        """While a large line is arriving."""
+        self._never_waits = False
         self._child = child
+        self._transport: asyncio.ReadTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.ReadTransport", transport)  # uvloop's transports have other bases
 
     def data_received(self, data: bytes) -> None:
+        if self._child.over.done():
+            return
         self._take(self._lines.feed(data))
+        if not self._never_waits:
+            self._arrival = self._arriving.arriving(self._arrival, self._lines.unfinished_bytes, self)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def read_on(self) -> None:
+        """Wait for no other line any more: the child has exited, so only what is in the pipe can come."""
+        self._never_waits = True
+        self._release()
+        self.resume_reading()
+
+    def ignore(self) -> None:
+        """Take nothing more, but read it, so that a child which writes can hear that it should end."""
+        self._lines.drop()
+        self.read_on()
+
+    def _release(self) -> None:
+        if self._arrival is not None:
+            self._arrival.release()
+            self._arrival = None
 
     def _take(self, lines: Iterable[bytes | None]) -> None:
         for line in lines:
@@ -351,6 +393,8 @@ class _Output(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self.closed = True
+        self._transport = None
+        self._release()
         try:
             self._take(self._lines.end())
         finally:

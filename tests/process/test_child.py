@@ -16,9 +16,10 @@ import pytest_asyncio
 import uvloop
 
 from gateway.__main__ import main
-from gateway.config import Upstream
+from gateway.config import InForce, Upstream
 from gateway.process.child import Child, given_secrets
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.throttle import Throttle
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
@@ -442,7 +443,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
         command = ("sh", "-c", "exec <&-; read -r _ < fifo")
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(fifo := f"{folder}/fifo")
-            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, tasks)
+            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks)
             await child.start()
             async with asyncio.timeout(20):
                 while not child._input.is_lost:
