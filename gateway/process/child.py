@@ -25,6 +25,7 @@ from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.throttle import Arrival, Throttle
 from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
@@ -69,7 +70,8 @@ def given_secrets(upstream: Upstream) -> list[str]:
 class Child:
     """A reaper, its server, and all processes that the server starts."""
 
-    def __init__(self, upstream: Upstream, route: str, event_bytes: int, tasks: Tasks) -> None:
+    def __init__(self, upstream: Upstream, route: str, event_bytes: int, arriving: Throttle, tasks: Tasks) -> None:
+        """`arriving` limits the unfinished lines of all children of the route."""
         loop = asyncio.get_running_loop()
         self.pid = 0
         """The process id of the server, once it is known."""
@@ -87,7 +89,7 @@ class Child:
         self.route = route
         self._tasks = tasks
         self._input = _Input()
-        self._output = _Output(Lines(event_bytes), self)
+        self._output = _Output(Lines(event_bytes), arriving, self)
         self.receive: Callable[[bytes], None] = lambda _: None
         """Takes a line of its output."""
         self.stderr_log = StderrLog(route, given_secrets(upstream))
@@ -215,6 +217,7 @@ class Child:
             self._end(how)
         elif not self.over.done():
             self._output.exit = how
+            self._output.read_on()
             self._end_soon(how)
 
     def output_closed(self) -> None:
@@ -241,6 +244,7 @@ class Child:
             self._last_output.cancel()
         if not self.over.done():
             self.over.set_result(why)
+            self._output.ignore()
 
     def _report(self) -> None:
         if self.asked:
@@ -350,16 +354,57 @@ class _Input(asyncio.BaseProtocol):
 class _Output(PieceReader):
     """The pipe from the child's stdout."""
 
-    def __init__(self, lines: Lines, child: Child) -> None:
+    def __init__(self, lines: Lines, arriving: Throttle, child: Child) -> None:
         super().__init__()
         self.closed = False
         self.exit = ""
         """How the child exited, if that is known before its output ended."""
         self._lines = lines
+        self._arriving = arriving
+        self._arrival: Arrival | None = None
+        """While a large line is arriving."""
+        self._waits_for_others = False
+        """Whether reading is paused until there is room for more of a large line."""
+        self._never_waits = False
         self._child = child
 
     def take(self, data: bytes) -> None:
+        if self._child.over.done():
+            return
         self._hear(self._lines.feed(data))
+        if not self._never_waits:
+            self._arrival = self._arriving.arriving(self._arrival, self._lines.unfinished_bytes, self)
+
+    def pause_reading(self) -> None:
+        """See `throttle.Reader`."""
+        self._waits_for_others = True
+        self._pause()
+
+    def resume_reading(self) -> None:
+        """See `throttle.Reader`."""
+        self._waits_for_others = False
+        if not self._pieces.is_waiting:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._waits_for_others:
+            super()._read_on()
+
+    def read_on(self) -> None:
+        """Wait for no other line any more: the child has exited, so only what is in the pipe can come."""
+        self._never_waits = True
+        self._release()
+        self.resume_reading()
+
+    def ignore(self) -> None:
+        """Take nothing more, but read it, so that a child which writes can hear that it should end."""
+        self._lines.drop()
+        self.read_on()
+
+    def _release(self) -> None:
+        if self._arrival is not None:
+            self._arrival.release()
+            self._arrival = None
 
     def _hear(self, lines: Iterable[bytes | None]) -> None:
         for line in lines:
@@ -372,6 +417,7 @@ class _Output(PieceReader):
 
     def finish(self) -> None:
         self.closed = True
+        self._release()
         try:
             self._hear(self._lines.end())
         finally:

@@ -120,7 +120,8 @@ class ChildLauncher:
             raise
 
     async def _start(self) -> Child:
-        child = Child(self._upstream, self._path, self.client.limits.event_bytes, self._tasks)
+        client = self.client
+        child = Child(self._upstream, self._path, client.limits.event_bytes, client.arriving, self._tasks)
         child.over.add_done_callback(lambda _: self._over(child))
         if self._failures:
             self._trial = child

@@ -13,6 +13,15 @@ class Lines:
         self._begun = bytearray()
         self._is_skipping = False
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """How much of a line is here that is not complete."""
+        return len(self._begun)
+
+    def drop(self) -> None:
+        """Forget the line that has begun."""
+        self._begun.clear()
+
     def feed(self, data: bytes) -> Iterator[bytes | None]:
         """Yield the lines that `data` completes, and None once for each line that is too long."""
         *whole, rest = data.split(b"\n")

@@ -18,10 +18,11 @@ import pytest_asyncio
 import uvloop
 
 from gateway.__main__ import main
-from gateway.config import Upstream
+from gateway.config import InForce, Upstream
 from gateway.process.child import Child, given_secrets
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.throttle import Throttle
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
@@ -448,7 +449,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
         command = ("sh", "-c", "exec <&-; read -r _ < fifo")
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(fifo := f"{folder}/fifo")
-            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, tasks)
+            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks)
             await child.start()
             async with asyncio.timeout(20):
                 while not child._input.is_lost:
@@ -478,7 +479,9 @@ def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tu
     outcomes = []
 
     async def start(turns: int) -> str:
-        child = Child(Upstream(command=("cat",)), "/mcp", 4096, tasks := Tasks(Metrics("test")))
+        child = Child(
+            Upstream(command=("cat",)), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
+        )
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -522,7 +525,9 @@ def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tupl
 
     async def run() -> tuple[int, int, str]:
         program = f"import os; os.write(1, b'x\\n' * {FLOOD_LINES}); os._exit(3)"
-        child = Child(Upstream(command=(sys.executable, "-S", "-c", program)), "/mcp", 4096, Tasks(Metrics("test")))
+        command = (sys.executable, "-S", "-c", program)
+        tasks = Tasks(Metrics("test"))
+        child = Child(Upstream(command=command), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks)
         heard = []
         with Turns() as turns:
 

@@ -1,0 +1,167 @@
+"""Large lines of many children that are not complete: what is kept of them, and that each comes to its end."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
+
+import pytest
+import uvloop
+
+from gateway.config import InForce, Upstream
+from gateway.process.child import Child
+from gateway.runtime.tasks import Tasks
+from gateway.runtime.throttle import SMALL_BYTES, Throttle
+from gateway.telemetry import Metrics
+
+pytestmark = pytest.mark.processes
+
+LINE_BYTES: Final = 2 << 20
+LOOPS: Final = pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+UNFINISHED: Final = f"""
+import sys
+sys.stdout.write("x" * {LINE_BYTES})
+sys.stdout.flush()
+sys.stdin.readline()
+print(flush=True)
+sys.stdin.readline()
+"""
+"""Writes a line, but its end only when it is told to."""
+EXITING: Final = f"""
+import sys
+sys.stdout.write("y" * {SMALL_BYTES + 4000})
+sys.stdout.flush()
+sys.stdin.readline()
+print("y" * 50_000, flush=True)
+"""
+"""Writes a large line, of which the rest fits into the pipe when it is told to exit."""
+MOST_AT_ONCE: Final = 1 << 18
+"""What asyncio reads from a pipe at once, at most."""
+
+
+class Family:
+    """Children that share a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.tasks = Tasks(Metrics("test"))
+        self.arriving = Throttle(InForce(limit))
+        self.children: list[Child] = []
+        self.lines: dict[Child, list[bytes]] = {}
+
+    async def start(self, program: str) -> Child:
+        command = (sys.executable, "-I", "-S", "-c", program)
+        child = Child(Upstream(command=command), "/mcp", 2 * LINE_BYTES, self.arriving, self.tasks)
+        child.receive_with(self.lines.setdefault(child, []).append)
+        await child.start()
+        self.children.append(child)
+        return child
+
+    def kept(self, child: Child) -> int:
+        return child._output._lines.unfinished_bytes
+
+    @property
+    def all_kept(self) -> int:
+        return sum(map(self.kept, self.children))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for child in self.children:
+            child.kill()
+        for child in self.children:
+            await child.gone
+        await self.tasks.close()
+        if kind is None:
+            self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        assert (self.arriving.used, self.all_kept) == (0, 0)
+        assert not self.arriving._arriving
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    """Poll until a condition holds; starting ten children may take seconds."""
+    try:
+        async with asyncio.timeout(60):
+            while not holds():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"it never came to be: {what}") from None
+
+
+def run(factory: Callable[[], asyncio.AbstractEventLoop], work: Callable[[], Awaitable[None]]) -> None:
+    """Run it on an event loop of its own, within a generous time."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(120):
+            await work()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(bounded())
+
+
+@LOOPS
+@pytest.mark.parametrize("count", [1, 10])
+def test_children_keep_no_more_of_unfinished_lines_than_the_limit_and_one_line(
+    factory: Callable[[], asyncio.AbstractEventLoop], count: int
+) -> None:
+    async def work() -> None:
+        limit = 1 << 20
+        async with Family(limit) as family:
+            bound = limit + LINE_BYTES + count * (SMALL_BYTES + MOST_AT_ONCE)
+            for _ in range(count):
+                _ = await family.start(UNFINISHED)
+
+            def has_settled() -> bool:
+                assert family.all_kept < bound
+                kept = list(map(family.kept, family.children))
+                return max(kept) == LINE_BYTES and min(kept) > SMALL_BYTES
+
+            await until(has_settled, "one has all of its line, and the others wait")
+            for child in family.children:
+                child.write(b"go on")
+
+            def is_complete() -> bool:
+                assert family.all_kept < bound
+                return all(family.lines.values())
+
+            await until(is_complete, "each line is complete")
+            assert all(lines == [b"x" * LINE_BYTES] for lines in family.lines.values())
+            assert family.arriving.used == 0
+
+    run(factory, work)
+
+
+@LOOPS
+def test_the_last_line_of_a_child_that_exits_waits_for_no_other(
+    factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def work() -> None:
+        async with Family(1) as family:
+            staying = await family.start(UNFINISHED)
+            await until(lambda: family.kept(staying) == LINE_BYTES, "its line never ends")
+            exiting = await family.start(EXITING)
+            await until(lambda: exiting._output._arrival, "its line waits for the other one")
+            exiting.write(b"go on")
+            assert await exiting.over == "ended (exit code 0)"
+            assert family.lines[exiting] == [b"y" * (SMALL_BYTES + 54_000)]
+
+    run(factory, work)
+
+
+@LOOPS
+def test_a_child_that_waits_for_another_ends_when_it_is_asked_to(
+    factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def work() -> None:
+        async with Family(1) as family:
+            for _ in range(2):
+                _ = await family.start(UNFINISHED)
+            first, second = family.children
+            await until(lambda: first._output._arrival and second._output._arrival, "both lines have begun")
+            for child in (first, second):
+                await child.close()
+                assert family.kept(child) == 0
+
+    run(factory, work)
