@@ -164,8 +164,7 @@ class LegacyFront:
             case "GET" if session.front == "http":
                 return await self._get(session, at)
             case "DELETE" if session.front == "http":
-                # Clients take an HTTP error for one of the whole connection, even for a cancelled call.
-                session.end(InvalidRequest("The client has ended the session", status=200))
+                session.end(InvalidRequest("The client has ended the session"))
                 return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
         allowed = _METHODS if session.front == "http" else "POST"
         raise NotAllowed(f"HTTP {method[:20]} is not served in a session", allowed=allowed)

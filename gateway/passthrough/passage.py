@@ -83,7 +83,7 @@ class Passage:
             self.outcome = Passed.UNREACHABLE
             metrics.upstream_failed(path, exc.reason)
             if exc.status < 500:
-                exc.status = 502  # a legacy client would take a JSON-RPC error in HTTP 200 for its answer
+                exc.status = 502  # for a client without a session; `status_in_session` for one that has one
         elif isinstance(exc, UpstreamCut):
             self.outcome = Passed.ENDED if self.is_ended else Passed.CUT
         seconds = None if self.is_long_lived else time.monotonic() - self._started

@@ -24,7 +24,7 @@ from tests.support.fake_modern import Call, FakeModern
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Stand
+from tests.support.workbench import Stand, eventually
 
 __all__ = ["begin_mirror", "server"]
 
@@ -40,6 +40,7 @@ HTTP: Final[dict[str, tuple[str | Path, ...]]] = {
 CLIENTS: Final = pytest.mark.parametrize("client", HTTP)
 NEWEST: Final = "2025-06-18"
 """The newest version that mcp 1.10 knows."""
+PASSED: Final = "mcp_gateway_passed_through_total"
 Json = dict[str, Any]
 
 
@@ -253,6 +254,10 @@ class Passed:
                 self.began.set()
                 await self.opened.wait()
                 await turn.result(text("done"))
+            case "ask":
+                await turn.say({"id": "q", "method": "ping", "params": {}})
+                await self.opened.wait()
+                await turn.result(text("done"))
             case "break":
                 await turn.reset()
             case "hang":
@@ -279,3 +284,21 @@ async def test_a_call_that_fails_on_its_way_through_costs_no_other_call(
         gate.opened.set()
         assert await host.text(first) == "done"
         assert await host.text(host.call("echo")) == "hi"
+
+
+@CLIENTS
+async def test_an_answer_that_is_lost_on_its_way_through_costs_no_call(
+    client: str, begin: Start, upstream: FakeUpstream
+) -> None:
+    stand = await begin()
+    gate = Passed()
+    upstream.version = NEWEST
+    upstream.tool(gate)
+    upstream.on("answer", Turn.reset)
+    async with beside(client, stand.url) as host:
+        first = host.call("ask")
+        _ = await upstream.saw("answer")
+        await eventually(lambda: stand.metric(PASSED, era="legacy", outcome="unreachable") == 1, "it has failed")
+        assert await host.text(host.call("echo")) == "hi"
+        gate.opened.set()
+        assert await host.text(first) == "done"
