@@ -9,6 +9,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import (
     DownstreamError,
+    Forbidden,
     GatewayError,
     InvalidState,
     MethodNotFound,
@@ -43,6 +44,17 @@ def no_route(path: str) -> MethodNotFound:
     return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
 
 
+def _reads_body(exc: Exception, incoming: Incoming) -> bool:
+    """Whether an error names the id of its request.
+
+    A page that must not send requests here learns nothing of its own, as the specification has it, whether the body
+    has arrived or not. A bug may be in the parser, so the body is not parsed for its sake.
+    """
+    if isinstance(exc, Forbidden):
+        return False
+    return isinstance(exc, GatewayError) or incoming.opened is not None
+
+
 class Rejections:
     """The error responses of one listener, with the log lines and metrics that go with them."""
 
@@ -54,9 +66,7 @@ class Rejections:
         """Write the response that an exception means."""
         error = exc if isinstance(exc, GatewayError) else self._bug(exc, incoming)
         self._record(error, incoming)
-        # A bug may be in the parser, so the body is not parsed for its sake.
-        id_ = incoming.rpc_id if error is exc or incoming.opened is not None else None
-        id_ = error.request_id or id_
+        id_ = error.request_id or (incoming.rpc_id if _reads_body(exc, incoming) else None)
         last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
         return await reply.whole(last.body, last.status, last.headers, last.ending)
 

@@ -162,6 +162,7 @@ class Child:
             self._transports.append(transport)
             self._stdin, _ = await loop.connect_write_pipe(lambda: self._input, ends.popleft())
             self._transports.append(self._stdin)
+            self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
             self._control = await asyncio.open_unix_connection(sock=control)
         except BaseException:
             control.close()
@@ -170,7 +171,6 @@ class Child:
             for opened in self._transports:
                 opened.close()
             raise
-        self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
 
     # -- life ---------------------------------------------------------------------------------------------------
 

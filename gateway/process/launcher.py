@@ -15,7 +15,7 @@ from typing import Final
 from gateway.config import Route, Upstream
 from gateway.http.upstream_client import Client
 from gateway.process.child import Child
-from gateway.protocol.errors import Unreachable
+from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 
 _FIRST_PAUSE_SECONDS: Final = 0.5
@@ -89,6 +89,14 @@ class ChildLauncher:
     def end(self, child: Child) -> None:
         """End a child in the background."""
         self._tasks.spawn(child.close(), "close session")
+
+    def tell(self, child: Child, message: bytes) -> None:
+        """Write a message to a child in the background, if the child still reads."""
+        self._tasks.spawn(self._tell(child, message), "answer without a client")
+
+    async def _tell(self, child: Child, message: bytes) -> None:
+        with suppress(CallLost):
+            await child.send(message, self.client.timeouts.answer_seconds)
 
     # -- starting -----------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """The stages of a request: what each of them refuses, and how."""
 
+import json
+
 import pytest
 from multidict import CIMultiDict
 
@@ -133,6 +135,27 @@ async def test_host_and_origin_of_a_loopback_listener(
     assert reply.status == status
     if status == 403:
         assert reply.error["code"] == -32600
+
+
+@pytest.mark.parametrize("header", ["Host: evil.example\r\n", "Host: localhost\r\nOrigin: http://evil.example\r\n"])
+@pytest.mark.parametrize("path", ["/mcp", "/none"])
+async def test_a_refusal_of_host_or_origin_has_no_id_on_any_way(stand: Stand, header: str, path: str) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {}}).encode()
+    sized = b"POST %b HTTP/1.1\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
+    head = sized % (path.encode(), header.encode(), len(body))
+    batch = sized % (path.encode(), header.encode(), len(body) + 2) + b"[%b]" % body
+    chunked = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    for parts in ([head + body], [head, body], [batch], [chunked + chunks], [chunked, chunks]):
+        async with raw_connection(stand) as raw:
+            for _ in range(4):  # the gateway knows a head after a few requests
+                for part in parts:
+                    await raw.send(part)
+                said = await raw.until(b"\r\n\r\n")
+                assert b" 403 " in said.splitlines()[0]
+                length = int(said.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                error = json.loads(await raw.exactly(length))
+                assert ("id" in error, error["error"]["code"]) == (False, -32600)
 
 
 async def test_an_absolute_form_does_not_get_around_the_host_check(upstream: FakeUpstream, stand: Stand) -> None:

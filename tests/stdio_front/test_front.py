@@ -56,6 +56,19 @@ async def test_a_modern_host_reads_what_a_legacy_child_says_of_itself(old: Host)
     assert answer["result"]["_meta"][META + "serverInfo"]["name"] == "fake"
 
 
+async def test_a_late_question_of_a_cancelled_call_is_no_question_of_the_next_one(old: Host) -> None:
+    first = await old.text(call("pid", 1))
+    old.write(call("abandoned", 2, meta={"progressToken": "runs"}))
+    _ = await old.until(method="notifications/progress")
+    old.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}})
+    told = json.loads(await old.text(call("haunted", 3)))
+    assert "may be that call's" in told["error"]["message"]
+    assert old.events("upstream.failed")
+    assert await old.text(call("pid", 4)) != first, "the child may still run the cancelled call"
+    asked = await old.ask(call("ask", 5))
+    assert asked["result"]["resultType"] == "input_required"
+
+
 async def test_a_question_of_a_legacy_child_is_a_round_of_its_modern_host(old: Host) -> None:
     asked = await old.ask(call("ask"))
     (key,) = asked["result"]["inputRequests"]

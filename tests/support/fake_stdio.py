@@ -19,6 +19,9 @@ def say(*messages: JSON) -> None:
     sys.stdout.flush()
 
 
+FORM = {"type": "object", "properties": {}}
+
+
 def text(words: object) -> JSON:
     return {"content": [{"type": "text", "text": words if isinstance(words, str) else json.dumps(words)}]}
 
@@ -140,6 +143,21 @@ def serve() -> None:
             say({"id": id_, "result": {}})
         elif message["method"] == "server/discover":
             say({"id": id_, "error": {"code": -32601, "message": "Method not found"}})
+        elif message["params"].get("name") == "abandoned":
+            token = message["params"]["_meta"]["progressToken"]
+            say({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
+        elif message["params"].get("name") == "haunted":
+            # The abandoned call asks now.
+            say(
+                {
+                    "id": "ghost",
+                    "method": "elicitation/create",
+                    "params": {"message": "Sure?", "requestedSchema": FORM},
+                }
+            )
+            while (answer := read()).get("id") != "ghost":
+                pass
+            say({"id": id_, "result": text(answer)})
         else:
             params = message["params"]
             result = (

@@ -26,6 +26,11 @@ class RawConnection:
         async with asyncio.timeout(3):
             return await self._reader.readuntil(end)
 
+    async def exactly(self, size: int) -> bytes:
+        """Return the next bytes."""
+        async with asyncio.timeout(3):
+            return await self._reader.readexactly(size)
+
     async def rest(self) -> bytes:
         """Return everything that comes until the gateway closes."""
         async with asyncio.timeout(3):

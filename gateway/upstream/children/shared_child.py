@@ -3,6 +3,9 @@
 The first session makes the handshake. Later sessions of the same client speak to the same child without one, and it
 lives on when a session ends. Responses go to the session that asked. Everything else goes to the session with a call
 in flight that may ask the user, of which there is one at a time (`sessions.affinity: principal`).
+
+A call that was cancelled may run on if the child has not answered it. A question may then be that call's, so it is
+refused, and later sessions get another child, in which questions are clear again.
 """
 
 import asyncio
@@ -15,11 +18,17 @@ from msgspec import Raw
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
-from gateway.upstream.channel import Headers, Receive
+from gateway.telemetry import Event, get_logger
+from gateway.upstream.channel import Headers, Receive, SideListener
 from gateway.upstream.stdio import StdioChannel, is_message
+
+log = get_logger()
 
 _INITIALIZED: Final = jsonrpc.notification(mcp.INITIALIZED)
 _EMPTY_RESULT: Final = b"{}"
+_UNCLEAR: Final = jsonrpc.Error(
+    mcp.INVALID_PARAMS, "A call that was cancelled is not answered yet, and the request may be that call's"
+)
 
 
 class ChildHolder:
@@ -50,9 +59,13 @@ class ChildHolder:
             except BaseException:
                 channel.abandon()
                 raise
-            seconds = self.launcher.client.timeouts.answer_seconds
-            self._shared = SharedChild(channel.child, message, result, seconds, self.malformed)
+            self._shared = SharedChild(self, channel.child, message, result)
             return self._shared
+
+    def forget(self, shared: "SharedChild") -> None:
+        """Give this child to no more sessions."""
+        if self._shared is shared:
+            self._shared = None
 
     async def close(self) -> None:
         """End the child."""
@@ -63,15 +76,15 @@ class ChildHolder:
 class SharedChild:
     """A child after its handshake, with the channels that speak to it."""
 
-    def __init__(
-        self, child: Child, message: bytes, result: Raw, send_seconds: float, malformed: Callable[[], None]
-    ) -> None:
+    def __init__(self, holder: ChildHolder, child: Child, message: bytes, result: Raw) -> None:
         self.child = child
         self._handshake = jsonrpc.message(message).params
         self.result = result
         self.channels: list[SharedChannel] = []
-        self._malformed = malformed
-        self._send_seconds = send_seconds
+        self._holder = holder
+        self._send_seconds = holder.launcher.client.timeouts.answer_seconds
+        self._given_up: set[bytes] = set()
+        """The calls that may ask, that nobody waits for, and that the child has not answered (JSON of their ids)."""
         self._is_initialized = False
         self._is_replaced = False
         self._subscribed: Counter[bytes] = Counter()
@@ -83,16 +96,44 @@ class SharedChild:
 
     def _hear(self, line: bytes) -> None:
         if not is_message(line):
-            self._malformed()
-        elif (channel := self._channel_of(jsonrpc.message(line))) is not None:
+            self._holder.malformed()
+            return
+        message = jsonrpc.message(line)
+        if self._is_unclear(message):
+            self._refuse(message)
+        elif (channel := self._channel_of(message)) is not None:
             channel.hear(line)
 
     def _channel_of(self, message: jsonrpc.Message) -> "SharedChannel | None":
         if message.method is None:
             id_ = bytes(message.id) if isinstance(message.id, Raw) else b""
+            self._given_up.discard(id_)
             return next((each for each in self.channels if each.awaits(id_)), None)
         first = self.channels[0] if self.channels else None
         return next((each for each in self.channels if each.may_ask), first)
+
+    def give_up(self, id_: bytes) -> None:
+        """Nobody waits any more for the answer to a call that may ask."""
+        self._given_up.add(id_)
+
+    def _is_unclear(self, message: jsonrpc.Message) -> bool:
+        """Whether a request of the child may be one of a call that was given up, or of the one in flight."""
+        is_question = isinstance(message.id, Raw) and message.method not in (None, mcp.PING)
+        return is_question and bool(self._given_up) and any(each.may_ask for each in self.channels)
+
+    def _refuse(self, message: jsonrpc.Message) -> None:
+        """Refuse a question, and have the sessions of this child end with their calls."""
+        assert isinstance(message.id, Raw), "it is a request"
+        self._holder.launcher.tell(self.child, jsonrpc.failure(bytes(message.id), _UNCLEAR))
+        if self._is_replaced:
+            return
+        cause = "the server asked something while a cancelled call may still run in it; the question was refused"
+        fix = "call again: the next call starts the server anew. A server that answers cancelled calls is kept"
+        log.warning(Event.UPSTREAM_FAILED, route=self.child.route, cause=cause, fix=fix)
+        self._is_replaced = True
+        self._holder.forget(self)
+        for channel in tuple(self.channels):
+            channel.lose()
 
     async def send(self, message: bytes) -> None:
         """Write a message; the child gets `initialized` once."""
@@ -141,6 +182,8 @@ class SharedChannel(StdioChannel):
         self._id = b""
         self.may_ask = False
         """Whether the call in flight may ask the user."""
+        self.lose: Callable[[], None] = lambda: None
+        """Ends the session with its call."""
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Join the child, which may have had this handshake."""
@@ -163,9 +206,18 @@ class SharedChannel(StdioChannel):
         self.may_ask = opened.method in mcp.ASKING
         try:
             return await super().request(message, headers, receive)
+        except asyncio.CancelledError:
+            if self.may_ask and self._call is None:
+                self._shared.give_up(self._id)
+            raise
         finally:
             if self._call is None:
                 self.may_ask = False
+
+    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
+        """Also hear that the child is given to no more sessions."""
+        self.lose = listener.side_lost
+        await super().listen(version, headers, listener)
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""

@@ -25,6 +25,7 @@ class FakeChild:
     """A FAKE child, which answers the handshake and else says what the test has it say."""
 
     where = "The fake child"
+    route = "/mcp"
 
     def __init__(self, *, answers: bool) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -71,6 +72,9 @@ class FakeLauncher:
 
     def initialized(self, child: FakeChild) -> None:
         pass
+
+    def tell(self, child: FakeChild, message: bytes) -> None:
+        child.sent.append(json.loads(message))
 
     def end(self, child: FakeChild) -> None:
         child.asked = child.is_closed = True
@@ -226,3 +230,63 @@ async def test_the_end_of_the_child_is_the_end_of_all_its_sessions(bench: Bench)
     assert (first.losses, second.losses) == (1, 1)
     _ = await bench.session()
     assert len(bench.launcher.children) == 2
+
+
+async def given_up(session: Session, id_: bytes) -> None:
+    asked = session.ask(id_, mcp.TOOLS_CALL, name="ask")
+    await asyncio.sleep(0)
+    asked.cancel()  # type: ignore[attr-defined]
+    with pytest.raises(asyncio.CancelledError):
+        _ = await asked
+    await session.channel.close(end_session=False)
+
+
+async def test_a_question_of_a_call_that_was_given_up_reaches_no_other_call(bench: Bench) -> None:
+    await given_up(await bench.session(), b"1")
+    second, third = await bench.session(), await bench.session()
+    (child,) = bench.launcher.children
+    calling = second.ask(b"2", mcp.TOOLS_CALL, name="ask")
+    await asyncio.sleep(0)
+    child.say(id=9, method=mcp.ELICIT, params={})
+    assert second.heard == second.aside == third.aside == []
+    assert (child.sent[-1]["id"], child.sent[-1]["error"]["code"]) == (9, mcp.INVALID_PARAMS)
+    assert (second.losses, third.losses) == (1, 1), "they end with their calls"
+    child.say(id=10, method=mcp.ELICIT, params={})
+    assert (child.sent[-1]["id"], second.losses) == (10, 1)
+    child.say(id=2, result={})
+    _ = await calling
+    await second.channel.close(end_session=True)
+    assert not child.is_closed
+    await third.channel.close(end_session=True)
+    assert child.is_closed
+    _ = await bench.session()
+    assert len(bench.launcher.children) == 2
+
+
+async def test_a_call_that_was_given_up_and_answered_makes_no_question_unclear(bench: Bench) -> None:
+    await given_up(await bench.session(), b"1")
+    second = await bench.session()
+    (child,) = bench.launcher.children
+    child.say(id=1, error={"code": 0, "message": "Request cancelled"})
+    calling = second.ask(b"2", mcp.TOOLS_CALL, name="ask")
+    await asyncio.sleep(0)
+    child.say(id=9, method=mcp.ELICIT, params={})
+    assert len(second.heard) == 1
+    child.say(id=2, result={})
+    _ = await calling
+    assert second.losses == 0
+
+
+async def test_what_is_no_question_stays_clear_after_a_call_was_given_up(bench: Bench) -> None:
+    await given_up(await bench.session(), b"1")
+    second = await bench.session()
+    (child,) = bench.launcher.children
+    child.say(id=8, method=mcp.ELICIT, params={})
+    assert len(second.aside) == 1, "no call is in flight that it could be mistaken for"
+    calling = second.ask(b"2", mcp.TOOLS_CALL, name="count")
+    await asyncio.sleep(0)
+    child.say(id=9, method=mcp.PING)
+    child.say(method=mcp.LOG, params={})
+    child.say(id=2, result={})
+    _ = await calling
+    assert (len(second.heard), second.losses) == (3, 0)
