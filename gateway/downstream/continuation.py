@@ -148,7 +148,9 @@ class Continuation:
         incoming = retry.incoming
         if begun is not None:
             incoming.sent = begun.exchange
-        found = await self._elsewhere(envelope, incoming, retry.reply)
+        size = 2 * len(incoming.body)  # as it came, and sealed for the other replica
+        with self._process.calls.take(retry.caller.principal, size, is_continued=True):
+            found = await self._elsewhere(envelope, incoming, retry.reply)
         if isinstance(found, TakeOver):
             round_ = retry.read() if isinstance(retry, UnreadRetry) else retry
             self._check_arguments(round_, envelope)

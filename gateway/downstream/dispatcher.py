@@ -110,7 +110,8 @@ class Dispatcher:
         if incoming.peer_request is not None:
             raise PeerReplaced(incoming.peer_request.to)  # one hop only: the sender tries the next replica
         if round_.request.method != mcp.LISTEN:  # a subscription would end with this process
-            replied = await self._continuation.new_calls.send_on(incoming, round_.reply)
+            with round_.weigh():
+                replied = await self._continuation.new_calls.send_on(incoming, round_.reply)
             if replied is not None:
                 return replied
         raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")

@@ -20,6 +20,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
 from gateway.routes.live_route import ProcessScope
+from gateway.runtime.call_bytes import Weight
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.live_task import LiveTask, Origin
@@ -39,6 +40,10 @@ class TaskRequests:
 
     async def serve(self, round_: Round) -> Replied:
         """Serve one request; raises UnknownTask for every handle that is not accepted."""
+        with round_.weigh(is_continued=True) as weight:
+            return await self._serve(round_, weight)
+
+    async def _serve(self, round_: Round, weight: Weight) -> Replied:
         request = round_.request
         if not request.declared.tasks and not request.declared.legacy_tasks:
             raise TasksUndeclared(request.method)
@@ -63,6 +68,10 @@ class TaskRequests:
         await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
         task.check()
         task.headers = round_.headers
+        if request.input_responses is None:  # it may wait long for the task
+            round_.drop_body()
+            request = round_.request
+            weight.change(0)
         return await round_.answer(await self._answer(task, request))
 
     def is_ours(self, incoming: Incoming, caller: Caller, path: str) -> bool:

@@ -81,6 +81,8 @@ class LiveTask:
         """Why the task is not followed here any more."""
         self._changed = asyncio.Event()
         """Set at every change, and replaced by a new one."""
+        self._weight = origin.live.process.calls.take(self.principal, 0, is_continued=True)
+        """What the open questions weigh; released when the task is closed."""
 
     @property
     def session(self) -> Session | None:
@@ -100,6 +102,7 @@ class LiveTask:
         """
         follower = self._follower = self._new_follower(session, created.id)
         self._questions.take_over(asked)
+        self._weigh()
         relay.to(self)
         self._is_known.set()
         self._start(lambda: self._run(follower))
@@ -211,6 +214,11 @@ class LiveTask:
         self._updated = _now()
         self._changed.set()
         self._changed = asyncio.Event()
+        self._weigh()
+
+    def _weigh(self) -> None:
+        asked = self._questions.open.values()
+        self._weight.change(sum([len(question.params) for question in asked if question.params is not None]))
 
     async def change(self) -> None:
         """Wait until something about the task changes; raises as `check`."""
@@ -224,6 +232,7 @@ class LiveTask:
         """
         self._gone = self._gone or error
         self._forget(self)
+        self._weight.release()
         self._result.release()
         self._is_known.set()
         self._touch()

@@ -3,13 +3,15 @@
 import asyncio
 import json
 
+import aiohttp
 import pytest
 
 from tests.passthrough.test_forwarder import OLD, make_modern, modern_tool
+from tests.support import copies
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import eventually
+from tests.support.workbench import Stand, eventually
 
 LARGE = "x" * 100_000
 
@@ -71,3 +73,31 @@ async def test_a_modern_call_is_weighed(upstream: FakeUpstream, begin: Start) ->
     go.set()
     assert (await running).text == "modern"
     assert (await client.call(arguments={"text": LARGE})).text == "modern"
+
+
+async def test_the_body_is_dropped_once_the_server_has_accepted_it(upstream: FakeUpstream, stand: Stand) -> None:
+    began, accept, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        turn.body["params"] = {}
+        began.set()
+        await accept.wait()
+        await turn.raw(b": here\n\n")
+        await go.wait()
+        await turn.result(text("done"))
+
+    upstream.tool(tool)
+    body = message(id=1, method="tools/call", params={"name": "tool", "arguments": copies.LARGE})
+    with copies.counted() as kept:
+        posting = later(_open(stand, body))
+        await began.wait()
+        assert 1 <= kept() < 1.1
+        accept.set()
+        response = await posting
+        assert kept() == stand.gateway.calls.used == 0
+        go.set()
+        assert b"done" in await response.read()  # type: ignore[attr-defined]
+
+
+async def _open(stand: Stand, body: bytes) -> aiohttp.ClientResponse:
+    return await stand.http.post(stand.url, data=body, headers=OLD)

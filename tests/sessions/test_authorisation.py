@@ -272,6 +272,7 @@ async def test_a_forwarded_key_is_checked_as_any_credential(
 def forget_all(stand: Stand) -> None:
     """Nobody comes for what is kept."""
     for driver in list(stand.gateway.lot):
+        driver.expire()
         stand.gateway.lot.remove(driver)
 
 

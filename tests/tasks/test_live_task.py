@@ -1,6 +1,7 @@
 """Tasks of a client at the replica that follows them, before a fake server."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import pytest
 from gateway.protocol import mcp
 from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import wire
+from tests.support import copies
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
 from tests.support.host import fake
@@ -235,6 +237,38 @@ async def test_a_request_that_waits_for_a_task_hears_that_the_gateway_lets_go_of
     await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request waits")
     forget(stand)
     assert (await waiting)["error"]["data"]["reason"] == "stopping"
+
+
+async def test_the_open_questions_of_a_task_are_weighed(server: TaskServer, begin: Start) -> None:
+    server.ask(1, 2)
+    stand = await begin(limits={"calls_bytes": 100_000, "calls_bytes_per_principal": 50_000})
+    task = await make(stand)
+    asked = await task.until("input_required")
+    await eventually(lambda: stand.gateway.calls.used > len(json.dumps(FORM)), "both questions are here")
+    large = {**ACCEPT, "content": {"name": "y" * 60_000}}
+    more = dict.fromkeys(asked["inputRequests"], large)
+    assert "result" in await task.send(mcp.TASKS_UPDATE, inputResponses=more), "an answer always fits"
+    refused = await call(task.client, arguments={"x": "y" * 60_000})
+    assert refused["error"]["data"]["reason"] == "busy"
+    forget(stand)
+    assert stand.gateway.calls.used == 0
+
+
+async def test_a_request_that_waits_for_a_task_keeps_nothing_of_its_body(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    del server
+    stand = await begin()
+    client = stand.client(capabilities=FIRST_FORM)
+    task = Task(client, (await call(client, task={}))["result"]["task"]["taskId"])
+    with copies.counted() as kept:
+        waiting = later(task.send(mcp.TASKS_RESULT, **copies.LARGE))
+        await upstream.saw(mcp.TASKS_RESULT)
+        (live,) = stand.gateway.task_table._tasks.values()
+        await eventually(lambda: live._changed._waiters, "the request waits")
+        assert kept() == stand.gateway.calls.used == 0
+        forget(stand)
+        assert "error" in await waiting
 
 
 async def test_a_flood_of_questions_that_no_client_may_see_costs_one_connection(

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.mirror.streamable.test_replica_routing import session
-from tests.support.fake_modern import Call, FakeModern, Json
+from tests.support import copies
+from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import eventually
 
@@ -72,3 +74,33 @@ async def test_a_kept_response_counts_with_its_request(begin: Begin, server: Fak
         async with client.call("echo", LARGE) as stream:
             assert text(await stream.message()) == "done"
     assert stand.gateway.lot.results.given_way == 1
+
+
+async def test_a_mirrored_call_keeps_one_copy_of_its_request(begin: Begin, server: FakeModern) -> None:
+    client = await session(await begin())
+    began, accept, go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def wait(call: Call) -> Json:
+        if call.answers:
+            return call.text("done")
+        server.requests.clear()
+        call.params = call.body["params"] = {}
+        began.set()
+        await accept.wait()
+        await call.notify(mcp.LOG, {"level": "error", "data": "it goes on"})
+        await go.wait()
+        return call.ask(name=FORM)
+
+    server.tools["wait"] = wait
+    with copies.counted() as kept:
+        async with client.call("wait", copies.LARGE) as stream:
+            await began.wait()
+            assert 2 <= kept() < 2.1, "it may have to be sent again"
+            accept.set()
+            assert (await stream.message())["method"] == mcp.LOG
+            assert 1 <= kept() < 1.1, "the server has accepted it"
+            go.set()
+            question = await stream.message()
+            assert 1 <= kept() < 1.1, "the client is asked"
+            assert await client.answer(question, ACCEPT) == 202
+            assert text(await stream.message()) == "done"
