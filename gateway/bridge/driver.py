@@ -12,7 +12,7 @@ from gateway.cluster import witness
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
 from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, RESTORED, State
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import GatewayError, ShuttingDown
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
@@ -119,7 +119,15 @@ class Driver(ExchangeRunner):
 
     def hand_over(self) -> None:
         """End the waiting legs with a state-only round, so that their clients come back through other replicas."""
-        self._feed(on.HandedOver(self._lot.has_place(self)))
+        self._feed(on.HandedOver(self._may_wait))
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether the call may wait without a leg: it has a place, and its next state would say all there is to say.
+
+        A state that was sealed before the answers went out would not ask for them again.
+        """
+        return not self._upstream_call.is_being_resumed and self._lot.has_place(self)
 
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can continue; returns whether one can.
@@ -129,6 +137,13 @@ class Driver(ExchangeRunner):
         is_resumable = self._upstream_call.is_resumable
         if self._may_have_an_owner:
             self._feed(on.LetGo(cancel=False))
+            return True
+        begun = self._takeover
+        if begun is not None and begun.round == self._exchange.round and self._upstream_call.is_being_resumed:
+            # Its answers wait for the stream, so the state of before is still the newest.
+            self._upstream_call.let_go()
+            self._upstream_call.abandon()
+            self._give_back(ShuttingDown("call again with the same requestState and inputResponses"))
             return True
         if not is_resumable and not may_run_twice(self._context):
             return False
@@ -202,7 +217,7 @@ class Driver(ExchangeRunner):
         if timer is TTL or (timer is GRACE and self._was_relayed):
             self._feed_unless_resumed_elsewhere(_FIRED[timer])
             return
-        self._feed(on.LegLimitPassed(self._lot.has_place(self)) if timer is LEG else _FIRED[timer])
+        self._feed(on.LegLimitPassed(self._may_wait) if timer is LEG else _FIRED[timer])
         if timer is LINGER:
             self._lot.remove(self)
 

@@ -51,6 +51,11 @@ class Takeover:
             context.server_info = Raw(envelope.upstream.server_info)
         call.left_at(envelope.upstream)
 
+    @property
+    def round(self) -> int:
+        """The round of the state from which the call is continued."""
+        return self._envelope.round
+
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
 
@@ -89,7 +94,7 @@ class Takeover:
     def _failed(
         self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool
     ) -> None:
-        if not self.owner_is_dead and not replayable and self._context.exchange.round == self._envelope.round:
+        if not self.owner_is_dead and not replayable and self._context.exchange.round == self.round:
             why = "cannot be reached, and its call cannot be picked up here while it may live"
             give_back(error if isinstance(error, Refused) else OwnerStalled(self._envelope.owner, why))
             return

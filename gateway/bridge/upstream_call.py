@@ -87,6 +87,11 @@ class UpstreamCall(ABC):
         return self._task is not None or self._is_sent
 
     @property
+    def is_being_resumed(self) -> bool:
+        """Whether the call of another process is being looked for: no answer has been sent to it yet."""
+        return self._opened is not None and not self._opened.done()
+
+    @property
     def is_resumable(self) -> bool:
         """Whether another replica could find the call in its session and read its stream from here on."""
         if self._left is not None and not self.is_started:

@@ -180,6 +180,41 @@ async def test_a_drain_leaves_a_call_to_others_that_may_run_twice(upstream: Fake
     assert (steps(holder), steps(third)["replayed"]) == ({}, 1)
 
 
+@pytest.mark.parametrize("at", ["session", "stream"])
+async def test_a_drain_gives_a_call_back_whose_stream_is_not_open_yet(
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, at: str
+) -> None:
+    """Its answers wait for the stream: they would be lost with this replica, and a new state would not ask again."""
+    sections = {"sessions": {"max": 1}, "timeouts": {"session_wait_seconds": 60}} if at == "session" else {}
+    again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK, **sections)
+
+    async def silent(turn: Turn) -> None:
+        await turn.for_ever()
+
+    if at == "stream":
+        upstream.once("resume", silent)
+    else:
+        store.hold.clear()
+        working = later(holder.client().answer(await holder.client().call()))
+        await upstream.saw("answer")
+    waiting = later(holder.client().answer(again))
+    if at == "session":
+        await eventually(lambda: holder.gateway.downstream.in_flight == 2)
+    else:
+        _ = await upstream.saw("resume")
+    await in_time(holder.gateway.drain(delay_seconds=0))
+    reply = await in_time(waiting)
+    assert reply.outcome == (503, -32603, "stopping")
+    assert "the same requestState and inputResponses" in reply.error["message"]
+    store.hold.set()
+    assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
+    assert mcp.CANCELLED not in upstream.words
+    if at == "session":
+        _ = await working
+    else:
+        assert len(upstream.of("answer")) == 1
+
+
 async def test_a_drain_cancels_a_dead_owners_call_that_cannot_be_continued(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
