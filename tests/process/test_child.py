@@ -374,7 +374,7 @@ async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> N
     )
     try:
         async with wire(f"http://{addresses[0]}/mcp") as client:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 while (await ready(client, addresses[1])) != 200:
                     await asyncio.sleep(0.02)
             assert json.loads((await client.call("environment")).text)["API_KEY"] == SECRET

@@ -82,7 +82,7 @@ async def failed(tmp_path: Path, **sections: Any) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         out, err = await process.communicate()
     assert (process.returncode, out) == (1, b"")
     last: dict[str, Any] = [json.loads(line) for line in err.splitlines()][-1]

@@ -17,6 +17,8 @@ from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import gateway
 from tests.support.legacy_client import LegacyClient
 
+START_SECONDS = 60.0
+"""For a start on a busy machine."""
 PROGRAMS = {
     "installed": ("-c", "import sys; from gateway.entry import main; sys.exit(main())"),
     "module": ("-m", "gateway"),
@@ -54,7 +56,7 @@ async def test_a_reload_during_the_start_is_made_once_the_gateway_is_ready(
             file.write(tree(port, workers))
 
     wanted = 1 if workers == 1 else workers + 1  # the supervisor reloads, then each worker
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(START_SECONDS):
         await asyncio.to_thread(hand_over)
         while wanted:
             text = await process.stderr.readline()
@@ -69,7 +71,6 @@ async def test_a_reload_during_the_start_is_made_once_the_gateway_is_ready(
 # The start and the end.
 
 FAKE = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
-START_SECONDS = 60.0
 PROMPT_SECONDS = 10.0
 """Enough for a busy machine, and less than anything that the gateway would wait for."""
 
@@ -118,17 +119,19 @@ async def test_a_gateway_with_a_command_ends_when_it_cannot_listen(name: str, wo
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_stop_during_the_start_ends_the_program(number: signal.Signals, tmp_path: Path) -> None:
     """The start asks the other replicas for their ids, and one of them is silent."""
-    asked = asyncio.Event()
-    silent = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
+    asked: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    silent = await asyncio.start_server(lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     replica = {"id": "gw-1", "listen": f"127.0.0.1:{free_port()}", "peers_dns": f"127.0.0.1:{port}"}
     given = tree(free_port(), 1, replica=replica, timeouts={"peer_accept_seconds": 3600})
     async with silent, program(given, tmp_path) as process:
         async with asyncio.timeout(START_SECONDS):
-            _ = await asked.wait()
+            connection = await asked.get()
         process.send_signal(number)
         async with asyncio.timeout(PROMPT_SECONDS):
             _, said = await process.communicate()
+        connection.close()
+        await connection.wait_closed()
     assert process.returncode == 0
     assert b"server.started" not in said
     assert b"server.stopped" in said

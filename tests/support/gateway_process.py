@@ -280,7 +280,7 @@ class Gateway:
             self.terminate()
             code = await self.exited()
             if failures:
-                raise self.explain(f"{FAILURES} is {failures:g}")
+                raise self.explain(f"{FAILURES} is {failures:g}: {self.log('task.failed')}")
         else:
             code = 0 if self.killed else self.process.returncode
         if code:
