@@ -31,6 +31,12 @@ class _Unwanted(ReplyListener):
     def __init__(self, timer: asyncio.TimerHandle | None) -> None:
         self._timer = timer
 
+    def on_head(self, head: ReplyHead, /) -> None:
+        """It was read before."""
+
+    def on_body(self, data: bytes, /) -> None:
+        """Skip it."""
+
     def on_end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
