@@ -16,7 +16,7 @@ from tests.support import workbench
 from tests.support.fake_peer import KEY
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
-from tests.support.fake_upstream import FakeUpstream
+from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.legacy_client import LegacyClient, SseClient, later
 from tests.support.stand import Start
 from tests.support.workbench import Stand, configuration, eventually, jwt
@@ -176,6 +176,34 @@ async def test_two_open_requests_cannot_have_the_same_id(stand: Stand, sse_serve
     assert (await first)[2][0]["result"] == DONE
     assert len(await sse_server.heard(mcp.TOOLS_CALL)) == 1
     assert await client.end() == 200
+
+
+async def test_over_http_sse_an_id_in_use_is_refused_beside_the_stream_and_all_else_on_it(
+    begin: Start, upstream: FakeUpstream
+) -> None:
+    """On the stream, the refusal of an id in use would end the request that has it."""
+    began, opened = asyncio.Event(), asyncio.Event()
+
+    async def wait(turn: Turn) -> None:
+        began.set()
+        await opened.wait()
+        await turn.result(DONE)
+
+    upstream.tool(wait)
+    route = {"upstream": {"url": upstream.url, "transport": "streamable-http"}}
+    client = await SseClient(await begin(route=route)).initialize()
+    assert (await client.post(client.call_message()))[0] == 202
+    await began.wait()
+    status, _, (refused,) = await client.post({"id": 1, "method": "ping"})
+    assert (status, refused["error"]["code"]) == (200, mcp.INVALID_REQUEST)
+    assert (await client.post(client.begin_message() | {"id": 7}))[0] == 202
+    told = await client.stream.message()
+    assert (told["id"], told["error"]["code"]) == (7, mcp.INVALID_REQUEST)
+    status, _, (refused,) = await client.post(b"{")
+    assert (status, refused["error"]["code"]) == (200, mcp.PARSE_ERROR)
+    opened.set()
+    assert await client.stream.message() == answer()
+    client.stream.close()
 
 
 async def test_the_open_requests_of_a_session_have_a_limit_in_bytes(begin: Start, sse_server: FakeSse) -> None:
