@@ -7,8 +7,8 @@ from multidict import CIMultiDict
 
 from gateway.protocol import mcp
 from gateway.seal.keyring import PREFIX
-from tests.support.fake_upstream import FakeUpstream
-from tests.support.raw_connection import raw_connection
+from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.raw_connection import raw_connection, request_head
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand
 
@@ -207,3 +207,23 @@ async def test_the_admin_listener_answers_get_only_and_little(stand: Stand) -> N
     ):
         async with stand.http.request(method, admin + path) as response:
             assert response.status == status, (method, path)
+
+
+# -- half closes ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_closes_its_half_of_the_connection_cancels_its_call(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    async def for_ever(turn: Turn) -> None:
+        await turn.for_ever()
+
+    upstream.tool(for_ever)
+    headers, body = client.build("tools/call", {"name": "tool"})
+    async with raw_connection(stand) as raw:
+        await raw.send(request_head(stand, headers, body))
+        _ = await upstream.saw("tools/call")
+        raw.end()
+        assert await raw.rest() == b"", "docs/protocol.md (Cancellation) says so"
+    (cancelled,) = await upstream.saw(mcp.CANCELLED)
+    assert cancelled.body["params"]["requestId"] == upstream.of("tools/call")[0].body["id"]

@@ -17,6 +17,10 @@ class RawConnection:
         self._writer.write(data)
         await self._writer.drain()
 
+    def end(self) -> None:
+        """Send nothing more, but go on reading."""
+        self._writer.write_eof()
+
     async def line(self) -> bytes:
         async with asyncio.timeout(3):
             return await self._reader.readline()
