@@ -139,10 +139,9 @@ class PieceReader(asyncio.Protocol):
 
     async def taken(self) -> None:
         """Wait until everything is taken that was read."""
-        if self._pieces.is_waiting:
-            done = asyncio.Event()
-            self._pieces.then(done.set)
-            _ = await done.wait()
+        done = asyncio.Event()
+        self._pieces.then(done.set)
+        _ = await done.wait()
 
     def then(self, callback: Callable[[], object]) -> None:
         """Call back once everything is taken that was read, which may be at once."""

@@ -99,6 +99,11 @@ async def endless_batch(turn: Turn) -> None:
     turn.reply(200, b"[" * 30_000)
 
 
+async def large_batch(turn: Turn) -> None:
+    said = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}'
+    await turn.raw(b"data: [" + b",".join([said] * 100 + [body(turn, text("x"))]) + b"]\n\n")
+
+
 async def nothing(turn: Turn) -> None:
     turn.reply(202)
 
@@ -142,6 +147,7 @@ async def redirect(turn: Turn) -> None:
         oversized,
         oversized_json,
         endless_batch,
+        large_batch,
         nothing,
         html,
         a_result_that_is_no_object,

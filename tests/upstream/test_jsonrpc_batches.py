@@ -12,6 +12,8 @@ UNPACKED: dict[str, tuple[bytes, list[bytes]]] = {
     "an empty batch": (b"[]", []),
     "a batch that ends early": (b'[{"id":1}', [b'[{"id":1}']),
     "a batch that is nested too deeply": (b"[" * 100_000, [b"[" * 100_000]),
+    "the largest batch": (b"[" + b"{}," * 99 + b"{}]", [b"{}"] * 100),
+    "a batch of too many messages": (b"[" + b"{}," * 100 + b"{}]", [b"[" + b"{}," * 100 + b"{}]"]),
     "something else": (b"5", [b"5"]),
     "nothing": (b"", [b""]),
 }
