@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
+from tests.cluster.conftest import cluster
 from tests.support.fake_dpop import CHALLENGE, TOKEN, FakeDpopUpstream, proven
 from tests.support.fake_upstream import Turn, text
+from tests.support.replicas import Cluster
 from tests.support.stand import Start
 from tests.support.workbench import Stand
+
+__all__ = ["cluster"]
 
 ANSWER = '{"action": "accept", "content": {"name": "Ada"}}'
 CONFIGURED = [{}, {"forward_headers": ["DPoP"]}, {"forward_headers": ["DPoP", "X-Tenant"], "bind_headers": ["DPoP"]}]
@@ -107,6 +111,24 @@ async def test_a_token_without_its_proof_collects_nothing(twice: FakeDpopUpstrea
     assert "answer" not in twice.words
     second = await client.answer(first, headers=proven(stand.url, "2"))
     assert (await client.answer(second, headers=proven(stand.url, "3"))).text == ANSWER
+
+
+async def test_a_retry_takes_its_proof_to_the_replica_that_holds_its_call(
+    twice: FakeDpopUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    url = twice.public_url = "https://mcp.example.com/mcp"
+    first = await one.client().call(headers=proven(url, "1"))
+    twice.nonce = "n1"
+    refused = await two.client().answer(first, headers=proven(url, "2"))
+    assert (refused.status, refused.headers["DPoP-Nonce"], refused.headers["WWW-Authenticate"]) == (
+        401,
+        "n1",
+        CHALLENGE,
+    )
+    second = await two.client().answer(first, headers=proven(url, "2", "n1"))
+    assert (await one.client().answer(second, headers=proven(url, "3", "n1"))).text == ANSWER
+    assert [leg for word, leg in twice.legs() if word == "answer"] == ["2", "3"]
 
 
 async def test_a_repeated_proof_is_refused(upstream: FakeDpopUpstream, begin: Start) -> None:
