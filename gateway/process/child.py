@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
@@ -164,7 +164,6 @@ class Child:
             for each in (*ends, *self._transports):
                 each.close()
             raise
-        self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -326,6 +325,11 @@ class _Input(asyncio.BaseProtocol):
         self.free: asyncio.Future[None] | None = None
         """Done when the pipe has taken everything; None if it has."""
         self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not later: the server may have closed its end by then, and uvloop raises for a closed transport. With this,
+        # `resume_writing` is called once everything is in the pipe.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
 
     def pause_writing(self) -> None:
         self.free = asyncio.get_running_loop().create_future()
