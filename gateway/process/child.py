@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
@@ -337,6 +337,11 @@ class _Input(asyncio.BaseProtocol):
         self.free: asyncio.Future[None] | None = None
         """Done when the pipe has taken everything; None if it has."""
         self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not later: the server may have closed its end by then, and uvloop raises for a closed transport. With this,
+        # `resume_writing` is called once everything is in the pipe.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
 
     def pause_writing(self) -> None:
         self.free = asyncio.get_running_loop().create_future()

@@ -503,6 +503,37 @@ def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tu
         return outcomes, [file for file in open_files() if file not in before]
 
 
+@pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+async def test_a_child_may_end_at_any_turn_of_its_start(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    ends = await asyncio.to_thread(run_short_lives, factory)
+    assert len(ends) > 3, "a start takes several turns"
+    assert set(ends) == {"ended (exit code 1)"}
+
+
+def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[str]:
+    """Start children that end after 1, 2 turns of the event loop and so on; return why each ended."""
+    ends: list[str] = []
+
+    async def start(turns: int) -> bool:
+        child = Child(Upstream(command=("false",)), "/mcp", 4096, tasks := Tasks(Metrics("test")))
+        starting = asyncio.get_running_loop().create_task(child.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_started = starting.done()
+        _ = child._process.wait(20)  # meanwhile the event loop stands still
+        await starting
+        async with asyncio.timeout(20):
+            await child.gone
+        assert tasks.failures == 0
+        ends.append(child.over.result())
+        return was_started
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        while not runner.run(start(len(ends) + 1)):
+            pass
+    return ends
+
+
 def open_files() -> list[str]:
     """The pipes and sockets that this process has open."""
     found = []

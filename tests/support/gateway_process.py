@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.network import Host
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 PATIENCE_SECONDS = 30.0
 """For what happens at once on an idle machine."""
