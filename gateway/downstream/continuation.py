@@ -282,6 +282,7 @@ class Continuation:
             return await self._answer(round_, envelope, driver)
         if not self.lot.cold.take(cold):
             raise InvalidState("ended")
+        round_.incoming.keep_once()
         queue = round_.queue()
         driver = Driver(round_, self.lot)
         try:
@@ -299,6 +300,7 @@ class Continuation:
         driver = self.lot.find(envelope.exchange)
         if driver is not None:  # another retry took the call over meanwhile
             return await self._answer(round_, envelope, driver)
+        round_.incoming.keep_once()
         queue = round_.queue()
         is_task = envelope.upstream is not None and envelope.upstream.task is not None
         former = holder(envelope.owner, envelope.epoch)

@@ -8,9 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import Limits, Timeouts
+from gateway.config import InForce, Limits, Timeouts
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
+from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.child_backend import ChildBackend
 from gateway.stdio_front.front import StdioFront
@@ -96,7 +97,7 @@ class FakeHost:
 
 def fake_route(tasks: Tasks, launcher: FakeLauncher, era: str) -> Any:
     return SimpleNamespace(
-        process=SimpleNamespace(tasks=tasks),
+        process=SimpleNamespace(tasks=tasks, calls=CallBytes(InForce(1 << 20), InForce(1 << 20))),
         config=SimpleNamespace(limits=Limits(body_bytes=10_000)),
         route=SimpleNamespace(era=era, path="/mcp"),
         upstream=SimpleNamespace(stdio=SimpleNamespace(launcher=launcher)),
@@ -111,8 +112,11 @@ async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks:
         await asyncio.sleep(0)
     assert host.left > 50, "the gateway reads no further"
     launcher.may_start.set()
+    calls = front._live.process.calls
+    assert calls.used > 0
     await eventually(lambda: len(launcher.child.events) == 100, "everything arrives")
     await running
+    await eventually(lambda: calls.used == 0, "what the child has read weighs nothing")
     await front.close()
 
 
