@@ -304,6 +304,7 @@ class Continuation:
             return await self._serve_elsewhere(round_, envelope)
         if not self.lot.cold.take(cold):
             raise InvalidState("ended")
+        round_.incoming.keep_once()
         queue = round_.queue()
         driver = Driver(round_, self.lot)
         try:
@@ -323,6 +324,7 @@ class Continuation:
             return await self._answer(round_, envelope, driver)
         if self._retry_routing.has_parted:
             return await self._serve_elsewhere(round_, envelope)
+        round_.incoming.keep_once()
         queue = round_.queue()
         is_task = envelope.upstream is not None and envelope.upstream.task is not None
         former = holder(envelope.owner, envelope.epoch)

@@ -82,7 +82,6 @@ class Dispatcher:
 
     def _dispatch(self, round_: Round) -> Awaitable[Replied]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
-        round_.incoming.keep_once()
         request = round_.request
         if request.method == mcp.DISCOVER:
             return self._discover(round_)
@@ -144,6 +143,7 @@ class Dispatcher:
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         if request.method in mcp.ASKING:
             self._lot.check(key.principal, round_.caller.address)
+        round_.incoming.keep_once()
         pool = live.upstream.pool
         repeats = request.method == mcp.TOOLS_CALL and round_.incoming.has_headers
         if repeats and not tool_schemas.mirrors_nothing(pool, key, request, headers):

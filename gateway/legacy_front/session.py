@@ -258,6 +258,11 @@ class FrontSession:
             self._fail(stream, request, error)
             self._finish(stream)
 
+    def passed_on(self, request: RequestId) -> None:
+        """See `backend.ClientLink`."""
+        if request in self._open:
+            self._open[request].weight.change(0)
+
     def forget(self, request: RequestId) -> None:
         """See `backend.ClientLink`."""
         if request in self._open:

@@ -169,6 +169,9 @@ class _Link:
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         self._fallback.refused(request, error)
 
+    def passed_on(self, request: RequestId) -> None:
+        self._fallback.link.passed_on(request)
+
     def forget(self, request: RequestId) -> None:
         self._fallback.link.forget(request)
 

@@ -57,6 +57,8 @@ class ChildBackend:
             try:
                 child = self.child or await self._start()
                 await child.send(message.data, self._stdio.launcher.client.timeouts.answer_seconds)
+                if message.request_id is not None:
+                    self._link.passed_on(message.request_id)
             except GatewayError as exc:
                 if message.request_id is not None:
                     self._link.refuse(message.request_id, exc)

@@ -78,6 +78,11 @@ class LegacyHost:
         """Answer a request with an error."""
         self.send(error_response(request, error), request)
 
+    def passed_on(self, request: RequestId) -> None:
+        """Weigh a request no more."""
+        if request in self._open:
+            self._open[request].change(0)
+
     def forget(self, request: RequestId) -> None:
         """Count a request as answered."""
         if request in self._open:

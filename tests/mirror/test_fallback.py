@@ -50,6 +50,9 @@ class FakeLink:
     def send(self, message: bytes, _related_to: bytes | None) -> None:
         self.sent.append(message)
 
+    def passed_on(self, request: bytes) -> None:
+        """Nothing is weighed."""
+
     def forget(self, request: bytes) -> None:
         raise AssertionError(request)
 

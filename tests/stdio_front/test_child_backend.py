@@ -113,8 +113,11 @@ async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks:
         await asyncio.sleep(0)
     assert host.left > 50, "the gateway reads no further"
     launcher.may_start.set()
+    calls = front._live.process.calls
+    assert calls.used > 0
     await eventually(lambda: len(launcher.child.events) == 100, "everything arrives")
     await running
+    await eventually(lambda: calls.used == 0, "what the child has read weighs nothing")
     await front.close()
 
 

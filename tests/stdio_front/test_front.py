@@ -435,18 +435,6 @@ async def test_calls_to_a_modern_child_are_weighed(*, is_modern: bool) -> None:
         assert "result" in await running.ask(sent("echo", 4, x=LARGE))
 
 
-async def test_calls_of_a_legacy_host_to_a_legacy_child_are_weighed() -> None:
-    async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": OLD}}]}) as running:
-        _ = await running.ask(initialize())
-        running.write(legacy("tools/call", 1, name="ask", arguments={"x": LARGE}))
-        question = await running.until(method="elicitation/create")
-        refused = await running.ask(legacy("tools/call", 2, name="ask", arguments={"x": LARGE}))
-        assert refused["error"]["data"]["reason"] == "busy"
-        running.write({"jsonrpc": "2.0", "id": question["id"], "result": ANN})
-        assert "result" in await running.until(id=1)
-        assert "result" in await running.ask(legacy("tools/call", 3, name="echo", arguments={"x": LARGE}))
-
-
 async def test_calls_of_a_modern_host_to_a_legacy_child_are_weighed() -> None:
     async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": OLD}}]}) as running:
         asked = await running.ask(call("ask", x=LARGE))
