@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
+from gateway.mirror.modern_server import _Reply
 from gateway.protocol import mcp
+from gateway.runtime.pieces import PIECE_BYTES
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
+from tests.support.turns import Turns
 from tests.support.workbench import eventually
 
 LIMIT = 1 << 20
 LARGE = 3 << 20
+MESSAGES = 1500
 READ = 300_000
 """What a socket may bring before reading is paused."""
 
@@ -148,3 +152,27 @@ async def _result(client: LegacyClient) -> str:
     async with client.call("t") as stream:
         text: str = (await stream.message())["result"]["content"][0]["text"]
         return text
+
+
+@pytest.mark.usefixtures("busy_clock")
+async def test_a_flood_of_log_messages_lets_others_run(
+    client: LegacyClient, server: FakeModern, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flood(call: Call) -> Json:
+        for _ in range(MESSAGES):
+            await call.notify(mcp.LOG, {"level": "info", "data": "x"})
+        return call.text("done")
+
+    server.tools["flood"] = flood
+    turns, on_body = Turns(), _Reply.on_body
+
+    def noted(reply: _Reply, data: bytes) -> None:
+        turns.note()
+        on_body(reply, data)
+
+    monkeypatch.setattr(_Reply, "on_body", noted)
+    with turns:
+        async with client.call("flood") as stream:
+            while "result" not in await stream.message():
+                pass
+    assert len(turns.noted) >= MESSAGES * 100 // PIECE_BYTES // 2
