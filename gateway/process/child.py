@@ -118,7 +118,7 @@ class Child:
                 os.close(file)
             raise
         # uvloop closes a pipe whose connection is cancelled, but not the file object, which would close the number a
-        # second time. So a cancellation waits for the few turns of the event loop that the connections take.
+        # second time. So the connections are made even after a cancellation, and then the child is killed.
         connecting = asyncio.get_running_loop().create_task(self._connect(ours, pipes))
         try:
             await asyncio.shield(connecting)
@@ -168,8 +168,8 @@ class Child:
             control.close()
             for end in ends:
                 end.close()
-            for opened in self._transports:
-                opened.close()
+            for connected in self._transports:
+                connected.close()
             raise
 
     # -- life ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, cast
 
 from gateway.protocol.stdio_framing import Lines, one_line
 from gateway.runtime.budget import Budget, Share
@@ -42,7 +42,6 @@ class Host:
         loop = asyncio.get_running_loop()
         sink = os.fdopen(self._awaitable(stdout, is_input=False), "wb", buffering=0)
         self._out, _ = await loop.connect_write_pipe(lambda: self._output, sink)
-        self._out.set_write_buffer_limits(high=0)
         self._transports.append(self._out)
         source = os.fdopen(self._awaitable(stdin, is_input=True), "rb", buffering=0)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), source)
@@ -134,6 +133,10 @@ class _Output(asyncio.Protocol):
         self.free: asyncio.Future[None] | None = None
         """Done when the pipe has taken everything; None if it has."""
         self._host = host
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not later: the host may have closed its end by then, and uvloop raises for a closed transport.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
 
     def pause_writing(self) -> None:
         self.free = asyncio.get_running_loop().create_future()

@@ -146,8 +146,11 @@ async def test_children_are_told_on_the_status_page(client: Wire, gw: Gateway) -
 async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Wire, gw: Gateway) -> None:
     at = client.on(gw.base + "/die")
     answers = await asyncio.gather(*(at.call("echo") for _ in range(20)))
-    assert {answer.error["data"]["reason"] for answer in answers} == {"upstream_unreachable"}
-    assert all("ended (exit code 3) before it answered `initialize`" in answer.error["message"] for answer in answers)
+    reasons = [answer.error["data"]["reason"] for answer in answers]
+    assert "upstream_unreachable" in reasons
+    assert {*reasons} <= {"upstream_unreachable", "busy"}, "on a busy machine, some wait for a session for too long"
+    failed = [answer for answer, reason in zip(answers, reasons, strict=True) if reason != "busy"]
+    assert all("ended (exit code 3) before it answered `initialize`" in answer.error["message"] for answer in failed)
     assert not any("database" in answer.error["message"] for answer in answers), "what it says is the operator's"
     assert 2 <= await gw.metric(ENDED, route="/die", why="unasked") <= 6
     (*_, last) = [line for line in gw.log("child.ended") if line["route"] == "/die"]

@@ -14,7 +14,7 @@ from tests.parts.launch import REPOSITORY, die_with_parent
 
 JSON = dict[str, Any]
 META = "io.modelcontextprotocol/"
-SECONDS = 20.0
+SECONDS = 60.0
 LINE_BYTES = 1 << 26
 FAKES = REPOSITORY / "tests" / "support"
 
