@@ -101,3 +101,9 @@ async def test_the_body_is_dropped_once_the_server_has_accepted_it(upstream: Fak
 
 async def _open(stand: Stand, body: bytes) -> aiohttp.ClientResponse:
     return await stand.http.post(stand.url, data=body, headers=OLD)
+
+
+async def test_a_request_that_never_reaches_its_server_weighs_nothing(upstream: FakeUpstream, stand: Stand) -> None:
+    async with upstream.refusing_connections(), stand.http.post(stand.url, data=call(1), headers=OLD) as response:
+        assert "error" in await response.json()
+    assert stand.gateway.calls.used == 0
