@@ -1,6 +1,6 @@
 """Who gives way where callers share a full place."""
 
-import random
+from random import Random
 
 from gateway.runtime.fair_shares import FairTable, Holdings
 
@@ -64,7 +64,7 @@ def test_what_is_taken_out_leaves_nothing() -> None:
 
 
 def test_the_one_that_gives_way_is_never_one_of_a_caller_with_less_than_half_of_the_most() -> None:
-    rng, holdings = random.Random(7), Holdings[int](int.bit_length)
+    rng, holdings = Random(7), Holdings[int](int.bit_length)
     rooms: dict[int, tuple[bytes, int]] = {}
     for key in range(2_000):
         owner, room = rng.choice((b"a", b"b", b"c", b"d")), rng.randrange(50)

@@ -1,8 +1,8 @@
 """FAKE proofs of possession (RFC 9449), without signatures, and what a server that demands them says."""
 
 import base64
+import itertools
 import json
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +13,12 @@ from tests.support.fake_upstream import FakeUpstream
 
 TOKEN = "DPoP token-of-ann"
 CHALLENGE = 'DPoP algs="ES256", error="use_dpop_nonce"'
+_PROOFS = itertools.count(1)
 
 
 def proof(url: str, leg: str, nonce: str | None = None, method: str = "POST") -> str:
     """A proof for one request of a client to this URL; `leg` names the request."""
-    claims = {"jti": secrets.token_hex(8), "htm": method, "htu": url, "iat": 0, "leg": leg}
+    claims = {"jti": f"proof-{next(_PROOFS)}", "htm": method, "htu": url, "iat": 0, "leg": leg}
     return f"{_part({'typ': 'dpop+jwt', 'alg': 'ES256'})}.{_part(claims | ({'nonce': nonce} if nonce else {}))}.c2ln"
 
 
