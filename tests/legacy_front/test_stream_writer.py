@@ -15,7 +15,7 @@ from tests.support.turns import work_gives_way
 
 @pytest.mark.usefixtures("busy_clock")
 async def test_many_messages_that_wait_let_others_run() -> None:
-    stream = ReplayBuffer(1, Budget("x", InForce(1 << 20)), 1 << 20, Mock())
+    stream = ReplayBuffer(1, Budget("x", InForce(1 << 20)), b"", 1 << 20, Mock())
     for _ in range(100):
         stream.put(b"{}")
     stream.finish()

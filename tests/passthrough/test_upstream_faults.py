@@ -326,11 +326,13 @@ async def test_a_client_that_leaves_in_a_large_body_closes_the_servers_connectio
 
 async def test_a_modern_request_passes_over_the_same_faults(begin: Start) -> None:
     found = {"resultType": "complete", "supportedVersions": [mcp.MODERN], "capabilities": {}}
-    discovered = json.dumps({"jsonrpc": "2.0", "id": "probe", "result": found}).encode()
 
     async def script(wire: Wire) -> None:
         while True:
-            if b"server/discover" in await wire.request():
+            request = await wire.request()
+            if b"server/discover" in request:
+                asked = json.loads(request.partition(b"\r\n\r\n")[2])
+                discovered = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": found}).encode()
                 head = H + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(discovered)
                 await wire.say(head + discovered)
             else:
