@@ -518,7 +518,9 @@ def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[st
     ends: list[str] = []
 
     async def start(turns: int) -> bool:
-        child = Child(Upstream(command=("false",)), "/mcp", 4096, tasks := Tasks(Metrics("test")))
+        child = Child(
+            Upstream(command=("false",)), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
+        )
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
