@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
 
@@ -100,6 +100,8 @@ class Stage:
     drivers: Drivers
     kind: Kind
     began: int = 0
+    beside: int = 0
+    """Questions of server-everything that no tool asked: each may take a round more."""
 
     @property
     def name(self) -> str:
@@ -128,7 +130,13 @@ class Stage:
         self, tool: str, arguments: dict[str, Any] | None = None, client: ModernClient | None = None, **options: Any
     ) -> Reply:
         client = client or await self.client()
-        return await client.call_tool(*self.translated(tool, arguments or {}), **options)
+        reply = await client.call_tool(*self.translated(tool, arguments or {}), **options)
+        if self.everything and tool != "roots":
+            # It asks for the roots 350 ms after each handshake, which on a busy machine is within a call.
+            asked = [one for one in reply.asked if one["kind"] != "roots"]
+            self.beside += len(reply.asked) - len(asked)
+            reply = replace(reply, asked=asked)
+        return reply
 
     def translated(self, tool: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Translate a call into the server's own names; a call without such a name stays, and fails there."""
@@ -203,7 +211,7 @@ class Stage:
             return await self.gw.rounds("tools/call") >= before + count
 
         await self.gw.until(arrived, f"{count} rounds")
-        assert await self.gw.rounds("tools/call") == before + count
+        assert before + count <= await self.gw.rounds("tools/call") <= before + count + self.beside
 
 
 def error_of(reply: Reply) -> CallError:
