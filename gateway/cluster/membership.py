@@ -80,7 +80,10 @@ class Membership:
         return member.partition("#")[0] == self.host
 
     def is_meant(self, to: str, *, is_local: bool) -> bool:
-        """Whether a message for `to` is for this process, or for this host if it did not come from this host."""
+        """Whether a message for `to` is for this process, or for this host if it did not come from this host.
+
+        So a request is forwarded once between hosts, and once more to another worker; further hops could be a loop.
+        """
         return to == self.own or (not is_local and self.is_own_host(to))
 
     def worker_of(self, to: str, message: bytes) -> str:

@@ -51,7 +51,7 @@ class NewCalls:
         Raises PeerFailed if that worker does not serve it.
         """
         came = incoming.peer_request
-        if came is None or came.kind != "new" or incoming.is_local:
+        if came is None or came.kind != "new":
             return None
         member = self._membership.worker_of(came.to, came.once)
         if member == self._membership.own:

@@ -160,7 +160,7 @@ class PeerListener:
         """Open a request; raises InvalidState. One that is older than this process may have run in the one before."""
         now = time.time()
         peer_request = self._sealer.open(sealed, now)
-        if self._is_older(peer_request, now) and peer_request.kind not in _OF_A_PROCESS:
+        if peer_request.kind not in _OF_A_PROCESS and self._is_older(peer_request, now):
             raise InvalidState("older_than_process")
         return peer_request
 

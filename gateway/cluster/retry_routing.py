@@ -93,8 +93,6 @@ class RetryRouting:
             if kind == "owner" or self._has_parted:
                 raise PeerReplaced(to)  # a former process of this id held the call, or this one did until it parted
             return TakeOver(proven=kind == "heir")
-        if incoming.is_local or not self._membership.is_own_host(to):
-            raise PeerReplaced(to)  # one hop always suffices; a second one would be a loop
         if kind != "owner":
             candidates = self._membership.local_candidates(envelope.exchange)
             return await self._fail_over(kind, envelope, candidates, incoming, reply)

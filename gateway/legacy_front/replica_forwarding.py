@@ -60,9 +60,8 @@ class Forwarding:
             if session.owner == own:
                 raise session_gone()
             return
-        to = peer_request.to
-        if to == own or incoming.is_local or not self._membership.is_own_host(to):
-            raise PeerReplaced(to)  # one hop always suffices, but for that to another worker of this host
+        if peer_request.to == own:
+            raise PeerReplaced(own)  # one hop always suffices, but for that to another worker of this host
 
     async def _broken(
         self, watched: "_WatchedReply", reply: ReplyWriter, incoming: Incoming, cause: ReplyBroken

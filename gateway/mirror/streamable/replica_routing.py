@@ -64,7 +64,7 @@ class Replicas:
         """The members that come before this one as the home of a session."""
         if incoming.peer_request is None:
             candidates = await self._membership.candidates(key)
-        elif incoming.is_local or incoming.peer_request.to == self.own:
+        elif incoming.peer_request.to == self.own:
             return []
         else:
             candidates = self._membership.local_candidates(key)
@@ -74,7 +74,7 @@ class Replicas:
         """Have every other replica that can be reached serve a request too."""
         if incoming.peer_request is None:
             members = list(self._membership.others())
-        elif incoming.is_local or incoming.peer_request.to == self.own:
+        elif incoming.peer_request.to == self.own:
             return
         else:
             members = [member for member in self._membership.local_candidates("") if member != self.own]
