@@ -23,6 +23,7 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.telemetry import COMPLETE, TOOL_FAILED, bodies
@@ -78,7 +79,7 @@ class PlainCall:
         is_begun, weight = False, None
         try:
             weight = asked.weigh()
-            call = self._call = legacy_call(request, session.next_id(), self)
+            call = self._call = legacy_call(request, new_id(), self)
             is_begun = session.begin(call, asked.headers, self._unusual)
         finally:
             if not is_begun:

@@ -12,6 +12,7 @@ from gateway.bridge.response_queue import ending_of
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost
+from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
@@ -71,7 +72,7 @@ class RequestCall(UpstreamCall):
                     self.release(clean=True)  # given up at the moment the session came
                     return
                 span = self._report.call_span(session.shaken.version)
-                call = legacy_call(self._context.request, session.next_id(), self._listener, span)
+                call = legacy_call(self._context.request, new_id(), self._listener, span)
                 if span is None and not bodies.on and self._begin(session, call):
                     self._task = None
                     return

@@ -115,7 +115,7 @@ class Session(HearingSession):
         key = self.group.key
         client_info, capabilities = Raw(key.client_info), Raw(key.capabilities)
         params = handshake.initialize_params(client_info, capabilities, keeps_state=bool(key.pin))
-        message = jsonrpc.request(self.next_id(), mcp.INITIALIZE, params)
+        message = jsonrpc.request(new_id(), mcp.INITIALIZE, params)
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
@@ -176,7 +176,7 @@ class Session(HearingSession):
         `timeout_seconds` is `timeouts.handshake_seconds`, which the error names.
         """
         answer = OwnListener()
-        call = Call(self.next_id(), b"", answer, is_own=True)
+        call = Call(new_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -189,10 +189,6 @@ class Session(HearingSession):
         if answer.outcome is None:
             raise CallLost(f"The upstream of route {self._route} did not answer {method}")
         return answer.outcome
-
-    def next_id(self) -> bytes:
-        """JSON of the id of the next request."""
-        return new_id()
 
     def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.

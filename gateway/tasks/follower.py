@@ -20,6 +20,7 @@ from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.routes.live_route import ProcessScope
+from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks
@@ -219,7 +220,7 @@ class Follower:
 
     async def ask(self, method: str, id_: bytes | None = None) -> Raw | jsonrpc.Error:
         """Send a request about the task; raises as `Session.run`."""
-        id_ = id_ or self.session.next_id()
+        id_ = id_ or new_id()
         message = jsonrpc.request(id_, method, {"taskId": self.task_id})
         call = Call(id_, message, self._listener, self.progress_token)
         return await answer_to(call, self.session.run(call, self._headers()))
@@ -233,7 +234,7 @@ class Follower:
         """Tell the server that the task is not wanted any more, unless that does harm; raises as `Channel.send`."""
         if self.must_not_be_cancelled:
             return
-        message = jsonrpc.request(self.session.next_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
+        message = jsonrpc.request(new_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
         await self.session.channel.send(message, self._headers())
 
     def stop(self) -> None:

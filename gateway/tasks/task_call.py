@@ -19,6 +19,7 @@ from gateway.exchange import events as on
 from gateway.exchange.machine import FINISHED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError
+from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
 from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
@@ -119,7 +120,7 @@ class TaskCall(UpstreamCall):
         span = self._report.call_span(session.shaken.version)
         task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
         relay = Relay(self._listener)
-        call = legacy_call(context.request, session.next_id(), relay, span, task)
+        call = legacy_call(context.request, new_id(), relay, span, task)
         self._sent(call)
         reading = session.run(call, self._call_headers(call))
         await self._follow_from_creation(session, call, reading, relay)

@@ -13,6 +13,7 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.connection import Connection
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallGone
+from gateway.runtime.own_ids import new_id
 from gateway.sessions.session import Session
 from gateway.upstream.channel import NO_HEADERS, Headers
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
@@ -62,7 +63,7 @@ class Held:
     def __init__(self, here: UpstreamSide, session: Session, name: str) -> None:
         _, tool, arguments, self.outcome = STORES[name]
         self.here, self.session = here, session
-        self.id = session.next_id()
+        self.id = new_id()
         self.running = here.start(here.run(session, NO_HEADERS, tool, arguments, self.id))
 
     async def question(self) -> bytes:

@@ -17,7 +17,7 @@ from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import NotConnected
-from gateway.protocol import jsonrpc, lost_session, mcp
+from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
 from gateway.runtime.throttle import Throttle
 
@@ -168,13 +168,13 @@ class InitializeAnswer:
     def __init__(self, endpoint: Endpoint, sent: bytes) -> None:
         """`sent` is the request."""
         self._endpoint = endpoint
-        self._sent = sent
+        self._asked = lost_session.opened(sent).id
         self._results: list[Raw] = []
 
     def receive(self, data: bytes) -> bool:
         """Take a message; return whether it was the answer. Raises NoHandshake or ValueError."""
         opened = jsonrpc.message(data)
-        if lost_session.is_foreign(opened, self._sent):
+        if isinstance(self._asked, Raw) and reply_messages.is_foreign(opened, self._asked):
             return False
         if isinstance(opened.error, Raw):
             raise self._refused(jsonrpc.error(opened.error))
