@@ -32,6 +32,8 @@ else:
 
 STEP_SECONDS = 25.0
 POLL_SECONDS = 0.02
+GIVEN_UP: list[asyncio.Task[Any]] = []
+"""Calls that the server was told to cancel; the SDK 1.x ends its session if it gets a response as its task ends."""
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--era", default="auto")
@@ -125,11 +127,11 @@ async def cancel(client: Any) -> str:
         params = types.CancelledNotificationParams(requestId=client._request_id - 1, reason="enough")
         notice = types.CancelledNotification(method="notifications/cancelled", params=params)
         await client.send_notification(types.ClientNotification(notice))
+        GIVEN_UP.append(call)
     else:
         call.cancel()
+        await asyncio.wait((call,))
     await happened("cancelled")
-    call.cancel()
-    await asyncio.wait((call,))
     return "cancelled"
 
 
@@ -208,6 +210,9 @@ async def main() -> None:
             except Exception as exc:  # noqa: BLE001  (it is the outcome)
                 outcomes[name] = f"{type(exc).__name__}: {exc}"
             print(json.dumps(outcomes), flush=True)
+        for call in GIVEN_UP:
+            call.cancel()
+        await asyncio.gather(*GIVEN_UP, return_exceptions=True)
 
 
 asyncio.run(main())
