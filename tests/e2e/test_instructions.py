@@ -10,6 +10,7 @@ from bench import instructions
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.timeout(600),  # under valgrind a program is fifty times slower, and the machine has other tests to run
     pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions; Debian has it"),
 ]
 
