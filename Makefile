@@ -30,8 +30,9 @@ quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 unit: $(VENV)/stamp ## quick, and every other test that starts no program, in about 90 seconds
 	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
+# In the order of the folders, because few tests may take long: a long file that comes last leaves a worker idle.
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
-	$(PYTEST) -n 2 --dist loadfile --durations=30
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=30
 
 fuzz: $(VENV)/fuzz-stamp ## every fuzzer and random test with new values; SECONDS=600 for longer
 	$(BIN)/python -m tests.fuzz.run $(SECONDS)

@@ -51,9 +51,15 @@ pytestmark = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["py130", "ts132"])
-async def behind_nginx(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    async with pair_behind(request.param, partial(cluster, balancer="nginx")) as found:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def behind_nginx() -> AsyncIterator[Pair]:
+    async with pair_behind("py130", partial(cluster, balancer="nginx")) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def typescript_behind_nginx() -> AsyncIterator[Pair]:
+    async with pair_behind("ts132", partial(cluster, balancer="nginx")) as found:
         yield found
 
 
@@ -71,6 +77,15 @@ async def test_a_real_client_plays_each_case_with_replicas_behind_nginx(
     found = tables.words(request.config, tables.SERVERS, case.name, f"{behind_nginx.server.name} nginx")
     why_not = reason(behind_nginx.server.name, kind, case.name, NOT_APPLICABLE_HERE)
     await judge(case, kind, behind_nginx, drivers, why_not, found)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_real_client_plays_cases_before_a_typescript_server(
+    case: Case, kind: Kind, typescript_behind_nginx: Pair, drivers: Drivers, request: pytest.FixtureRequest
+) -> None:
+    found = tables.words(request.config, tables.SERVERS, case.name, f"{typescript_behind_nginx.server.name} nginx")
+    await judge(case, kind, typescript_behind_nginx, drivers, None, found)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
