@@ -7,7 +7,6 @@ import argparse
 import base64
 import json
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from gateway import __version__, container_health, shell_completion
+from gateway import __version__, container_health, shell_completion, world
 from gateway.config import (
     Config,
     ConfigError,
@@ -252,7 +251,7 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def _keygen(_: argparse.Namespace) -> int:
-    print(base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)).decode())
+    print(base64.urlsafe_b64encode(world.random_bytes(_KEY_BYTES)).decode())
     return 0
 
 

@@ -44,7 +44,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"exchange"},
             {"protocol", "identity"},
             {"protocol/json_text"},
-            {"", "shell_completion", "container_health"},
+            {"", "world", "shell_completion", "container_health"},
         ),
     )
 )
@@ -93,6 +93,7 @@ LIBRARIES: dict[str, set[str]] = {
     "protocol/json_text": {"msgspec"},
     "identity": {"cryptography", "jwt", "msgspec"},
     "": set(),
+    "world": set(),
     "container_health": {"yaml"},
 }
 """The libraries that each folder may import."""

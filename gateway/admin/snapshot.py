@@ -4,7 +4,6 @@ import hashlib
 import math
 import os
 import resource
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from gateway import __version__
+from gateway import __version__, world
 from gateway.admin.merge_statuses import cut, failing_first, health
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
@@ -134,14 +133,14 @@ def show_load(source: SnapshotSource, gauges: Saturation) -> None:
 
 def now() -> str:
     """Return the wall-clock time, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="seconds")
 
 
 def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, children: int) -> RouteStatus:
     held, tasks = held_and_tasks
     route, pool = live.route, live.upstream.pool
     last = max(live.upstream.health.answered, pool.served)
-    last_ok = time.monotonic() - last if last > float("-inf") else None
+    last_ok = world.monotonic() - last if last > float("-inf") else None
     failure = live.upstream.health.failure
     by_command = route.upstream.command is not None
     return RouteStatus(
@@ -190,7 +189,7 @@ def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:
 
 def _held(source: SnapshotSource, salt: bytes) -> Iterator[HeldStatus]:
     """Yield the calls that were parked first."""
-    moment, owner = time.monotonic(), source.members.own
+    moment, owner = world.monotonic(), source.members.own
     for driver in islice(source.lot.waiting(), MOST_HELD):
         caller = hashlib.blake2b(driver.principal, digest_size=_CALLER_BYTES, key=salt).hexdigest()
         yield replace(driver.glance(moment), owner=owner, caller=caller)
@@ -203,7 +202,7 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         state=source.state,
         configuration=digest(config),
         pid=os.getpid(),
-        uptime_seconds=time.monotonic() - source.began,
+        uptime_seconds=world.monotonic() - source.began,
         in_flight=source.in_flight,
         held=len(lot),
         held_limit=config.hold.max_calls,
@@ -224,7 +223,7 @@ def _process(source: SnapshotSource) -> ProcessStatus:
 
 def known_peers(members: Membership) -> list[PeerStatus]:
     """Return the other members and their last known state; this sends nothing to them."""
-    moment = time.monotonic()
+    moment = world.monotonic()
     found = []
     for name, address in members.others().items():
         seen = members.seen.get(name)
@@ -280,7 +279,7 @@ def about(config: Config, host: str, began: float, *, is_draining: bool) -> Stat
         replica=host,
         state="draining" if is_draining else "ready",
         time=now(),
-        uptime_seconds=time.monotonic() - began,
+        uptime_seconds=world.monotonic() - began,
         configuration=digest(config),
         processes=tuple(ProcessStatus(id=f"{host}#{number}", state="silent") for number in range(config.workers)),
     )

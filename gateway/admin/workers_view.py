@@ -6,7 +6,6 @@ in time counts with its previous values. Gauges include only the workers that an
 """
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -14,6 +13,7 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
+from gateway import world
 from gateway.admin import merge_metrics
 from gateway.admin.cluster_status import Heard
 from gateway.admin.merge_statuses import together
@@ -70,7 +70,7 @@ class Overview(Probes):
         self._in_force = in_force
         self._count = in_force.value.workers
         """A reload cannot change it."""
-        self._began = time.monotonic()
+        self._began = world.monotonic()
         self._processes: dict[int, _Process] = {}
         self._ended: merge_metrics.Families = {}
         self._turn = asyncio.Lock()

@@ -7,12 +7,12 @@ Rule 2: keys that cannot be refreshed are used for principal.jwks_stale_seconds,
 
 import asyncio
 import hashlib
-import time
 from pathlib import Path
 from typing import Final
 
 from yarl import URL
 
+from gateway import world
 from gateway.config import Principal, redacted_url
 from gateway.http.upstream_client import Client
 from gateway.http_client.errors import RequestFailed
@@ -59,7 +59,7 @@ class JwksVerifier:
         await self._ensure_keys()
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._verified.get(digest)
-        if known is not None and time.time() < known.expires + LEEWAY_SECONDS:
+        if known is not None and world.wall() < known.expires + LEEWAY_SECONDS:
             self._verified.move_to_end(digest)
             return known.principal
         try:
@@ -86,18 +86,18 @@ class JwksVerifier:
         """Fetch keys if none may be used; raises NoKeys."""
         if self._principal.jwks_file is not None:
             return
-        age = time.monotonic() - self._fetched
+        age = world.monotonic() - self._fetched
         if age < _FRESH_SECONDS:
             return
         if age < self._principal.jwks_stale_seconds:
             self._fetch_soon()
             return
-        if not await self._fetch() and time.monotonic() - self._fetched >= _FRESH_SECONDS:
+        if not await self._fetch() and world.monotonic() - self._fetched >= _FRESH_SECONDS:
             raise NoKeys("The issuer's signing keys cannot be fetched, so no token can be verified; call again later")
 
     def _fetch_soon(self) -> None:
         """Begin a fetch, unless one is under way or the pause after the last one is not over."""
-        now = time.monotonic()
+        now = world.monotonic()
         if self._fetching is None and now - self._tried >= _PAUSE_SECONDS:
             self._tried = now
             self._fetching = self._tasks.start(self._refresh(), "fetch keys")
@@ -133,7 +133,7 @@ class JwksVerifier:
                 # A withdrawn key must not vouch for cached tokens.
                 self._keys = keys
                 self._verified.clear()
-            self._fetched = time.monotonic()
+            self._fetched = world.monotonic()
         finally:
             self._fetching = None
 

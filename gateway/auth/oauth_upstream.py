@@ -1,6 +1,5 @@
 """Sends OAuth requests to the upstream of a route; caches the metadata that the upstream publishes."""
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
@@ -8,6 +7,7 @@ from typing import Final, NamedTuple
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway import world
 from gateway.config import Route
 from gateway.http.upstream_client import Client, Exchange
 from gateway.http.upstream_reply import AwaitedReply
@@ -62,11 +62,11 @@ class OAuthUpstream:
         """The first of these documents that exists, from the cache or from the upstream."""
         key = route.path, paths[0]
         cached = self._cache.get(key)
-        if cached is None or cached.until < time.monotonic():
+        if cached is None or cached.until < world.monotonic():
             document = await self._fetch(route, paths)
             if len(self._cache) >= _CACHED_DOCUMENTS:
                 self._cache.clear()
-            cached = self._cache[key] = _Cached(document, time.monotonic() + _CACHED_SECONDS)
+            cached = self._cache[key] = _Cached(document, world.monotonic() + _CACHED_SECONDS)
         return cached.document
 
     async def _fetch(self, route: Route, paths: tuple[str, ...]) -> Document | None:

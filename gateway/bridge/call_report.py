@@ -1,8 +1,8 @@
 """Reports how an exchange goes: to the log, the metrics, the traces, the status page."""
 
-import time
 from typing import Final
 
+from gateway import world
 from gateway.bridge.call_context import Context
 from gateway.exchange import events as on
 from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED
@@ -44,7 +44,7 @@ class Report:
         self.ending = COMPLETE
         """How the legs that get the result end."""
         self._context = context
-        self._started = self._parked_at = time.monotonic()
+        self._started = self._parked_at = world.monotonic()
         self._held_seconds = 0.0
         """For how long the call was parked, until it was unparked last."""
         self._outcome = COMPLETE.outcome
@@ -77,7 +77,7 @@ class Report:
 
     def parked(self) -> None:
         """The call waits for its client from now on."""
-        self._parked_at = time.monotonic()
+        self._parked_at = world.monotonic()
         live = self._context.live
         live.process.metrics.call_parked(live.route.path)
         if self._call_span is not None:
@@ -85,7 +85,7 @@ class Report:
 
     def unparked(self) -> None:
         """The call no longer waits for its client."""
-        live, seconds = self._context.live, time.monotonic() - self._parked_at
+        live, seconds = self._context.live, world.monotonic() - self._parked_at
         self._held_seconds += seconds
         live.process.metrics.call_released(live.route.path, seconds)
         if self._call_span is not None:
@@ -100,7 +100,7 @@ class Report:
             ending = Ending(Outcome.ERROR, str(said.error.code))
         else:
             ending = self.ending if isinstance(translated, on.Resulted) else _NO_RESULT
-        now, context = time.monotonic(), self._context
+        now, context = world.monotonic(), self._context
         until = self._parked_at if context.exchange.state in HELD else now
         seconds = until - self._started - self._held_seconds
         context.live.process.metrics.call_answered(context.live.route.path, context.request.method, ending, seconds)
@@ -199,7 +199,7 @@ class Report:
             target=request.target[:_TARGET_CHARACTERS],
             rounds=rounds,
             outcome=self._outcome,
-            seconds=round(time.monotonic() - self._started, 3),
+            seconds=round(world.monotonic() - self._started, 3),
             request_id=self._context.request_id,
             **more,
         )

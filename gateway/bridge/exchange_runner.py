@@ -1,12 +1,12 @@
 """Runs one exchange: feeds it events, then carries out its commands in their order."""
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, ClassVar, Final
 
+from gateway import world
 from gateway.bridge.call_context import ClientCall, Context
 from gateway.bridge.call_report import HELD, Report
 from gateway.bridge.call_timers import Timers
@@ -206,7 +206,7 @@ class ExchangeRunner(ABC):
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
-        self.id = self.id or os.urandom(16).hex()
+        self.id = self.id or world.random_bytes(16).hex()
         try:
             body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
             if ask.held and ask.stays:

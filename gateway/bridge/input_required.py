@@ -1,8 +1,8 @@
 """Makes the InputRequiredResult of a round with its sealed requestState."""
 
-import time
 from typing import Final
 
+from gateway import world
 from gateway.bridge.call_context import Context, is_repeatable
 from gateway.exchange import input_requests
 from gateway.exchange.commands import Ask
@@ -48,7 +48,7 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
 
 def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None) -> Envelope:
     live, exchange, span = context.live, context.exchange, context.span
-    now = time.time()
+    now = world.wall()
     return Envelope(
         issued=now,
         expires=now + wait_seconds(live.config),

@@ -1,7 +1,6 @@
 """Sends the upstream what goes out beside its call, one message after the other."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.bridge.call_context import Context
 from gateway.bridge.call_report import Report
 from gateway.protocol import jsonrpc
@@ -124,7 +124,7 @@ class Outgoing:
         async def cancel() -> None:
             # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
             # cancellation of a young call is repeated while the upstream still works on it.
-            young = time.monotonic() - call.sent < _YOUNG_SECONDS
+            young = world.monotonic() - call.sent < _YOUNG_SECONDS
             for pause in _CANCEL_PAUSES if young else _CANCEL_PAUSES[:1]:
                 await asyncio.sleep(pause)
                 if pause and not session.works_on(call):

@@ -8,10 +8,10 @@ beginning (decision 38).
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 
+from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
 from gateway.bridge.modern_to_legacy import legacy_call, modern_result
@@ -122,7 +122,7 @@ class PlainCall:
                 self.final = final
                 self._weight.release()
                 live.deadlines.plain.disarm(self)
-                seconds = time.monotonic() - self._started
+                seconds = world.monotonic() - self._started
                 live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
                 if not self.waiter.done():
                     self.waiter.set_result(None)
@@ -137,7 +137,7 @@ class PlainCall:
         if self.driver is None:
             live = self._asked.live
             live.deadlines.plain.disarm(self)
-            seconds = time.monotonic() - self._started
+            seconds = world.monotonic() - self._started
             queue = self.queue = self._new_queue()
             queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call

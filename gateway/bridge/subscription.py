@@ -7,8 +7,6 @@ changed, because it may have. A subscription keeps what it acknowledged, or it e
 """
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain, repeat
@@ -17,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from gateway import world
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.protocol import jsonrpc, mcp
@@ -232,14 +231,14 @@ class Subscription:
         pauses = _pauses()
         try:
             while True:
-                opened = time.monotonic()
+                opened = world.monotonic()
                 _ = await self._stream_ended.wait()
                 session = self._take_session()
                 assert session is not None, "this task is cancelled before the session is taken away"
                 self._live.upstream.pool.release(session, clean=False)
                 if not session.lost:
                     return  # the stream never opened: it was believed to be open, because its response head was slow
-                if time.monotonic() - opened > _LASTING_SECONDS:
+                if world.monotonic() - opened > _LASTING_SECONDS:
                     pauses = _pauses()
                 self._session = await self._open_again(pauses)
                 route, is_open = self._live.route, self._session is not None
@@ -254,8 +253,8 @@ class Subscription:
 
     async def _open_again(self, pauses: Iterator[float]) -> Session | None:
         """A new session with the same subscriptions as the one before; None if there will be none."""
-        acknowledged, deadline = self._acknowledged_filter, time.monotonic() + _GIVE_UP_SECONDS
-        while time.monotonic() < deadline and not self._live.upstream.pool.closed:
+        acknowledged, deadline = self._acknowledged_filter, world.monotonic() + _GIVE_UP_SECONDS
+        while world.monotonic() < deadline and not self._live.upstream.pool.closed:
             await asyncio.sleep(next(pauses))
             try:
                 session = await self._open(GATEWAY)
@@ -297,7 +296,7 @@ class Subscription:
 def _pauses() -> Iterator[float]:
     """Seconds to wait before each attempt, with jitter."""
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
-        yield pause * (1 + _JITTER * random.random())  # noqa: S311  (no secret)
+        yield pause * (1 + _JITTER * world.random())
 
 
 def _params(data: bytes) -> jsonrpc.Fields:

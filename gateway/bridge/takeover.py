@@ -2,12 +2,12 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.bridge.call_context import Context, may_run_again
 from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
@@ -112,7 +112,7 @@ class Takeover:
     def renew(self) -> None:
         """The client has a newer state of the same round, so that a record of the call lasts as long as that one."""
         if self.cold is not None:
-            self.cold = replace(self.cold, due=math.ceil(time.monotonic() + wait_seconds(self._context.live.config)))
+            self.cold = replace(self.cold, due=math.ceil(world.monotonic() + wait_seconds(self._context.live.config)))
 
     def give_up(self, reason: str) -> None:
         """Cancel a call that was not picked up before its client was given up, if no other process holds it."""

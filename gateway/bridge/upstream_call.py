@@ -1,7 +1,6 @@
 """The upstream call of one exchange, held across its rounds."""
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.bridge.call_context import Context, may_run_again
 from gateway.bridge.call_report import Report
 from gateway.bridge.outgoing_messages import Outgoing
@@ -245,7 +245,7 @@ class UpstreamCall(ABC):
         limit, exchange = self._context.live.config.timeouts.idle_seconds, self._context.exchange
         if not exchange.calling:
             return
-        if self._call is None or exchange.questions or time.monotonic() - self._call.heard < limit:
+        if self._call is None or exchange.questions or world.monotonic() - self._call.heard < limit:
             # Silence is noticed after one to two times the limit.
             self.watch_silence()
             return
@@ -265,7 +265,7 @@ class UpstreamCall(ABC):
     def send_answers(self, answers: tuple[tuple[Question, Raw], ...]) -> None:
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
-            self._call.heard = time.monotonic()  # until now the client was silent, not the upstream
+            self._call.heard = world.monotonic()  # until now the client was silent, not the upstream
         runs, session = self.runs, self._session
         if len(answers) == 1 and session is not None and self._opened is None:
             ((question, answer),) = answers

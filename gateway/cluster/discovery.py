@@ -6,11 +6,10 @@ address is asked for its id before it is believed, so an address never comes fro
 """
 
 import asyncio
-import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from gateway import world
 from gateway.cluster.worker import Address, host_id
 from gateway.config import InForce, Replica, split_address
 from gateway.runtime.tasks import Tasks
@@ -37,7 +36,7 @@ MAX_REMEMBERED: Final = 1000
 
 async def resolve(host: str, port: int) -> list[Address]:
     """The A and AAAA records of a name; raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await world.resolve(host, port)
     return list(dict.fromkeys(_joined(str(to[0]), port) for *_, to in found))
 
 
@@ -70,7 +69,7 @@ class Discovery:
         """Replicas that introduced themselves, and until when that counts."""
         self._last: dict[str, Address] = {}
         """The last address of each host, including those that the name service has dropped: they may live there."""
-        self._born = time.monotonic()
+        self._born = world.monotonic()
         self._looked = float("-inf")
         self._lookup: asyncio.Task[None] | None = None
         self._is_repeating = False
@@ -112,11 +111,11 @@ class Discovery:
 
     def may_be_new(self, host: str) -> bool:
         """Whether an unknown host may be too new for the name service; only a young process has to assume so."""
-        return host not in self._last and time.monotonic() - self._born < _NAMELESS_SECONDS
+        return host not in self._last and world.monotonic() - self._born < _NAMELESS_SECONDS
 
     def known(self) -> dict[str, Address]:
         """The hosts that the last lookup found, and those that introduced themselves recently."""
-        greeted = {host: address for host, (address, until) in self._greeted.items() if time.monotonic() < until}
+        greeted = {host: address for host, (address, until) in self._greeted.items() if world.monotonic() < until}
         return {**greeted, **self.found}
 
     def forget(self, host: str) -> None:
@@ -140,7 +139,7 @@ class Discovery:
         except TimeoutError:
             return
         if name == host:
-            self._greeted[host] = (address, time.monotonic() + _GREETED_SECONDS)
+            self._greeted[host] = (address, world.monotonic() + _GREETED_SECONDS)
             self._remember(host, address)
 
     def _remember(self, host: str, address: Address) -> None:
@@ -153,13 +152,13 @@ class Discovery:
 
     async def look_if_stale(self) -> None:
         """Look the peers up, unless the last lookup is still fresh."""
-        if self._name is not None and time.monotonic() - self._looked > _FRESH_SECONDS:
+        if self._name is not None and world.monotonic() - self._looked > _FRESH_SECONDS:
             await self.look()
 
     async def look(self) -> None:
         """Look the peers up; concurrent calls share one lookup, and a pause separates two of them."""
         if self._lookup is None:
-            pause = self._looked + _PAUSE_SECONDS - time.monotonic()
+            pause = self._looked + _PAUSE_SECONDS - world.monotonic()
             self._lookup = self._tasks.start(self._look_up(pause), "resolve peers")
         _ = await asyncio.wait((self._lookup,))  # a caller that is cancelled does not cancel the lookup
 
@@ -180,7 +179,7 @@ class Discovery:
             if asked == self._name:  # else a reload changed it meanwhile
                 self._take(addresses, names)
         finally:
-            self._looked = time.monotonic()
+            self._looked = world.monotonic()
             self._lookup = None
 
     def _take(self, addresses: list[Address], names: list[str | BaseException | None]) -> None:

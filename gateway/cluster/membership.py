@@ -9,11 +9,11 @@ arrive at two replicas at the same time still meet at one.
 """
 
 import hashlib
-import time
 from typing import Final, Literal
 
 import msgspec
 
+from gateway import world
 from gateway.cluster.discovery import MAX_REMEMBERED, AskName, Discovery, Resolve, resolve
 from gateway.cluster.worker import Address, Worker, host_id, member_id
 from gateway.config import InForce, Replica
@@ -194,12 +194,12 @@ class Membership:
 
     def was_silent(self, member: str) -> bool:
         """Whether the member's address neither accepted nor refused a connection a moment ago."""
-        return time.monotonic() < self._silent.get(member, float("-inf"))
+        return world.monotonic() < self._silent.get(member, float("-inf"))
 
     def note_silent(self, member: str) -> None:
         """Remember that the member's address neither accepted nor refused a connection."""
-        self._silent = {name: until for name, until in self._silent.items() if until > time.monotonic()}
-        self._silent[member] = time.monotonic() + _SILENT_SECONDS
+        self._silent = {name: until for name, until in self._silent.items() if until > world.monotonic()}
+        self._silent[member] = world.monotonic() + _SILENT_SECONDS
         self.forget_address(member)
 
     def note(self, member: str, state: State) -> None:
@@ -208,10 +208,10 @@ class Membership:
         name = member if host == self.host else host
         seen = self.seen.get(name)
         if state == "answered" and seen is not None and seen.state == state:
-            seen.answered = time.monotonic()
+            seen.answered = world.monotonic()
             return
         seen = self.seen.pop(name, None)
-        answered = time.monotonic() if state == "answered" else seen.answered if seen is not None else None
+        answered = world.monotonic() if state == "answered" else seen.answered if seen is not None else None
         self.seen[name] = Seen(state, answered)
         if len(self.seen) > MAX_REMEMBERED:
             del self.seen[next(iter(self.seen))]

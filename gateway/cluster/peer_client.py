@@ -1,9 +1,9 @@
 """Has another replica serve a request, or asks it a question."""
 
 import asyncio
-import time
 from typing import Final
 
+from gateway import world
 from gateway.cluster.membership import Membership, State
 from gateway.cluster.peer_connections import ANSWER_BYTES, NETWORK_ERRORS, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
@@ -108,7 +108,7 @@ class PeerClient:
         return PeerRequest(
             kind=kind,
             to=member,
-            issued=time.time() if came is None else came.issued,
+            issued=world.wall() if came is None else came.issued,
             first=b"" if came is None else came.once,
             nonce=messages.nonce(),
             method=incoming.method,
@@ -119,7 +119,7 @@ class PeerClient:
             request_id=incoming.request_id,
             trace=incoming.span.token if incoming.span is not None else b"",
             takes_whole=True,
-            leg_seconds=max(0.0, self.ends_at - time.monotonic()) if self.ends_at is not None else None,
+            leg_seconds=max(0.0, self.ends_at - world.monotonic()) if self.ends_at is not None else None,
         )
 
     async def _address(self, kind: messages.Kind, member: str) -> Address:
@@ -193,7 +193,7 @@ class PeerClient:
         if address is None:
             raise PeerDead(member)
         peer_request = PeerRequest(
-            kind=kind, to=member, issued=time.time(), nonce=messages.nonce(), path=about, body=detail
+            kind=kind, to=member, issued=world.wall(), nonce=messages.nonce(), path=about, body=detail
         )
         timeouts = self._connections.timeouts
         wait = 2 * (timeouts.peer_connect_seconds + timeouts.peer_accept_seconds) + timeouts.peer_accept_seconds
@@ -214,7 +214,7 @@ class PeerClient:
             address = None
         if address is None:
             return "unknown"
-        peer_request = PeerRequest(kind="who", to=address, issued=time.time(), nonce=messages.nonce())
+        peer_request = PeerRequest(kind="who", to=address, issued=world.wall(), nonce=messages.nonce())
         timeouts = self._connections.timeouts
         try:
             # Longer than the connection's own timeouts, whose errors say more precisely what was silent.

@@ -10,12 +10,11 @@ or refuses one. Every other failure to connect is silence, which may have its ca
 import asyncio
 import errno
 import os
-import socket
-import time
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final
 
+from gateway import world
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
@@ -80,7 +79,9 @@ class PeerConnections:
 
         Returns None if no process is there. Raises TimeoutError if the process does not answer.
         """
-        peer_request = PeerRequest(kind="who", to=address, issued=time.time(), nonce=messages.nonce(), path=introduced)
+        peer_request = PeerRequest(
+            kind="who", to=address, issued=world.wall(), nonce=messages.nonce(), path=introduced
+        )
         try:
             async with asyncio.timeout(self.timeouts.peer_accept_seconds):
                 answers = await self.question(address, peer_request, fresh=False)
@@ -121,7 +122,7 @@ class PeerConnections:
         )
         frames = partial(Frames, self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
         seconds = timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
-        return PeerExchange(send, address, peer_request, frames, time.monotonic() + seconds)
+        return PeerExchange(send, address, peer_request, frames, world.monotonic() + seconds)
 
     async def accepted(self, exchange: PeerExchange) -> PeerExchange:
         """Wait until the peer has accepted a request, which is sent once more if a kept connection had ended."""
@@ -175,7 +176,7 @@ class PeerConnections:
         cause = failure.__cause__
         if isinstance(failure, ConnectTimedOut):
             return self.slow(member)
-        if isinstance(cause, socket.gaierror | UnicodeError):
+        if isinstance(cause, world.LookupFailed | UnicodeError):
             return self._unresolved(member, "does not resolve")
         if isinstance(failure, NotConnected) and isinstance(cause, OSError):
             return await self._not_connected(address, member, cause)
@@ -199,21 +200,20 @@ class PeerConnections:
     async def _all_refuse(self, address: Address) -> bool:
         """Whether each address of a name, resolved anew, refuses connections: the first one may have been outdated."""
         host, port = split_address(address)
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.timeouts.peer_connect_seconds):
-                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                return all([await _refuses(family, where) for family, _, _, _, where in found])
+                found = await world.resolve(host, port)
+                return all([await _refuses(info) for info in found])
         except (OSError, TimeoutError):
             return False
 
 
-async def _refuses(family: int, address: tuple[object, ...]) -> bool:
+async def _refuses(address: world.AddressInfo) -> bool:
     """Whether an address refuses a connection; raises OSError if the attempt shows neither."""
-    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+    with world.new_socket(address) as attempt:
         attempt.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(attempt, address)
+            await asyncio.get_running_loop().sock_connect(attempt, address[4])
         except ConnectionRefusedError:
             return True
     return False

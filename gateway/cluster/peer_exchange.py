@@ -1,10 +1,10 @@
 """One request to another replica, with the reply to it."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final
 
+from gateway import world
 from gateway.cluster.worker import Address
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
@@ -52,7 +52,7 @@ class PeerExchange(AwaitedReply):
     async def accepted(self) -> None:
         """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
         self._settled = None  # from now on this coroutine is woken, even if the callback was not called
-        seconds = max(self.deadline - time.monotonic(), 0.0)
+        seconds = max(self.deadline - world.monotonic(), 0.0)
         timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:
             _ = await self.begun()

@@ -1,7 +1,6 @@
 """Serves the requests of other replicas."""
 
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Final
@@ -11,6 +10,7 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from gateway import world
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
@@ -92,7 +92,7 @@ class PeerListener:
         self._witness = witness
         self._tell_status = tell_status
         self._metrics = traffic.metrics
-        self._started = time.monotonic()
+        self._started = world.monotonic()
         self._logged = float("-inf")
 
     async def handle(self, http: web.BaseRequest, *, is_local: bool = False) -> web.StreamResponse:
@@ -158,20 +158,20 @@ class PeerListener:
 
     def _open(self, sealed: bytes) -> PeerRequest:
         """Open a request; raises InvalidState. One that is older than this process may have run in the one before."""
-        now = time.time()
+        now = world.wall()
         peer_request = self._sealer.open(sealed, now)
         if peer_request.kind not in _OF_A_PROCESS and self._is_older(peer_request, now):
             raise InvalidState("older_than_process")
         return peer_request
 
     def _is_older(self, peer_request: PeerRequest, now: float) -> bool:
-        return now - peer_request.issued > time.monotonic() - self._started
+        return now - peer_request.issued > world.monotonic() - self._started
 
     def _is_meant(self, peer_request: PeerRequest, *, is_local: bool) -> bool:
         """Whether a request is for this process, or for another one of this host. `who` asks which one this is."""
         if peer_request.kind == "who":
             return True
-        if peer_request.kind in _OF_A_PROCESS and self._is_older(peer_request, time.time()):
+        if peer_request.kind in _OF_A_PROCESS and self._is_older(peer_request, world.wall()):
             return False
         return self._membership.is_meant(peer_request.to, is_local=is_local)
 
@@ -181,8 +181,8 @@ class PeerListener:
 
     def _reject(self, reason: str, remote: str | None) -> None:
         self._metrics.peer_rejected(reason)
-        if time.monotonic() - self._logged > _LOG_SECONDS:
-            self._logged = time.monotonic()
+        if world.monotonic() - self._logged > _LOG_SECONDS:
+            self._logged = world.monotonic()
             log.warning(Event.PEER_REJECTED, reason=reason, remote=remote, fix=_REJECTED_FIX)
 
     async def _answer(self, peer_request: PeerRequest, remote: str | None, *, is_local: bool) -> messages.Frame:

@@ -6,10 +6,10 @@ witnesses for each other.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from gateway import world
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
@@ -64,7 +64,7 @@ class Witness:
         if self.membership.is_own_host(member):
             return False
         until, verdict = self._verdicts.get(host, (0.0, False))
-        if time.monotonic() < until:
+        if world.monotonic() < until:
             return verdict
         task = self._asking.get(host)
         if task is None:
@@ -79,7 +79,7 @@ class Witness:
             verdict = "silent" in words and "reached" not in words
             if len(self._verdicts) >= _MOST_VERDICTS:
                 self._verdicts.clear()
-            self._verdicts[host] = (time.monotonic() + _GOOD_SECONDS, verdict)
+            self._verdicts[host] = (world.monotonic() + _GOOD_SECONDS, verdict)
         finally:
             del self._asking[host]
 

@@ -1,11 +1,11 @@
 """One process of the cluster: its id, its unix sockets, the secret that it shares with its siblings."""
 
 import hashlib
-import socket
 from collections.abc import Callable
 
 import msgspec
 
+from gateway import world
 from gateway.config import Config, Replica
 
 Address = str
@@ -40,7 +40,7 @@ class Worker(msgspec.Struct, frozen=True):
 
 def host_id(replica: Replica) -> str:
     """The id of this host: the configured one, else the host's name."""
-    return replica.id or socket.gethostname()
+    return replica.id or world.host_name()
 
 
 def member_id(replica: Replica, worker: Worker | None) -> str:

@@ -10,12 +10,12 @@ import io
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from gateway import world
 from gateway.demo.children import Child, ChildError, started, stop
 from gateway.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter
 from gateway.demo.message_reader import Message
@@ -135,7 +135,7 @@ async def _is_ready(admin: int) -> bool | None:
 
 def _free_ports() -> tuple[int, int]:
     # Both are bound at the same time, so that they differ.
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+    with world.listening("127.0.0.1", 0) as one, world.listening("127.0.0.1", 0) as other:
         return one.getsockname()[1], other.getsockname()[1]
 
 

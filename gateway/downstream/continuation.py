@@ -5,13 +5,13 @@ If not, the replica that holds it serves the retry, or this one takes the call o
 route is gone, except that a call is not taken over there: that would be to serve the route.
 """
 
-import time
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from functools import partial
 
 from aiohttp import web
 
+from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
 from gateway.cluster.new_calls import NewCalls
@@ -89,7 +89,7 @@ class Continuation:
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if version not in mcp.SUPPORTED_VERSIONS:
             return None
-        now = time.time()
+        now = world.wall()
         envelope = self._process.sealer.unseal(seen.state, now)
         incoming.unsealed = envelope
         if not self._is_elsewhere(envelope) or self.lot.find(envelope.exchange) is not None:
@@ -173,7 +173,7 @@ class Continuation:
         The route is not remembered: the state opens or it does not, on every replica. Raises MethodNotFound, as for
         a path that never had a route.
         """
-        started = time.monotonic()
+        started = world.monotonic()
         try:
             request = incoming.request()
             envelope = await self._open_without_route(incoming)
@@ -191,7 +191,7 @@ class Continuation:
         response, ending = found
         if incoming.peer_request is None:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
-            metrics, seconds = self._process.metrics, time.monotonic() - started
+            metrics, seconds = self._process.metrics, world.monotonic() - started
             metrics.continued(incoming.path, Step.FORWARDED)
             metrics.operation_finished(incoming.path, request.method, request.version, ending, seconds)
         return response
@@ -201,7 +201,7 @@ class Continuation:
         request = incoming.request()
         digest = partial(incoming.digest, caller)
         binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
-        return self._process.sealer.open(request.request_state or "", binding, time.time(), digest)
+        return self._process.sealer.open(request.request_state or "", binding, world.wall(), digest)
 
     def opened(self, round_: Round) -> Envelope:
         """Open the state of a round, once; raises InvalidState.
@@ -212,7 +212,7 @@ class Continuation:
         envelope = round_.envelope
         if envelope is None:
             incoming, state = round_.incoming, round_.request.request_state or ""
-            envelope = incoming.unsealed or self._process.sealer.unseal(state, time.time())
+            envelope = incoming.unsealed or self._process.sealer.unseal(state, world.wall())
             leaves = incoming.peer_request is None and self._is_elsewhere(envelope)
             self._check(round_, envelope, envelope.binding.arguments if leaves else None)
             round_.envelope = envelope
@@ -233,7 +233,7 @@ class Continuation:
         digest = partial(incoming.digest, caller)
         headers = round_.live.route.bound_headers
         binding = bind(incoming.path, round_.request, caller.principal, headers, digest, arguments)
-        check(envelope, binding, time.time(), digest)
+        check(envelope, binding, world.wall(), digest)
         round_.is_checked = arguments is None
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:

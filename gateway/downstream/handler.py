@@ -1,7 +1,5 @@
 """The way of one HTTP request to its one reply, as a list of stages."""
 
-import secrets
-import time
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -9,6 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
+from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
 from gateway.auth.oauth_proxy import OAuthProxy
@@ -74,7 +73,7 @@ class RequestHandler:
         self._dispatcher = Dispatcher(continuation, task_requests, pinned)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._rejections = Rejections(routes)
-        self._ids = ids.numbered(secrets.token_hex(6))
+        self._ids = ids.numbered(world.token_hex(6))
         self._in_tasks = 0
         """Requests in flight that a task serves."""
         self._direct: set[FastPathRequest] = set()
@@ -194,7 +193,7 @@ class RequestHandler:
         is_bridged = self._era_routing.is_bridged(incoming, live)
         if not is_bridged and not self._era_routing.may_continue(incoming):
             return None
-        started = time.monotonic()
+        started = world.monotonic()
         caller = incoming.caller
         if caller is None:
             caller = self._authenticator.unverified(incoming, is_checked=asks_as_client(live.route))
@@ -379,7 +378,7 @@ class RequestHandler:
 
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
-        started = time.monotonic()
+        started = world.monotonic()
         try:
             request = incoming.request()  # it is refused before its caller is known, and without a span
         except Notification:

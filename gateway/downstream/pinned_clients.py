@@ -5,8 +5,6 @@ item goes to that replica. An item that does not open, or whose replica does not
 request gets a session of its own, and the result a new item.
 """
 
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
@@ -14,6 +12,7 @@ from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
@@ -64,7 +63,7 @@ class PinnedClients:
         live, principal = round_.live, round_.key.principal
         try:
             seconds = live.config.state.session_ttl_seconds
-            return self._process.items.open(sealed, NAME, live.route.path, principal, time.time(), seconds)
+            return self._process.items.open(sealed, NAME, live.route.path, principal, world.wall(), seconds)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None
@@ -78,8 +77,8 @@ class PinnedClients:
 
     def _pin(self, round_: Round) -> None:
         """Give the client a session of its own, and the item that leads to it."""
-        pin, owner = secrets.token_urlsafe(12), self._process.owner
-        item = Item(NAME, round_.live.route.path, round_.key.principal, time.time(), owner, pin)
+        pin, owner = world.token_urlsafe(12), self._process.owner
+        item = Item(NAME, round_.live.route.path, round_.key.principal, world.wall(), owner, pin)
         round_.key = replace(round_.key, pin=pin)
         round_.reply = _ReplyWithItem(round_.reply, self._process.items.seal(item))
 

@@ -1,9 +1,9 @@
 """One round: a checked request on its way to its one reply."""
 
-import time
 from collections.abc import Awaitable
 from typing import Final, cast
 
+from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
@@ -100,7 +100,7 @@ class Round(ClientCall, eq=False, kw_only=True):
         if self.incoming.span is not None:
             self.incoming.span.end(ending)
         if self.incoming.peer_request is None:
-            request, seconds = self.request, time.monotonic() - self.started
+            request, seconds = self.request, world.monotonic() - self.started
             path, metrics = self.live.route.path, self.live.process.metrics
             metrics.operation_finished(path, request.method, request.version, ending, seconds)
 

@@ -3,12 +3,12 @@
 A child sees no headers, so what they repeat of the body is compared here.
 """
 
-import time
 from typing import Final
 
 from aiohttp import web
 from msgspec import Raw
 
+from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange.events import Leg
@@ -59,7 +59,7 @@ class StdioForwarding:
             return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
 
     async def _counted(self, passage: "_Passage", modern: ModernStdio) -> web.StreamResponse:
-        live, started = passage.live, time.monotonic()
+        live, started = passage.live, world.monotonic()
         is_long = passage.is_subscription
         self.long_lived += is_long
         if is_long:
@@ -75,7 +75,7 @@ class StdioForwarding:
         finally:
             self.long_lived -= is_long
             live.upstream.streams.discard(passage)
-            seconds = None if is_long else time.monotonic() - started
+            seconds = None if is_long else world.monotonic() - started
             live.process.metrics.passed(live.route.path, TrafficEra.MODERN, outcome, seconds)
         live.upstream.health.ok()
         return response

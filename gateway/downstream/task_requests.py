@@ -5,13 +5,13 @@ finds goes on with the task.
 """
 
 import asyncio
-import time
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.round import Round
@@ -88,7 +88,7 @@ class TaskRequests:
     def _open(self, incoming: Incoming, caller: Caller, path: str, sealed: str) -> TaskHandle:
         """The handle that a caller sent; raises InvalidState."""
         digest = partial(incoming.digest, caller)
-        return self.table.sealer.open(sealed, path, caller.principal, digest, time.time())
+        return self.table.sealer.open(sealed, path, caller.principal, digest, world.wall())
 
     def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:
         """Go on with a task whose owner is gone."""

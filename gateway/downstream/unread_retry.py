@@ -1,11 +1,11 @@
 """A retry that goes to the replica that holds its call without being read here."""
 
-import time
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.downstream.round import NO_REPLY, Round, new_round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
@@ -90,5 +90,5 @@ class UnreadRetry(msgspec.Struct, eq=False):
         if self.is_counted:
             return
         self.is_counted = True
-        path, metrics, seconds = self.live.route.path, self.live.process.metrics, time.monotonic() - self.started
+        path, metrics, seconds = self.live.route.path, self.live.process.metrics, world.monotonic() - self.started
         metrics.operation_finished(path, self.envelope.binding.method, self.version, ending, seconds)

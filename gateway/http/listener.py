@@ -5,8 +5,6 @@ Its certificates can be replaced while it runs.
 
 import asyncio
 import errno
-import os
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_runner import BaseSite
 from multidict import istr
 
+from gateway import world
 from gateway.config import split_address
 from gateway.http import request_id
 from gateway.http.connection import Connection, Direct
@@ -186,7 +185,7 @@ class Listener:
             self._tls, self._sites = tls, []
             for site in before:
                 for listening in site.sockets:
-                    shared = socket.socket(fileno=os.dup(listening.fileno()))
+                    shared = world.duplicate(listening)
                     self._sites.append(_Site(self._runner, tls, sock=shared))
             for site in self._sites:
                 await site.start()

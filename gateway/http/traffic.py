@@ -1,8 +1,8 @@
 """What the listeners of one process share: the limits of their connections, the budgets, the count of bad requests."""
 
-import time
 from typing import Final
 
+from gateway import world
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.body import BodyReader
 from gateway.http.request_parser import MAX_LINE_BYTES
@@ -38,7 +38,7 @@ class Traffic:
     def malformed(self, kind: Malformation, remote: str | None) -> None:
         """Count a malformed request; the log names its sender and nothing that it sent."""
         self.metrics.malformed(kind)
-        now = time.monotonic()
+        now = world.monotonic()
         if now - self._logged < _LOG_SECONDS:
             self._suppressed += 1
             return

@@ -2,10 +2,10 @@
 
 import asyncio
 import fcntl
-import socket
 import sys
 import termios
 
+from gateway import world
 from gateway.http.traffic import Traffic
 from gateway.runtime.budget import Share
 
@@ -20,7 +20,7 @@ class Unread:
         self._traffic = traffic
         self.unsent = 0
         """How much of a reply its handler has not written yet."""
-        self._tls_socket: socket.socket | None = None
+        self._tls_socket: world.Socket | None = None
         if out.get_extra_info("sslcontext") is not None:
             self._tls_socket = out.get_extra_info("socket")
         self._share: Share | None = None
@@ -82,7 +82,7 @@ class Unread:
             self._share = None
 
 
-def _kernel_queue(of: socket.socket) -> int:
+def _kernel_queue(of: world.Socket) -> int:
     """Return the number of bytes that the peer has not acknowledged; 0 if the system does not know."""
     try:
         return int.from_bytes(fcntl.ioctl(of.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)

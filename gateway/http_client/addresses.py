@@ -1,17 +1,13 @@
 """The network addresses of a host, looked up once for all connections of a few seconds."""
 
 import asyncio
-import socket
-import time
-from typing import Any, Final
+from typing import Final
 
 from aiohappyeyeballs import addr_to_addr_infos
 
+from gateway import world
 from gateway.identity.principal import parsed_address
 from gateway.runtime.newest import Newest
-
-AddressInfo = tuple[int, int, int, str, Any]
-"""What getaddrinfo returns for one address."""
 
 FRESH_SECONDS: Final = 10.0
 _MAX_HOSTS: Final = 256
@@ -23,17 +19,17 @@ class Addresses:
     def __init__(self, fresh_seconds: float = FRESH_SECONDS) -> None:
         """Addresses are kept for so long."""
         self._fresh_seconds = fresh_seconds
-        self._known: Newest[tuple[str, int], tuple[float, list[AddressInfo]]] = Newest(_MAX_HOSTS)
-        self._lookups: dict[tuple[str, int], asyncio.Task[list[AddressInfo]]] = {}
+        self._known: Newest[tuple[str, int], tuple[float, list[world.AddressInfo]]] = Newest(_MAX_HOSTS)
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[world.AddressInfo]]] = {}
 
-    async def of(self, host: str, port: int) -> list[AddressInfo]:
+    async def of(self, host: str, port: int) -> list[world.AddressInfo]:
         """The addresses of a host, at least one. Raises OSError or UnicodeError."""
         if _is_literal(host):
             # The resolver has a few threads for all hosts, and a name server that is silent can occupy them all.
             return addr_to_addr_infos((host, port)) or []
         key = (host, port)
         known = self._known.get(key)
-        if known is not None and known[0] > time.monotonic():
+        if known is not None and known[0] > world.monotonic():
             return known[1]
         lookup = self._lookups.get(key)
         if lookup is None:
@@ -52,11 +48,11 @@ class Addresses:
         for lookup in self._lookups.values():
             lookup.cancel()
 
-    def _keep(self, key: tuple[str, int], task: asyncio.Task[list[AddressInfo]]) -> None:
+    def _keep(self, key: tuple[str, int], task: asyncio.Task[list[world.AddressInfo]]) -> None:
         del self._lookups[key]
         if task.cancelled() or task.exception() is not None:
             return
-        _ = self._known.keep(key, (time.monotonic() + self._fresh_seconds, task.result()))
+        _ = self._known.keep(key, (world.monotonic() + self._fresh_seconds, task.result()))
 
 
 def _is_literal(host: str) -> bool:
@@ -64,7 +60,6 @@ def _is_literal(host: str) -> bool:
     return parsed_address(host) is not None and "%" not in host
 
 
-async def _look_up(host: str, port: int) -> list[AddressInfo]:
+async def _look_up(host: str, port: int) -> list[world.AddressInfo]:
     """Ask the resolver of the system."""
-    loop = asyncio.get_running_loop()
-    return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG))
+    return await world.resolve(host, port, flags=world.ONLY_REACHABLE)

@@ -8,13 +8,14 @@ Rule 3: no upstream holds the event loop: what takes long to parse is parsed in 
 """
 
 import asyncio
-import select
 import ssl
+from collections.abc import Callable  # noqa: TC003  (one import style; it costs nothing here)
 from functools import partial
 from typing import Final, Protocol, cast
 
 import httptools
 
+from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
 from gateway.http_client.origin import Origin
@@ -29,13 +30,6 @@ _PART_BYTES: Final = 131_072
 _FEW_LINES: Final = 64
 """A part of an event stream that has fewer is cheap to read, whatever its size."""
 """A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
-
-
-class HasFileno(Protocol):
-    """A socket, as far as it can be polled."""
-
-    def fileno(self) -> int:
-        """The number of the file."""
 
 
 class Owner(Protocol):
@@ -87,8 +81,8 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._familiar = familiar
         self._transport: asyncio.Transport | None = None
-        self._socket: HasFileno | None = None
-        self._poll: select.poll | None = None
+        self._socket: world.HasFileno | None = None
+        self._poll: Callable[[], bool] | None = None
         """Made when the connection is used again."""
         self._parser: ReplyParser | None = None
         """None before it is needed, and while a stream that has begun has nothing to parse for long."""
@@ -126,12 +120,11 @@ class Connection(asyncio.Protocol):
             return False
         poll = self._poll
         if poll is None:
-            poll = self._poll = select.poll()
             assert self._socket is not None, "the connection is open"
-            poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+            poll = self._poll = world.poll(self._socket)
+        return not poll()
 
-    def uses(self, socket: HasFileno) -> None:
+    def uses(self, socket: world.HasFileno) -> None:
         """The connection will be opened on this socket, which the event loop keeps; its number would take memory."""
         self._socket = socket
 

@@ -12,7 +12,8 @@ from typing import Final
 
 from aiohappyeyeballs import addr_to_addr_infos, start_connection
 
-from gateway.http_client.addresses import FRESH_SECONDS, Addresses, AddressInfo
+from gateway import world
+from gateway.http_client.addresses import FRESH_SECONDS, Addresses
 from gateway.http_client.connection import Connection
 from gateway.http_client.errors import ConnectTimedOut, NotConnected, TlsRefused
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
@@ -59,7 +60,7 @@ class Connector:
         """End the name lookups that still run."""
         self._addresses.close()
 
-    async def _connect(self, connection: Connection, addresses: list[AddressInfo]) -> None:
+    async def _connect(self, connection: Connection, addresses: list[world.AddressInfo]) -> None:
         origin = connection.origin
         loop = asyncio.get_running_loop()
         sock = await start_connection(
@@ -68,6 +69,7 @@ class Connector:
             happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
             interleave=1,
             loop=loop,
+            socket_factory=world.new_socket,
         )
         connection.uses(sock)  # asked later, the transport would make one more object for the answer
         try:

@@ -5,7 +5,6 @@ once, whichever side ends it: each open request gets an error, then every stream
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec import UNSET, Raw
 
+from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import ClientMessage, Connect
@@ -74,7 +74,7 @@ class FrontSession:
         self.is_initialized = False
         self.version: str | None = None
         """The version of the server's answer to `initialize`."""
-        self.used = self.began = time.monotonic()
+        self.used = self.began = world.monotonic()
         """When a request of the client last began or ended."""
         self.readers = 0
         """HTTP requests whose replies are being written."""
@@ -349,7 +349,7 @@ class FrontSession:
             yield
         finally:
             self.readers -= 1
-            self.used = time.monotonic()
+            self.used = world.monotonic()
             self._free()
 
     def _fell_behind(self) -> None:

@@ -5,13 +5,13 @@ a task that the call has become: the task ends with the call, or is cancelled.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.mirror.call_rounds import (
     NO_TRACE,
     Again,
@@ -72,7 +72,7 @@ class Runner:
         self._polling: asyncio.TimerHandle | None = None
         self._failures = 0
         """How many requests about the task have failed in a row."""
-        self._ends_at = time.monotonic() + upstream.task_seconds if call.live_task is not None else float("inf")
+        self._ends_at = world.monotonic() + upstream.task_seconds if call.live_task is not None else float("inf")
 
     @property
     def is_running(self) -> bool:
@@ -97,7 +97,7 @@ class Runner:
 
     def _send(self) -> None:
         (method, target), upstream = self.call.aim, self._upstream
-        if time.monotonic() > self._ends_at:
+        if world.monotonic() > self._ends_at:
             self._fail(
                 CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
             )
@@ -214,7 +214,7 @@ class Runner:
             case Poll(seconds, is_new):
                 self._pending = None
                 if is_new:
-                    self._ends_at = time.monotonic() + self._upstream.task_seconds
+                    self._ends_at = world.monotonic() + self._upstream.task_seconds
                     self._hears.sending()
                 self._poll_in(seconds)
             case End(message):

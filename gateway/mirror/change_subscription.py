@@ -7,8 +7,6 @@ Source: specification 2026-07-28 basic/patterns/subscriptions.
 """
 
 import asyncio
-import random
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -16,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.bridge.subscription import Filter
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
@@ -185,7 +184,7 @@ class Changes:
         if stream is not self._stream:
             return
         self._stream = None
-        if time.monotonic() - stream.began >= _EARLY_SECONDS:
+        if world.monotonic() - stream.began >= _EARLY_SECONDS:
             self._attempts = 0
         self._start_reopening(has_missed=True)
 
@@ -201,7 +200,7 @@ class Changes:
         while self._stream is None and self._attempts < _TRIES:
             pause = _PAUSES[min(self._attempts, len(_PAUSES) - 1)]
             self._attempts += 1
-            await asyncio.sleep(pause * (1 + 0.5 * random.random()))  # noqa: S311  (no secret)
+            await asyncio.sleep(pause * (1 + 0.5 * world.random()))
             try:
                 honoured = await self.listen(self._headers)
             except GatewayError as exc:
@@ -229,7 +228,7 @@ class _Stream:
 
     def __init__(self, deliver: Callable[[bytes], None], lost: Callable[["_Stream"], None]) -> None:
         self.pending: Pending
-        self.began = time.monotonic()
+        self.began = world.monotonic()
         self.is_over = False
         self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
         self._deliver = deliver

@@ -4,11 +4,11 @@ The connection holds all state, so nothing is sealed: nested requests have numbe
 """
 
 import itertools
-import secrets
 from collections.abc import Coroutine
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.mirror.call_rounds import MirroredCall, Question, Request
 from gateway.mirror.call_runner import Runner
@@ -144,7 +144,7 @@ class _LinkedCall:
     def __init__(self, backend: MirrorBackend, request: Request, profile: Profile) -> None:
         self.id = request.id
         self._backend = backend
-        call = MirroredCall(request, profile, secrets.token_hex(8), drives_tasks=backend.upstream.drives_tasks)
+        call = MirroredCall(request, profile, world.token_hex(8), drives_tasks=backend.upstream.drives_tasks)
         self.runner = Runner(call, backend.upstream, self, lambda: backend.level)
 
     def notify(self, message: bytes) -> None:

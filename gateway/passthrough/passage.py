@@ -1,12 +1,12 @@
 """One request that passes through, from its check until the end of its reply."""
 
-import time
 from contextlib import nullcontext
 from typing import Self
 
 from msgspec import Raw
 from yarl import URL
 
+from gateway import world
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.upstream_client import REDIRECTS
@@ -56,7 +56,7 @@ class Passage:
 
     def __enter__(self) -> Self:
         self._weight = self._weigh()
-        self._started = time.monotonic()
+        self._started = world.monotonic()
         if self.is_long_lived:
             self.live.upstream.streams.add(self)
             self._streams.add(self)
@@ -86,7 +86,7 @@ class Passage:
                 exc.status = 502  # for a client without a session; `status_in_session` for one that has one
         elif isinstance(exc, UpstreamCut):
             self.outcome = Passed.ENDED if self.is_ended else Passed.CUT
-        seconds = None if self.is_long_lived else time.monotonic() - self._started
+        seconds = None if self.is_long_lived else world.monotonic() - self._started
         metrics.passed(path, self.era, self.outcome, seconds)
         if self.is_long_lived:
             self.live.upstream.streams.discard(self)

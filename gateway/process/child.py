@@ -8,10 +8,8 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -19,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
+from gateway import world
 from gateway.config import Upstream
 from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
@@ -84,7 +83,7 @@ class Child:
         """Whether it answered `initialize`."""
         self.asked = False
         """Whether the gateway asked it to end."""
-        self.created = time.monotonic()
+        self.created = world.monotonic()
         self._upstream = upstream
         self.route = route
         self._tasks = tasks
@@ -103,7 +102,7 @@ class Child:
 
     async def start(self) -> None:
         """Start it; `over` reports a failure of its command. Raises OSError if the reaper cannot start."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = world.socket_pair()
         pipes: list[int] = []
         try:
             with theirs:
@@ -133,7 +132,7 @@ class Child:
             self._tasks.spawn(self._supervise(), "child")
             self.kill()
 
-    def _start_reaper(self, control: socket.socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    def _start_reaper(self, control: world.Socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         upstream = self._upstream
         assert upstream.command is not None
         program = (sys.executable, "-I", "-S", str(_REAPER), str(control.fileno()), upstream.cwd or "")
@@ -147,7 +146,7 @@ class Child:
             start_new_session=True,  # Ctrl-C in a terminal must reach the gateway only
         )
 
-    async def _connect(self, control: socket.socket, pipes: list[int]) -> None:
+    async def _connect(self, control: world.Socket, pipes: list[int]) -> None:
         """Connect our ends of the pipes. The child's ends are closed here, or the pipes would never end."""
         loop = asyncio.get_running_loop()
         in_read, in_, out, out_write, err, err_write = pipes

@@ -6,12 +6,12 @@ children die at once, the pauses between starts grow.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
+from gateway import world
 from gateway.config import Route, Upstream
 from gateway.http.upstream_client import Client
 from gateway.process.child import Child
@@ -107,7 +107,7 @@ class ChildLauncher:
                 self._settled.clear()
                 _ = await self._settled.wait()
                 continue
-            pause = self._not_before - time.monotonic()
+            pause = self._not_before - world.monotonic()
             if pause <= 0:
                 return
             if pause > _MAX_WAIT_SECONDS:
@@ -151,9 +151,9 @@ class ChildLauncher:
         if child in self._prestarted:
             self._prestarted.remove(child)
             self._changed.set()
-        if child.asked or child.initialized or time.monotonic() - child.created > _LONG_LIFE_SECONDS:
+        if child.asked or child.initialized or world.monotonic() - child.created > _LONG_LIFE_SECONDS:
             return
-        now = time.monotonic()
+        now = world.monotonic()
         self._failures += 1
         self._last_reason = child.over.result()
         self._not_before = now + min(_FIRST_PAUSE_SECONDS * 2 ** (self._failures - 1), _LAST_PAUSE_SECONDS)
@@ -179,7 +179,7 @@ class ChildLauncher:
                 _ = await self._changed.wait()
 
     async def _prestart_one(self) -> None:
-        pause = self._not_before - time.monotonic()
+        pause = self._not_before - world.monotonic()
         if self._failures and pause > 0:
             await asyncio.sleep(pause)
             return

@@ -1,11 +1,11 @@
 """Copies the stderr of a child to the log, within bounds."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+from gateway import world
 from gateway.runtime.pieces import PieceReader
 from gateway.telemetry import Event, get_logger
 
@@ -59,7 +59,7 @@ class StderrLog(PieceReader):
         if len(line) > _LINE_BYTES:
             text += "…"
         self.last.append(text)
-        second = int(time.monotonic())
+        second = int(world.monotonic())
         if second != self._second:
             self._report_dropped()
             self._second, self._logged = second, 0

@@ -1,10 +1,10 @@
 """Judges the health of an upstream by the traffic of its route."""
 
-import time
 from typing import Final
 
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.protocol.errors import GatewayError, Unreachable
 from gateway.telemetry.process_status import Failure
 from gateway.telemetry.recent_errors import RecentErrors
@@ -34,7 +34,7 @@ class UpstreamHealth:
 
     def ok(self) -> None:
         """The upstream has answered."""
-        self.answered = time.monotonic()
+        self.answered = world.monotonic()
 
     def note(self, error: GatewayError) -> None:
         """Record an error of a request of this route; the same error may be given several times."""
@@ -51,4 +51,4 @@ class UpstreamHealth:
     @property
     def failure(self) -> Failure | None:
         """The last failure, however long ago."""
-        return self._failure and replace(self._failure, seconds_ago=time.monotonic() - self._failed)
+        return self._failure and replace(self._failure, seconds_ago=world.monotonic() - self._failed)

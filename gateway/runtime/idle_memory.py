@@ -14,11 +14,11 @@ import asyncio
 import ctypes
 import gc
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gateway import world
 from gateway.runtime.python_allocator import PythonAllocator
 from gateway.runtime.tasks import Tasks
 
@@ -77,15 +77,15 @@ class IdleMemory:
         held: Callable[[], int],
         memory: ProcessMemory | None = None,
         allocator: PythonAllocator | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """`held` counts the held calls."""
-        self._tasks, self._held, self._clock = tasks, held, clock
+        self._tasks, self._held, self._clock = tasks, held, clock or world.monotonic
         self._memory = memory or ProcessMemory()
         self._allocator = allocator or PythonAllocator()
         self._needed = self._memory.resident()
         """The resident memory after the last collection, or less."""
-        self._used_seconds = time.process_time()
+        self._used_seconds = world.cpu()
         self._may_again = 0.0
         """When the next collection may begin."""
 
@@ -107,7 +107,7 @@ class IdleMemory:
 
     def look(self) -> None:
         """Give memory back if there is much and the process is quiet; without much, let Python be fast again."""
-        before, self._used_seconds = self._used_seconds, time.process_time()
+        before, self._used_seconds = self._used_seconds, world.cpu()
         resident = self._memory.resident()
         if resident < self._needed + _GROWTH_BYTES:
             self._needed = min(self._needed, resident)

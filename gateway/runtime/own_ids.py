@@ -1,10 +1,11 @@
 """Ids of the requests that the gateway sends."""
 
 import itertools
-import secrets
 from typing import Final
 
-_PROCESS: Final = secrets.token_hex(6).encode()
+from gateway import world
+
+_PROCESS: Final = world.token_hex(6).encode()
 _NUMBERS: Final = itertools.count(1)
 
 

@@ -9,19 +9,15 @@ Rule: a connection hears that it was lost once everything is parsed that it rece
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, Self, cast
 
+from gateway import world
+
 PIECE_BYTES: Final = 4096
 """A packet of at most this size is one piece: nearly every reply, which then costs nothing more."""
 _SECONDS: Final = 0.001
-
-
-def clock() -> float:
-    """The time in seconds, from which only differences count."""
-    return time.perf_counter()
 
 
 def cut(data: bytes) -> Iterator[bytes]:
@@ -82,11 +78,11 @@ class Pieces:
     def _turn(self) -> None:
         """Parse for a millisecond, and one piece at least."""
         self._next = None
-        ends = clock() + _SECONDS
+        ends = world.stopwatch() + _SECONDS
         try:
             while self._packets:
                 _ = self._parse(self._piece())
-                if self._packets and clock() >= ends:
+                if self._packets and world.stopwatch() >= ends:
                     self._give_way()
                     return
         except BaseException:
@@ -185,11 +181,11 @@ class Turn:
 
     def begin(self) -> None:
         """A turn begins: the coroutine has waited for something."""
-        self._ends = clock() + _SECONDS
+        self._ends = world.stopwatch() + _SECONDS
 
     async def give_way(self) -> None:
         """Let everything else run once if the turn has taken its time."""
-        if clock() >= self._ends:
+        if world.stopwatch() >= self._ends:
             await asyncio.sleep(0)
             self.begin()
 

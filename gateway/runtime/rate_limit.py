@@ -1,10 +1,10 @@
 """Token buckets by key: how often a caller may do what costs others."""
 
-import time
 from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import NamedTuple
 
+from gateway import world
 from gateway.config import InForce
 
 
@@ -21,9 +21,9 @@ class RateLimit:
     It keeps only buckets that are not full, so its memory is bounded by what the callers do, not by who they are.
     """
 
-    def __init__(self, rate: InForce[Rate], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: InForce[Rate], clock: Callable[[], float] | None = None) -> None:
         self._rate = rate
-        self._clock = clock
+        self._clock = clock or world.monotonic
         self._full_at: dict[Hashable, float] = {}
         """When each bucket will be full; the least recently used first."""
 

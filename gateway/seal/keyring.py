@@ -11,7 +11,6 @@ then remove the old key.
 
 import binascii
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, TypeVar
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from gateway import world
 from gateway.protocol.errors import InvalidState
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Keyring:
             self._renew()
         self._left -= 1
         self.sealed += 1
-        nonce = os.urandom(_NONCE_BYTES)
+        nonce = world.random_bytes(_NONCE_BYTES)
         return self._salt + nonce + self._sealer.encrypt(nonce, plaintext, bound)
 
     def _decrypt(self, key_id: str, sealed: bytes, bound: bytes) -> bytes:
@@ -121,7 +121,7 @@ class Keyring:
             raise InvalidState("forged") from exc
 
     def _renew(self) -> None:
-        self._salt = os.urandom(_SALT_BYTES)
+        self._salt = world.random_bytes(_SALT_BYTES)
         self._left = _SEALS_PER_SALT
         self._head = f"{PREFIX}.{self._first}.".encode()
         self._sealer = self._subkey(self._first, self._salt)

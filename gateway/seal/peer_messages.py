@@ -8,12 +8,12 @@ Rule: a process that passes a request on to another one of its host keeps its ti
 recorded request is refused whichever process it is sent to.
 """
 
-import os
 from collections import OrderedDict
 from typing import Final, Literal
 
 import msgspec
 
+from gateway import world
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring, decode_content
@@ -209,4 +209,4 @@ class Frames:
 
 def nonce() -> bytes:
     """A new request's nonce."""
-    return os.urandom(_NONCE_BYTES)
+    return world.random_bytes(_NONCE_BYTES)

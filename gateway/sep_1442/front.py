@@ -6,13 +6,13 @@ reaches another replica is forwarded to the one that holds the call, which its i
 """
 
 import hashlib
-import time
 from typing import Final
 
 from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
@@ -137,7 +137,7 @@ class Stateless:
     async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> web.StreamResponse:
         server, headers = await self._server(at)
         found = await initialize(server, profile, headers)
-        token = self._tokens.new_session(*at.caller_key, profile, time.time())
+        token = self._tokens.new_session(*at.caller_key, profile, world.wall())
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
     async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> web.StreamResponse:

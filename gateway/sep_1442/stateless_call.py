@@ -4,14 +4,13 @@ The paper has no way to come back to a stream, so a call ends with its stream. A
 leads an answer here from any replica.
 """
 
-import secrets
-import time
 from typing import Final
 
 from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
@@ -54,7 +53,7 @@ class StatelessCall:
     ) -> None:
         """`session` is what the ids of nested requests are bound to. `weight` is released when the call is served."""
         self._weight = weight
-        self.id = exchange = secrets.token_urlsafe(9)
+        self.id = exchange = world.token_urlsafe(9)
         self.principal, self.address = at.caller.principal, at.caller.address
         self.bridge = bridge = upstream.server if isinstance(upstream.server, OwnServer) else None
         """Set if this gateway serves the rounds, which then need all headers of the client."""
@@ -92,7 +91,7 @@ class StatelessCall:
                 told = Raw(b'{"roots":%b}' % bytes(self._declared.roots))
                 self._runner.answer(question.key, jsonrpc.Message("2.0", result=told), self._headers)
             else:
-                place = replace(self._place, issued=time.time())
+                place = replace(self._place, issued=world.wall())
                 id_ = self._tokens.nested_id(Nested(place, self._call.progress.round, question.key))
                 self._queue.ask(sse.encode(question.asked(id_)))
 

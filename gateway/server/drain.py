@@ -6,10 +6,10 @@ sends the next connection elsewhere. Requests on open connections are still serv
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gateway import world
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, InForce
@@ -72,7 +72,7 @@ class Drain:
         listeners.clients.send_away()
         await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
         deadline = loop.time() + seconds
-        self._begin_no_calls(time.monotonic() + seconds)
+        self._begin_no_calls(world.monotonic() + seconds)
         if not self._membership.alone:
             await _until(lambda: not self._has_calls, deadline)
             # A balancer sends a refused connection to another replica, and no request is lost with it.

@@ -4,10 +4,10 @@ Rule: the key of a process that started without `state.keys` stays the last of e
 later, because it may have sealed a state that a client still holds.
 """
 
-import secrets
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from gateway import world
 from gateway.config import Config, InForce
 from gateway.legacy_front import session_ids
 from gateway.mirror.streamable import tokens
@@ -90,4 +90,4 @@ def ephemeral_key(whose: str) -> bytes:
     """Make a key in place of `state.keys`, and log a warning."""
     note = f"states are sealed with a key that ends with {whose}; run `mrtr-gateway keygen` and set state.keys"
     log.warning(Event.CONFIG_LOADED, note=f"state.keys is empty: {note}")
-    return secrets.token_bytes(KEY_BYTES)
+    return world.random_bytes(KEY_BYTES)

@@ -1,9 +1,9 @@
 """Explains why a process cannot listen at an address of its configuration."""
 
 import errno
-import socket
 from typing import Final
 
+from gateway import world
 from gateway.config import Config
 
 _KNOWN: Final = {
@@ -24,7 +24,7 @@ def cannot_listen(config: Config, address: str, exc: OSError) -> OSError:
     keys = {config.replica.listen: "replica.listen", config.admin: "admin", config.listen: "listen"}
     key = keys.get(address)
     where = address if key is None else f"{address} ({key})"
-    if isinstance(exc, socket.gaierror):
+    if isinstance(exc, world.LookupFailed):
         cause, fix = f"the name cannot be resolved ({exc.strerror})", "write an IP address of this machine"
     else:
         cause, fix = _KNOWN.get(exc.errno or 0, (exc.strerror or str(exc), "choose another address"))

@@ -6,13 +6,11 @@ every part that was given the holder follows.
 
 import asyncio
 import resource
-import secrets
 import ssl
-import time
 from functools import partial
 from typing import Final
 
-from gateway import __version__
+from gateway import __version__, world
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
 from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
@@ -101,7 +99,7 @@ class Gateway:
         self.metrics = Metrics(__version__, [route.path for route in config.routes])
         self.tasks = Tasks(self.metrics)
         self.recent_errors = RecentErrors()
-        self.began = time.monotonic()
+        self.began = world.monotonic()
         self.lot: Lot[Driver] = Lot(
             in_force.part(lambda config: config.hold),
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
@@ -132,9 +130,9 @@ class Gateway:
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
         self._witness = Witness(self.members, self._peers, self.lot.trace, self.tasks)
         # Of all workers, so that each shows a caller under the same pseudonym.
-        self._status_salt = secrets.token_bytes(_SALT_BYTES) if worker is None else worker.mark
+        self._status_salt = world.random_bytes(_SALT_BYTES) if worker is None else worker.mark
         self._cluster_view = ClusterView(self._told_status, self.members, self._peers, self.tasks)
-        self._epoch = secrets.token_hex(8)
+        self._epoch = world.token_hex(8)
         self._client: Client
         self.routes: RouteTable
         self.downstream: RequestHandler
@@ -194,7 +192,6 @@ class Gateway:
         await self._open_admin()
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
         self.routes.begin_children()
-        self._cold_expiry.begin()
         self.ready = True
         log.info(
             Event.SERVER_STARTED,

@@ -12,37 +12,46 @@ from gateway.server.process import Gateway
 from gateway.server.reload import Read
 
 
-async def serve(config: Config, worker: Worker | None = None, read: Read | None = None) -> None:
+async def serve(
+    config: Config, worker: Worker | None = None, read: Read | None = None, *, is_whole_process: bool = True
+) -> None:
     """Run until SIGTERM or SIGINT; a second signal ends at once, and so does one before the gateway is ready.
 
-    Raises OSError when an address is taken. `read` reads the configuration file again, for SIGHUP.
+    Raises OSError when an address is taken. `read` reads the configuration file again, for SIGHUP. If this is not
+    all that the process does, what belongs to the whole process is left alone: its limits, its memory, its signals
+    outside of the event loop.
     """
-    _raise_open_files()
+    if is_whole_process:
+        _raise_open_files()
     gateway = Gateway(config, worker, read)
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, gateway.reload.ask)
-    _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    if is_whole_process:
+        _ = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     starting, first = loop.create_task(gateway.start()), loop.create_task(signals.get())
     await _until_signal(starting, first)
     if starting.cancelled() or isinstance(starting.exception(), OSError):
         _ = first.cancel()
         await gateway.close()
     if starting.cancelled():
-        ignore_signals()
+        if is_whole_process:
+            ignore_signals()
         return
     starting.result()
-    _tune_garbage_collection()
-    give_memory_back(gateway)
+    if is_whole_process:
+        _tune_garbage_collection()
+        give_memory_back(gateway)
     # A process that was started at a terminal has no load balancer that must notice the drain.
     delay = gateway.config.hold.drain_delay_seconds if await first is signal.SIGTERM else 0
     second = loop.create_task(signals.get())
     await _until_signal(gateway.tasks.start(gateway.drain(delay_seconds=delay), "drain"), second)
     _ = second.cancel()
     await gateway.close()
-    ignore_signals()
+    if is_whole_process:
+        ignore_signals()
 
 
 async def _until_signal(work: asyncio.Task[None], stop: asyncio.Task[signal.Signals]) -> None:

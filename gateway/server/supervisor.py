@@ -15,7 +15,6 @@ import asyncio
 import ctypes
 import multiprocessing
 import os
-import secrets
 import signal
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway import __version__
+from gateway import __version__, world
 from gateway.admin.workers_view import Overview
 from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
@@ -63,7 +62,7 @@ async def supervise(config: Config, read: Read | None = None) -> int:
     Raises OSError when an address is taken. `read` reads the configuration file again; each worker calls it too.
     """
     # The workers always share a key, for the messages among them.
-    key = secrets.token_bytes(KEY_BYTES) if config.state.keys else ephemeral_key("these workers")
+    key = world.random_bytes(KEY_BYTES) if config.state.keys else ephemeral_key("these workers")
     with _private_directory(config.workers) as directory:
         return await Supervisor(config, directory, key, read).run()
 

@@ -5,13 +5,13 @@ nothing names their call; because the session serves one call at a time, each re
 """
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
@@ -141,7 +141,7 @@ class HearingSession:
     def _take(self, call: Call | None, means: inbound.Meaning, data: bytes, *, aside: bool) -> bool:
         """Act on one message; returns whether it answers the call."""
         if call is not None:
-            call.heard = time.monotonic()
+            call.heard = world.monotonic()
         match means:
             case on.Event() if call is not None:
                 return self._take_for_call(call, means, aside=aside)

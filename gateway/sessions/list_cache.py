@@ -7,13 +7,13 @@ requested before it.
 """
 
 import hashlib
-import time
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.exchange import results
 from gateway.http.upstream_headers import AUTHORIZATION
 from gateway.protocol import jsonrpc, mcp
@@ -96,7 +96,7 @@ class ListCache:
         page = self._pages.get(cache_key.place)
         if page is None:
             return None
-        if page.generation != cache_key.generation or page.until <= time.monotonic():
+        if page.generation != cache_key.generation or page.until <= world.monotonic():
             self._forget(cache_key.place)
             return None
         self._pages.move_to_end(cache_key.place)
@@ -108,7 +108,7 @@ class ListCache:
         opened = jsonrpc.fields(body)
         if seconds <= 0 or not bytes(opened.get(_ARRAYS[cache_key.place.method], b"")).startswith(b"["):
             return
-        page = _Page(body, cache_key.generation, time.monotonic() + seconds)
+        page = _Page(body, cache_key.generation, world.monotonic() + seconds)
         if page.size > _MAX_PAGE_BYTES:
             return
         self._pages[cache_key.place] = page

@@ -1,12 +1,12 @@
 """One session of a legacy server, from its handshake to its end."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
@@ -260,7 +260,7 @@ class Session(HearingSession):
         assert self.in_flight is None, "one call in flight per session"
         self.in_flight, call.headers = call, headers
         self.turned_away = False
-        call.sent = call.heard = time.monotonic()
+        call.sent = call.heard = world.monotonic()
 
     async def _read(self, call: Call, reading: Awaitable[jsonrpc.Error | Raw | None]) -> None:
         """Read the stream of the call in flight."""

@@ -3,13 +3,13 @@
 What an HTTP client repeats in headers is made from the body. The caller is always the same: the host.
 """
 
-import secrets
 from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway import world
 from gateway.downstream.handler import RequestHandler
 from gateway.http import request_id as ids
 from gateway.http.incoming import Caller, Incoming
@@ -33,7 +33,7 @@ class Bridge:
         self._host = host
         self._handler = handler
         self._live = live
-        self._ids = ids.numbered(secrets.token_hex(6))
+        self._ids = ids.numbered(world.token_hex(6))
 
     async def serve(self, parsed: ParsedBody, line: bytes) -> None:
         """Serve a request; if cancelled, its call is cancelled."""

@@ -1,12 +1,12 @@
 """The configuration of `mrtr-gateway wrap`: one route, for the one host that started the process."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
 from msgspec import structs
 
+from gateway import world
 from gateway.config import Config, ConfigError, Replica, Route, State
 
 _OWN: Final = ("GATEWAY_", "MRTR_STATE_KEY")
@@ -45,7 +45,7 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
         )
     if era is not None:
         route = structs.replace(route, era=era)
-    key = secrets.token_hex(32)
+    key = world.token_hex(32)
     state = State(keys=(key,), ttl_seconds=config.state.ttl_seconds)
     return structs.replace(config, routes=(route,), state=state, replica=Replica(), workers=1, admin=None)
 

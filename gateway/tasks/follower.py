@@ -8,7 +8,6 @@ session has one call in flight; between two of them the task itself counts as th
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway import world
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
@@ -153,7 +153,7 @@ class Follower:
                     await self._withdraw(past.former_holder, number)
         failures = 0
         while not self._is_stopped:
-            began = time.monotonic()
+            began = world.monotonic()
             try:
                 ended = await self._look()
             except TaskGone:
@@ -161,7 +161,7 @@ class Follower:
             except SessionLost as exc:
                 raise _gone(exc.message) from exc
             except (CallLost, Unreachable, Refused) as exc:
-                was_cut = time.monotonic() - began > _CUT_SECONDS
+                was_cut = world.monotonic() - began > _CUT_SECONDS
                 # A credential that is not accepted any more is no failure: its client may send a newer one.
                 failures = (0 if was_cut else failures) + (not isinstance(exc, Refused))
                 if failures > len(_PAUSES):

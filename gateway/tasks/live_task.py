@@ -5,7 +5,6 @@ input exactly if a question is open, whatever the server says of its status.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
@@ -176,7 +176,7 @@ class LiveTask:
         self.close(UnknownTask(), ends_session=True)
 
     def _seconds_left(self) -> float:
-        return max(self._handle.expires - time.time(), 0)
+        return max(self._handle.expires - world.wall(), 0)
 
     def _looked(self, found: Status | None) -> None:
         if found is not None:
@@ -367,4 +367,4 @@ class LiveTask:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,6 @@
 """Reports how one task of a client goes, in metrics or in the log."""
 
-import time
-
+from gateway import world
 from gateway.protocol.errors import GatewayError, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import Event, TaskOutcome, get_logger
@@ -48,4 +47,4 @@ class TaskReport:
 
     @property
     def _seconds(self) -> float:
-        return round(max(time.time() - self._issued, 0), 3)
+        return round(max(world.wall() - self._issued, 0), 3)

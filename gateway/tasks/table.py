@@ -4,11 +4,10 @@ A finished task is kept until its time is over, so that its client can fetch the
 oldest finished one makes room.
 """
 
-import secrets
-import time
 from collections import Counter
 from collections.abc import Iterator
 
+from gateway import world
 from gateway.bridge.call_context import Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
@@ -85,7 +84,7 @@ class TaskTable:
         self.check(key.principal)
         ttl = live.config.tasks.ttl_seconds
         ttl = min(ttl, created.ttl_seconds or ttl)
-        now, names = time.time(), live.route.bound_headers
+        now, names = world.wall(), live.route.bound_headers
         server_info = session.shaken.server_info
         session_id = session.channel.session_id
         handle = TaskHandle(
@@ -95,7 +94,7 @@ class TaskTable:
             principal=key.principal,
             names=names,
             headers=of_headers(names, context.headers.get) if names else b"",
-            exchange=secrets.token_urlsafe(12),
+            exchange=world.token_urlsafe(12),
             owner=live.process.owner,
             epoch=live.process.epoch,
             ttl_ms=int(ttl * 1000),

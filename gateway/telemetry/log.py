@@ -8,7 +8,6 @@ fills the disk, forges a line or commands the operator's terminal.
 import json
 import logging
 import sys
-import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -19,6 +18,7 @@ from typing import Final, TextIO
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
+from gateway import world
 from gateway.telemetry.redaction import REPEATED, plain, redact
 
 Logger = FilteringBoundLogger
@@ -116,7 +116,7 @@ _second = (0, "")
 def _now() -> str:
     """The time in ISO 8601."""
     global _second  # noqa: PLW0603
-    second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    second, nanoseconds = divmod(world.wall_ns(), 1_000_000_000)
     if second != _second[0]:
         _second = second, datetime.fromtimestamp(second, UTC).isoformat()[:-6]
     return f"{_second[1]}.{nanoseconds // 1000:06d}Z"

@@ -5,11 +5,11 @@ same kind if their texts differ only in numbers, so a thousand errors with diffe
 """
 
 import re
-import time
 from collections import OrderedDict
 from typing import Final
 from weakref import WeakSet
 
+from gateway import world
 from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, UpstreamError
 from gateway.telemetry.process_status import MOST_ERRORS, ErrorStatus
 from gateway.telemetry.redaction import mask
@@ -58,7 +58,7 @@ class RecentErrors:
     def say(self, kind: str, text: str, fix: str, route: str = "") -> "RecentError":
         """Record a problem that is not an exception."""
         text = presentable(text)
-        now = time.monotonic()
+        now = world.monotonic()
         key = kind, route, _NUMBERS.sub("0", text)
         known = self._known.pop(key, None) or RecentError(kind, now)
         known.count += 1
@@ -70,7 +70,7 @@ class RecentErrors:
 
     def told(self) -> tuple[ErrorStatus, ...]:
         """Return the errors, newest first."""
-        now = time.monotonic()
+        now = world.monotonic()
         return tuple(
             ErrorStatus(
                 kind=kind,

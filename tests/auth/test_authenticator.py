@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway import world
 from gateway.auth import jwks as jwks_module
 from gateway.auth.authenticator import Authenticator
 from gateway.config import ConfigError, InForce, parse
@@ -246,7 +247,7 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
     client = stand.client(bearer(exp=int(time.time()) + 100))
     assert (await client.call()).text == "done"
     now = time.time() + 131
-    monkeypatch.setattr(jwks_module.time, "time", lambda: now)
+    monkeypatch.setattr(world, "wall", lambda: now)
     monkeypatch.setattr("gateway.identity.jwt_verification.LEEWAY_SECONDS", -100)  # PyJWT's clock is not the one above
     assert (await client.call()).outcome == UNAUTHORIZED
 
@@ -283,10 +284,7 @@ async def test_unknown_keys_have_them_fetched_once_at_a_time_and_after_a_pause(
         return web.Response(text=OTHER)
 
     endpoint.answer = slow
-    flood = [
-        asyncio.ensure_future(stand.client(bearer(headers={"kid": f"x{number}"})).call())  # noqa: TID251 - the test's
-        for number in range(20)
-    ]
+    flood = [asyncio.ensure_future(stand.client(bearer(headers={"kid": f"x{number}"})).call()) for number in range(20)]
     await eventually(lambda: stand.gateway.downstream.in_flight == 20)
     assert (await stand.client(bearer()).call()).text == "done", "who is known does not wait"
     monkeypatch.setattr(jwks_module, "_PAUSE_SECONDS", 3600.0)
@@ -404,7 +402,7 @@ async def test_a_client_that_leaves_does_not_cancel_a_fetch_of_keys(
     endpoint.answer = slow
     upstream.tool(lambda turn: turn.result(text("done")))
     stand = await begin(principal=verified(endpoint))
-    one, other = (asyncio.ensure_future(stand.client(bearer()).call()) for _ in range(2))  # noqa: TID251
+    one, other = (asyncio.ensure_future(stand.client(bearer()).call()) for _ in range(2))
     await eventually(lambda: stand.gateway.downstream.in_flight == 2)
     one.cancel()
     await eventually(lambda: stand.gateway.downstream.in_flight == 1)

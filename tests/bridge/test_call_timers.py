@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
+from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.runtime.coarse_timer import TICK_SECONDS
@@ -127,9 +127,9 @@ async def test_a_clock_that_jumps_ends_no_held_call(
     client = stand.client()
     upstream.tool(ask)
     asked = await client.call()
-    now = time.time
+    now = world.wall
     with monkeypatch.context() as clock:
-        clock.setattr(time, "time", lambda: now() + jump)
+        clock.setattr(world, "wall", lambda: now() + jump)
         assert (await client.answer(asked)).outcome == outcome
         assert stand.metric("mcp_gateway_state_rejected_total", reason=reason) == 1
         await asyncio.sleep(2 * TICK_SECONDS)  # the timers of this event loop that are due before it have rung

@@ -32,8 +32,8 @@ async def cluster(upstream: FakeUpstream) -> AsyncIterator[Cluster]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     found = FakeClock()
-    monkeypatch.setattr(discovery, "time", found)
-    monkeypatch.setattr(membership, "time", found)
+    monkeypatch.setattr(discovery, "world", found)
+    monkeypatch.setattr(membership, "world", found)
     return found
 
 

@@ -269,7 +269,7 @@ async def test_a_name_resolves_to_addresses_with_the_port(monkeypatch: pytest.Mo
     assert "127.0.0.1:8081" in await resolve("127.0.0.1", 8081)
 
     async def two_families(*_: Any, **options: Any) -> list[Any]:
-        assert options == {"type": socket.SOCK_STREAM}
+        assert options["type"] == socket.SOCK_STREAM
         six = (socket.AF_INET6, 1, 6, "", ("fd00::1", 8081, 0, 0))
         four = (socket.AF_INET, 1, 6, "", ("10.0.0.1", 8081))
         return [six, four, six, four]

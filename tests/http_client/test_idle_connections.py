@@ -41,7 +41,7 @@ async def test_a_connection_is_kept_a_second_less_than_the_upstream_keeps_it_and
     idle: IdleConnections, monkeypatch: pytest.MonkeyPatch, said: int | None, kept: float
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("gateway.http_client.idle_connections.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
     assert KEEP_ALIVE_SECONDS == 4.0
     for late in (False, True):
         connection = fake(keep_alive_seconds=said)

@@ -70,7 +70,7 @@ class RawSession:
         self.initialized = (await self.request("initialize", params))["result"]
         self.headers["MCP-Protocol-Version"] = self.initialized["protocolVersion"]
         listening = asyncio.Event()
-        self.listener = asyncio.ensure_future(self._listen(listening))  # noqa: TID251 - no gateway here
+        self.listener = asyncio.ensure_future(self._listen(listening))
         await listening.wait()
         await self.post({"method": "notifications/initialized"})
 
@@ -199,7 +199,7 @@ async def test_a_call_is_held_before_its_question_and_after_its_answer(name: str
         assert bool((listed[tool].get("annotations") or {}).get("readOnlyHint")) == (tool == "ask_read")
         before, after = tmp_path / "before", tmp_path / "after"
         given = {"question": "Who?", "before": str(before), "after": str(after)}
-        call = asyncio.ensure_future(session.text(tool, **given))  # noqa: TID251 - no gateway here
+        call = asyncio.ensure_future(session.text(tool, **given))
         (run,) = await server.wait_for("run", tool)
         assert run["arguments"] == given
         assert not session.asked
@@ -321,7 +321,7 @@ async def test_a_call_can_end_while_its_question_is_open(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 async def test_a_hanging_call_can_be_cancelled(name: str) -> None:
     async with talking_to(name) as (server, session):
-        call = asyncio.ensure_future(session.call("hang"))  # noqa: TID251 - no gateway here
+        call = asyncio.ensure_future(session.call("hang"))
         await server.wait_for("run", "hang")
         await session.post({"method": "notifications/cancelled", "params": {"requestId": 2}})
         await server.wait_for("cancelled", "hang")
@@ -453,7 +453,7 @@ async def test_a_dropped_stream_can_be_resumed_from_the_store(name: str) -> None
         assert cursor is not None
         # The first GET may come before the server has seen the stream drop, and a result that comes between the
         # replay and the live stream is only stored. So: GET, answer, and GET from the same place again.
-        first = asyncio.ensure_future(resume(session, cursor))  # noqa: TID251 - no gateway here
+        first = asyncio.ensure_future(resume(session, cursor))
         await asyncio.sleep(0.1)
         assert await session.post({"id": question["id"], "result": ANSWERS["elicitation/create"]}) == 202
         message = await first
@@ -479,7 +479,7 @@ async def test_only_the_newer_sdk_refuses_a_foreign_host(name: str) -> None:
 @pytest.mark.parametrize("name", PYTHON)
 async def test_sigterm_ends_a_server_that_is_busy(name: str) -> None:
     async with talking_to(name) as (server, session):
-        call = asyncio.ensure_future(session.call("hang"))  # noqa: TID251 - no gateway here
+        call = asyncio.ensure_future(session.call("hang"))
         await server.wait_for("run", "hang")
         await server.kill(signal.SIGTERM)
         assert [entry["event"] for entry in server.ledger(tool="hang")] == ["run", "cancelled"]

@@ -183,10 +183,10 @@ async def test_a_route_has_a_pool_of_its_own_size(upstream: FakeUpstream, other:
     stand = await begin(routes=routes(upstream, other, over))
     for fake in (upstream, other):
         fake.tool(wait)
-    first = [asyncio.create_task(at_other(stand).call())]  # noqa: TID251 - a test's own client
+    first = [asyncio.create_task(at_other(stand).call())]
     await other.saw("tools/call")
     assert (await at_other(stand).call()).status == 503
-    first += [asyncio.create_task(stand.client().call()) for _ in range(2)]  # noqa: TID251
+    first += [asyncio.create_task(stand.client().call()) for _ in range(2)]
     await upstream.saw("tools/call", 2)
     go.set()
     assert [(await each).text for each in first] == ["done"] * 3

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from gateway import world
 from gateway.runtime import idle_memory
 from gateway.runtime.idle_memory import MANY, IdleMemory, ProcessMemory
 from gateway.runtime.python_allocator import PythonAllocator
@@ -109,7 +110,7 @@ def test_a_process_that_holds_many_calls_is_not_stopped_for_a_collection(memory:
 
 def test_a_busy_process_is_not_stopped_for_a_collection(memory: FakeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 2.0, 2.1])
-    monkeypatch.setattr(idle_memory.time, "process_time", lambda: next(seconds))
+    monkeypatch.setattr(world, "cpu", lambda: next(seconds))
     it = idle(memory)
     memory.mib = 300
     it.look()

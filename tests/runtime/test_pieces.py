@@ -5,6 +5,7 @@ from typing import Self
 
 import pytest
 
+from gateway import world
 from gateway.runtime import pieces
 from gateway.runtime.pieces import PIECE_BYTES, InTurns, Pieces, Turn
 from tests.support.turns import gives_way, work_gives_way
@@ -148,7 +149,7 @@ async def test_a_coroutine_gives_way_when_its_time_is_used_up() -> None:
 
 async def test_a_coroutine_goes_on_while_it_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 0.0009, 5.0, 5.0009])
-    monkeypatch.setattr(pieces, "clock", lambda: next(now))
+    monkeypatch.setattr(world, "stopwatch", lambda: next(now))
     turn = Turn()
     waits = turn.give_way()
     with pytest.raises(StopIteration):

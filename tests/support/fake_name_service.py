@@ -13,7 +13,7 @@ EXCHANGES = [f"exchange-{number}" for number in range(500)]
 
 
 class FakeClock:
-    """Replaces `time` in the module under test."""
+    """Replaces `world` in the module under test."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -26,13 +26,13 @@ TINY_CHUNKS: Final = b"1\r\nx\r\n" * (SIZE // 6)
 def busy_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A FAKE clock of the readers, by which each piece takes a millisecond: they give way after every one."""
     times = count()
-    monkeypatch.setattr("gateway.runtime.pieces.clock", lambda: next(times) * 0.001)
+    monkeypatch.setattr("gateway.world.stopwatch", lambda: next(times) * 0.001)
 
 
 @pytest.fixture
 def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A FAKE clock of the readers, by which nothing takes any time."""
-    monkeypatch.setattr("gateway.runtime.pieces.clock", lambda: 0.0)
+    monkeypatch.setattr("gateway.world.stopwatch", lambda: 0.0)
 
 
 async def gives_way(is_done: Callable[[], bool]) -> bool:

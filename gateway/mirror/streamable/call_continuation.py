@@ -3,10 +3,9 @@
 It is here, at the replica that its place names, or continued from the id alone if that replica has died.
 """
 
-import time
-
 from aiohttp import web
 
+from gateway import world
 from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.retry_routing import TakeOver
 from gateway.legacy_front.session import error_response
@@ -154,7 +153,7 @@ def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: Nested) ->
 def _is_old(at: MirrorArrival, place: Place, progress: Progress) -> bool:
     config = at.live.config
     seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
-    return place.issued + seconds < time.time()
+    return place.issued + seconds < world.wall()
 
 
 async def _lost(at: MirrorArrival, mark: Mark) -> web.StreamResponse:

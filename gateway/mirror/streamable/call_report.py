@@ -1,8 +1,8 @@
 """Reports how one mirrored call goes, in metrics or in the log."""
 
-import time
 from typing import Final
 
+from gateway import world
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
 from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question
@@ -26,7 +26,7 @@ class CallReport:
         self._live = live
         self._version = session.profile.version
         self._call, self._request = call, call.request
-        self._started = time.monotonic()
+        self._started = world.monotonic()
         self._asked_at: float | None = None
         self._thought = 0.0
         """Seconds in which the client was asked, and nothing was upstream."""
@@ -47,7 +47,7 @@ class CallReport:
 
     def asked(self, questions: tuple[Question, ...]) -> None:
         """The client is asked."""
-        self._asked_at = time.monotonic()
+        self._asked_at = world.monotonic()
         self._end_round(_ASKED)
         metrics, path = self._live.process.metrics, self._live.route.path
         for question in questions:
@@ -67,7 +67,7 @@ class CallReport:
 
     def _think_no_more(self) -> None:
         if self._asked_at is not None:
-            self._thought += time.monotonic() - self._asked_at
+            self._thought += world.monotonic() - self._asked_at
             self._asked_at = None
 
     def _end_round(self, ending: Ending) -> None:
@@ -118,7 +118,7 @@ class CallReport:
         if self._span is not None:
             self._span.end(ending)
         rounds = self._call.progress.round + 1
-        metrics, path, seconds = self._live.process.metrics, self._live.route.path, time.monotonic() - self._started
+        metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
         metrics.mirroring(path, -1)
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:

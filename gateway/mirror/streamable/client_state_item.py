@@ -4,12 +4,12 @@ The replicas know the level, as long as they live. One that starts later, or mis
 client's next request.
 """
 
-import time
 from typing import Final, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.mirror.client_requests import params_of
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc
@@ -49,7 +49,7 @@ def taken(message: jsonrpc.Message, live: LiveRoute, session: Session) -> tuple[
 def _opened(sealed: Raw, live: LiveRoute, session: Session) -> Level | None:
     seconds, process = live.config.state.session_ttl_seconds, live.process
     try:
-        item = process.items.open(sealed, NAME, session.route, session.principal, time.time(), seconds)
+        item = process.items.open(sealed, NAME, session.route, session.principal, world.wall(), seconds)
     except InvalidState as exc:
         process.metrics.state_rejected(exc.reason)
         return None

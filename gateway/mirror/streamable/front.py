@@ -7,8 +7,6 @@ whatever ids it brings.
 Source: specification 2025-11-25 basic/transports (Streamable HTTP).
 """
 
-import secrets
-import time
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -17,6 +15,7 @@ from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
@@ -159,7 +158,7 @@ class Mirror:
             raise ShuttingDown("try again")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
-        token = self._shared.tokens.new_session(at.incoming.path, at.caller.principal, profile, time.time())
+        token = self._shared.tokens.new_session(at.incoming.path, at.caller.principal, profile, world.wall())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
     async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
@@ -187,7 +186,7 @@ class Mirror:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
-                level = Level(level_of(params_of(message)), time.time())
+                level = Level(level_of(params_of(message)), world.wall())
                 self._shared.homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
                 if keeps_level:
@@ -224,7 +223,7 @@ class Mirror:
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
         if self.refuses_calls:
             raise ShuttingDown("call again")
-        held = StreamedCall(self._shared, at, session, secrets.token_urlsafe(9), request)
+        held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request)
         try:
             held.runner.run(at.headers)
         except BaseException:

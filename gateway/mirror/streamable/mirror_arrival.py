@@ -1,11 +1,11 @@
 """One request of a client whose sessions or calls any replica may serve."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.streamable.tokens import Nested, NoSession, Place, Session, Tokens
 from gateway.mirror.tool_catalog import CallerKey
@@ -39,7 +39,7 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
         """The session whose id the request brings; raises NoSession."""
         with self.counted():
             seconds = self.live.config.state.session_ttl_seconds
-            return tokens.session(token, *self.caller_key, time.time(), seconds)
+            return tokens.session(token, *self.caller_key, world.wall(), seconds)
 
     def nested(self, message: jsonrpc.Message, tokens: Tokens, session: Session) -> Nested:
         """The nested request that a response answers; raises InvalidRequest."""
@@ -53,7 +53,7 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
     def new_place(self, session: str, exchange: str) -> Place:
         """The place of a call that this process holds."""
         process = self.live.process
-        return Place(session, exchange, process.owner, process.epoch, time.time())
+        return Place(session, exchange, process.owner, process.epoch, world.wall())
 
     def holds(self, place: Place) -> bool:
         """Whether this process holds the call, or held it."""

@@ -8,7 +8,6 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.commands import Timer
@@ -189,7 +189,7 @@ class StreamedCall:
     # -- places -------------------------------------------------------------------------------------------------
 
     def _placed(self) -> Place:
-        return replace(self._place, issued=time.time())
+        return replace(self._place, issued=world.wall())
 
     def _mark(self) -> Mark:
         """The place of a call that runs upstream. A plain one can only begin again, but a task goes on."""

@@ -8,13 +8,13 @@ Clients echo nested ids of 3,000 characters exactly, and event ids and session i
 and proxies allow 8 KB.
 """
 
-import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from gateway import world
 from gateway.config import InForce
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_profile import Profile
@@ -154,7 +154,7 @@ class Tokens:
 
     def new_session(self, route: str, principal: bytes, profile: Profile, now: float) -> str:
         """The id of a new session."""
-        session = Session(secrets.token_urlsafe(12), route, principal, now, profile)
+        session = Session(world.token_urlsafe(12), route, principal, now, profile)
         return self._rings.value.sessions.seal(_encode(session))
 
     def is_session(self, token: str | None) -> bool:

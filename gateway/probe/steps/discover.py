@@ -4,7 +4,6 @@ That covers the kind of answer (server, proxy or web page), redirects, the clock
 """
 
 import re
-import time
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import Raw
 from yarl import URL
 
+from gateway import world
 from gateway.config import redacted_url
 from gateway.http.upstream_client import FOREIGN, REDIRECTS
 from gateway.http.upstream_url import Endpoint
@@ -193,7 +193,7 @@ def _compare_clocks(exam: ProbeContext, reply: Reply) -> None:
     if said is None:
         return
     try:
-        skew = parsedate_to_datetime(said).timestamp() - time.time()
+        skew = parsedate_to_datetime(said).timestamp() - world.wall()
     except (ValueError, OverflowError):
         return
     if abs(skew) > _SKEW_SECONDS:

@@ -3,12 +3,11 @@
 import asyncio
 import errno
 import os
-import socket
 from typing import Final
 
 from yarl import URL
 
-from gateway import __version__
+from gateway import __version__, world
 from gateway.cluster.discovery import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
 from gateway.http.upstream_client import FOREIGN, Bounds, Client, mapped
@@ -89,10 +88,7 @@ async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> Non
 def _bind(address: str) -> OSError | None:
     host, port = split_address(address)
     try:
-        family, kind, protocol, _, to = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(to)
+        world.listening(host, port).close()
     except OSError as exc:
         return exc
     return None
@@ -129,7 +125,7 @@ async def _look_at_peers(exam: Notes, config: Config) -> None:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         exam.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
         return
-    own = replica.id or socket.gethostname()
+    own = replica.id or world.host_name()
     for name, address in sorted(replica.peers.items()):
         if name == own:
             continue

@@ -5,15 +5,14 @@ Each step is separate, so that the report names the one that fails. No HTTP and 
 
 import asyncio
 import os
-import socket
 import ssl
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
 from cryptography import x509
 
+from gateway import world
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.protocol.errors import clean
@@ -39,10 +38,9 @@ async def reach(exam: ProbeContext) -> None:
 
 
 async def _resolve(exam: ProbeContext, host: str, port: int, seconds: float) -> list[str]:
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(seconds):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await world.resolve(host, port)
     except TimeoutError:
         raise exam.failed(
             "address",
@@ -73,7 +71,7 @@ async def _connect(exam: ProbeContext, addresses: Iterable[str], port: int, seco
     reached: list[tuple[str, float]] = []
     refused: list[str] = []
     for address in addresses:
-        began = time.monotonic()
+        began = world.monotonic()
         try:
             async with asyncio.timeout(seconds):
                 _, writer = await asyncio.open_connection(address, port)
@@ -82,7 +80,7 @@ async def _connect(exam: ProbeContext, addresses: Iterable[str], port: int, seco
         except OSError as exc:
             refused.append(f"{address}: {os.strerror(exc.errno) if exc.errno else 'refused'}")
         else:
-            reached.append((address, (time.monotonic() - began) * 1000))
+            reached.append((address, (world.monotonic() - began) * 1000))
             await _close(writer)
     if not reached:
         proxied = any(name in os.environ for name in _PROXIES)
@@ -198,7 +196,7 @@ def _described(certificate: bytes | None) -> tuple[str, int | None]:
         ends = opened.not_valid_after_utc
     except ValueError:
         return "an unreadable certificate", None
-    days = (ends - datetime.now(UTC)).days
+    days = (ends - datetime.fromtimestamp(world.wall(), UTC)).days
     left = f"{days} days left" if days >= 0 else "expired"
     return f"certificate of {subject} by {issuer}, until {ends:%Y-%m-%d} ({left})", days
 

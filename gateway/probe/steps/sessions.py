@@ -1,14 +1,13 @@
 """Examines legacy sessions, opened in the same way as the gateway opens them."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from msgspec import Raw
 
-from gateway import __version__
+from gateway import __version__, world
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.probe.steps.context import ProbeContext, Stopped
@@ -51,11 +50,11 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
     Raises GatewayError, ValueError or TimeoutError.
     """
     channel, headers = connect(), exam.subject.headers
-    began = time.monotonic()
+    began = world.monotonic()
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             channel, result = await channel.open(initialize(version), headers)
-        seconds = time.monotonic() - began
+        seconds = world.monotonic() - began
         shaken = handshake.handshake(result)
         await channel.listen(shaken.version, headers, _NOT_HEARD)
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)

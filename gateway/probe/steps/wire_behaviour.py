@@ -4,9 +4,9 @@ The probe sends requests of its own here, because the gateway's channel hides th
 """
 
 import asyncio
-import time
 from typing import Final
 
+from gateway import world
 from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_client import FOREIGN
 from gateway.http.upstream_reply import AwaitedReply
@@ -123,7 +123,7 @@ async def end(exam: ProbeContext, headers: Headers) -> bool:
 
 async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) -> None:
     """Listen to the idle GET stream; `ready` is set once it is open or has failed."""
-    began = time.monotonic()
+    began = world.monotonic()
     heard: list[tuple[float, bytes]] = []
     how = "stayed open"
     own = {**headers, "Accept": EVENTS}
@@ -143,7 +143,7 @@ async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) 
         how = f"broke ({type(exc).__name__})"
     finally:
         ready.set()
-    after = time.monotonic() - began
+    after = world.monotonic() - began
     signs = [seconds for seconds, data in heard if data.startswith((b":", b"event: ping")) or b'"ping"' in data]
     if signs:
         exam.server.keep_alive_seconds = round(signs[0], 1)
@@ -153,7 +153,7 @@ async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) 
 async def _hear(reply: AwaitedReply, began: float, heard: list[tuple[float, bytes]]) -> str:
     size = 0
     async for chunk in reply:
-        heard.append((time.monotonic() - began, chunk.lstrip()[:200]))
+        heard.append((world.monotonic() - began, chunk.lstrip()[:200]))
         size += len(chunk)
         if size > _SHOWN_BYTES:
             return "carried more than the probe reads"

@@ -1,8 +1,8 @@
 """How much of each limit a process uses, read when the metrics are asked for."""
 
-import time
 from collections.abc import Callable, Mapping
 
+from gateway import world
 from gateway.telemetry.metrics.series import Count, Counts
 
 
@@ -48,7 +48,7 @@ class Saturation:
         """Note a reload; the start of the process counts as one."""
         self._reload_ok.set(applied)
         if applied:
-            self._reload_time.set(time.time())
+            self._reload_time.set(world.wall())
 
     def show_certificates(self, expiries: Mapping[str, float]) -> None:
         """Show the certificates of a configuration in place of those before."""

@@ -6,12 +6,12 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.process.child import Child
 from gateway.process.launcher import ChildLauncher
 from gateway.protocol import era, jsonrpc, mcp
@@ -56,7 +56,7 @@ class StdioEra:
         """Return whether the server takes modern requests; requests that arrive meanwhile share one probe."""
         if self.known is None and self._unsure_until > 0 and self.launcher.has_initialized:
             self.known = False
-        if self.known is None and time.monotonic() > self._unsure_until:
+        if self.known is None and world.monotonic() > self._unsure_until:
             await self._share(self._ask)
         return bool(self.known)
 
@@ -89,7 +89,7 @@ class StdioEra:
             self._probe = None
         self.known = found
         if found is None:
-            self._unsure_until = time.monotonic() + _UNSURE_SECONDS
+            self._unsure_until = world.monotonic() + _UNSURE_SECONDS
         name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
         self._metrics.era_probed(self._route, name)
         if found is not None:

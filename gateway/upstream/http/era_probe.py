@@ -10,10 +10,10 @@ handshake shows that the upstream takes its credentials but is not legacy waits 
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final
 
+from gateway import world
 from gateway.http.upstream_client import FOREIGN, REDIRECTS
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import era, mcp, sse
@@ -87,7 +87,7 @@ class EraProbe:
 
     async def _may_start(self, *, waits: bool) -> bool:
         """Return whether this request may start a probe, after the wait for that if it `waits`."""
-        pause = self._next_start - time.monotonic()
+        pause = self._next_start - world.monotonic()
         if not waits:
             return pause <= 0 and not self._waiting
         self._waiting += 1
@@ -98,18 +98,18 @@ class EraProbe:
         return True
 
     def _start(self, headers: Headers) -> _Probe:
-        self._next_start = time.monotonic() + self._times.probe_pause_seconds
+        self._next_start = world.monotonic() + self._times.probe_pause_seconds
         probe = self._probe = _Probe(headers)
         probe.task = self._tasks.start(self._ask(probe), "era probe")
         return probe
 
     def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
         """A handshake used HTTP+SSE, which only legacy servers speak, or found that the upstream left it."""
-        self.known, self._found = False if speaks_sse else None, time.monotonic()
+        self.known, self._found = False if speaks_sse else None, world.monotonic()
 
     def doubt(self) -> None:
         """The upstream answered like one of the other era: probe again, unless the result is recent."""
-        if time.monotonic() - self._found > _DOUBT_SECONDS:
+        if world.monotonic() - self._found > _DOUBT_SECONDS:
             self.known = None
 
     async def _ask(self, probe: _Probe) -> None:
@@ -124,7 +124,7 @@ class EraProbe:
         name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
         self._metrics.era_probed(self.endpoint.route, name)
         if found is not None:
-            self.known, self._found = found, time.monotonic()
+            self.known, self._found = found, world.monotonic()
             self._answered()
             log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
 

@@ -6,13 +6,12 @@ lost only if a `ping` in it is refused too. Otherwise a call that is sent again 
 
 import errno
 import re
-import secrets
-import socket
 from collections.abc import Awaitable, Iterable
 from typing import Final
 
 from msgspec import Raw
 
+from gateway import world
 from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http.upstream_url import Endpoint
@@ -95,7 +94,7 @@ class SuspectedSessionLoss(SessionLost):
 def is_local(exc: BaseException) -> bool:
     """Whether there is no connection for a reason on this host: names, file descriptors, memory, routes."""
     cause = exc.__cause__ if isinstance(exc, NotConnected) else None
-    return isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno in _LOCAL_CAUSES)
+    return isinstance(cause, world.LookupFailed) or (isinstance(cause, OSError) and cause.errno in _LOCAL_CAUSES)
 
 
 async def read_response(response: AwaitedReply, limit: int, where: str, throttle: Throttle | None = None) -> bytes:
@@ -153,7 +152,7 @@ def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]])
 
 def ping_id() -> bytes:
     """Return a new id for a ping. Some servers key streams by it across sessions, so ids are never reused."""
-    return b'"%b%b"' % (PING_PREFIX, secrets.token_hex(8).encode())
+    return b'"%b%b"' % (PING_PREFIX, world.token_hex(8).encode())
 
 
 def check_ping_answer(said: jsonrpc.Error | Raw, endpoint: Endpoint) -> None:

@@ -8,9 +8,9 @@ Each held call has such a stream, which is mostly silent. So no task reads it: i
 """
 
 import asyncio
-import time
 from typing import Final, Protocol
 
+from gateway import world
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001
@@ -121,7 +121,7 @@ class StandaloneStream:
     def _get(self) -> None:
         self._timer = None
         self._attempts += 1
-        self._began = time.monotonic()
+        self._began = world.monotonic()
         self._is_repeated = False
         self._send()
 
@@ -142,7 +142,7 @@ class StandaloneStream:
             self._failures += 1
         else:
             self._note_head()
-            self._failures = 0 if time.monotonic() - self._began > _STABLE_SECONDS else self._failures + 1
+            self._failures = 0 if world.monotonic() - self._began > _STABLE_SECONDS else self._failures + 1
         self._get_after_pause()
 
     def _end(self) -> None:

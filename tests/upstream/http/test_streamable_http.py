@@ -6,22 +6,19 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
-from aiohappyeyeballs import start_connection
 from msgspec import structs
 
 from gateway.http.upstream_client import Client
-from gateway.http_client.addresses import AddressInfo
 from gateway.http_client.errors import NotConnected
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
-from gateway.sessions.pool import checkout
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.http.resumption import MAX_EVENT_IDS
 from gateway.upstream.http.streamable_http import StreamableChannel
+from gateway.world import AddressInfo
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.stand import Start
 from tests.support.upstream_side import INFO, KEY, UpstreamSide
@@ -678,8 +675,7 @@ class FakeHost:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lacks_descriptors = 0
         self.lacks_names = 0
-        connect = partial(start_connection, socket_factory=self.open_socket)
-        monkeypatch.setattr("gateway.http_client.connector.start_connection", connect)
+        monkeypatch.setattr("gateway.world.new_socket", self.open_socket)
         monkeypatch.setattr("gateway.http_client.addresses._look_up", self.look_up)
 
     def open_socket(self, address: Any) -> socket.socket:
@@ -766,13 +762,11 @@ async def test_a_cancelled_resumption_leaves_nothing_behind(upstream: FakeUpstre
 async def test_pauses_grow_until_something_new_is_heard(
     upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 3600.0)  # the sweeper would never yield in the sleep below
     pauses: list[float] = []
     moment = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        if seconds >= 1:  # the pool's sweeper sleeps, too, and must let others run
-            pauses.append(seconds)
+        pauses.append(seconds)
         await moment(0)
 
     new = saying(("e2", progress(1)))
