@@ -1,11 +1,11 @@
 """Open connections without a request, kept for the next request to their origin."""
 
-import asyncio
-import time
 from typing import Final
 
+from gateway import world
 from gateway.http_client.connection import Connection
 from gateway.http_client.origin import Origin
+from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
 
 KEEP_ALIVE_SECONDS: Final = 4.0
@@ -24,9 +24,7 @@ class IdleConnections:
         self._seconds = seconds
         self._by_origin: dict[Origin, dict[Connection, None]] = {}
         """The connections of each origin, the one that was used last at the end."""
-        self._sweep_seconds = min(_SWEEP_SECONDS, seconds)
-        self._guarded = tasks.guard(self._sweep, "idle upstream connections")
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._sweep, min(_SWEEP_SECONDS, seconds), tasks, "idle upstream connections")
 
     def __len__(self) -> int:
         return sum(map(len, self._by_origin.values()))
@@ -39,13 +37,13 @@ class IdleConnections:
         if seconds <= 0:
             connection.abort()
             return
-        connection.expires = time.monotonic() + seconds
+        connection.expires = world.monotonic() + seconds
         connections = self._by_origin.get(connection.origin)
         if connections is None:
             connections = self._by_origin[connection.origin] = {}
         connections[connection] = None
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._guarded)
+        if connection.expires < self._alarm.due:
+            self._alarm.set(connection.expires)
 
     def take(self, origin: Origin, *, looks: bool = True) -> Connection | None:
         """Return an open connection; close those that have ended.
@@ -56,7 +54,7 @@ class IdleConnections:
         while connections:
             connection, _ = connections.popitem()
             is_good = connection.is_usable if looks else connection.is_open
-            if is_good and connection.expires > time.monotonic():
+            if is_good and connection.expires > world.monotonic():
                 return connection
             connection.abort()
         return None
@@ -67,14 +65,12 @@ class IdleConnections:
         if connections is not None:
             connections.pop(connection, None)
 
-    def _sweep(self) -> None:
-        """Close the connections that were not used for too long: one timer for all of them."""
-        now = time.monotonic()
+    def _sweep(self, now: float) -> float | None:
+        """Close the connections that were not used for too long."""
         for origin, connections in tuple(self._by_origin.items()):
             for connection in [each for each in connections if each.expires <= now]:
                 del connections[connection]
                 connection.abort()
             if not connections:
                 del self._by_origin[origin]
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._sweep_seconds, self._guarded) if self._by_origin else None
+        return min((each.expires for kept in self._by_origin.values() for each in kept), default=None)

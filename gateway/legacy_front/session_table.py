@@ -1,12 +1,10 @@
 """The client sessions of one process, with their caps, with their idle time."""
 
-import asyncio
-import secrets
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from gateway import world
 from gateway.config import Config, InForce
 from gateway.http.incoming import Caller
 from gateway.legacy_front.backend import Connect
@@ -15,6 +13,7 @@ from gateway.legacy_front.session_ids import Front
 from gateway.protocol.errors import Busy, GatewayError, InvalidRequest
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
+from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import pool_errors
 from gateway.telemetry import Metrics
@@ -29,11 +28,10 @@ class SessionTable:
         self.budget = Budget("limits.replay_bytes", in_force.part(_replay_bytes))
         metrics.watch_budget(self.budget.name, self.budget.status)
         self._metrics = metrics
-        self._tasks = tasks
         self._sessions: dict[str, FrontSession] = {}
         self._counts: Counter[tuple[str, ...] | tuple[str, bytes]] = Counter()
         """By the path of a route, alone or with a principal or an address."""
-        self._sweeper: asyncio.Task[None] | None = None
+        self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "session sweeper of legacy clients")
 
     def find(self, name: str) -> FrontSession | None:
         """Return a session that lives here."""
@@ -47,12 +45,11 @@ class SessionTable:
     def open(self, live: LiveRoute, front: Front, caller: Caller, connect: Connect) -> FrontSession:
         """Begin a session; raises Busy."""
         self._check(live, caller)
-        name = secrets.token_hex(16)
+        name = world.token_hex(16)
         session = FrontSession(live, front, name, caller, self.budget, connect, self._ended)
         self._sessions[name] = session
         self._count(session, 1)
-        if self._sweeper is None:
-            self._sweeper = self._tasks.start(self._sweep(), "session sweeper of legacy clients")
+        self._alarm.set(_due(session, session.used))
         return session
 
     def _check(self, live: LiveRoute, caller: Caller) -> None:
@@ -93,21 +90,19 @@ class SessionTable:
         del self._sessions[session.name]
         self._count(session, -1)
 
-    async def _sweep(self) -> None:
+    def _sweep(self, now: float) -> float | None:
         """End the sessions whose clients have sent nothing, and listened to nothing, for a while.
 
         A stream keeps a session alive only if the session is initialized, because anyone can open a stream.
         """
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            now = time.monotonic()
-            for session in tuple(self._sessions.values()):
-                config = session.live.config
-                is_in_use = session.readers and not session.is_unproven
-                if not is_in_use and now - session.used > config.sessions.client_idle_seconds:
-                    session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
-                elif session.awaits_initialize and now - session.began > config.limits.receive_seconds:
-                    session.end(InvalidRequest("`initialize` did not arrive within limits.receive_seconds"))
+        for session in tuple(self._sessions.values()):
+            config = session.live.config
+            is_in_use = session.readers and not session.is_unproven
+            if not is_in_use and now - session.used >= config.sessions.client_idle_seconds:
+                session.end(InvalidRequest("The session was idle for sessions.client_idle_seconds"))
+            elif session.awaits_initialize and now - session.began >= config.limits.receive_seconds:
+                session.end(InvalidRequest("`initialize` did not arrive within limits.receive_seconds"))
+        return min((_due(session, now) for session in self._sessions.values()), default=None)
 
     def keep_only(self, paths: Iterable[str], error: GatewayError) -> None:
         """End the sessions of all other paths, which a reload has removed."""
@@ -119,9 +114,15 @@ class SessionTable:
     def end_all(self, error: GatewayError) -> None:
         """End every session."""
         self.keep_only((), error)
-        if self._sweeper is not None:
-            _ = self._sweeper.cancel()
-            self._sweeper = None
+        self._alarm.stop()
+
+
+def _due(session: FrontSession, now: float) -> float:
+    """When a session may have to end, as far as is known now."""
+    config = session.live.config
+    if session.awaits_initialize:
+        return session.began + min(config.limits.receive_seconds, config.sessions.client_idle_seconds)
+    return (now if session.readers else session.used) + config.sessions.client_idle_seconds
 
 
 def _replay_bytes(config: Config) -> int:

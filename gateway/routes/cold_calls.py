@@ -91,12 +91,22 @@ class ColdCalls:
         self._calls: dict[str, ColdCall] = {}
         self._due: dict[int, dict[str, None]] = {}
         """The ids of the calls by the second in which they are due."""
+        self._after_add: Callable[[int], None] = lambda _: None
         self._used = 0
         self.refused = 0
         """How often a call stayed held because there was no room."""
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def after_add(self, callback: Callable[[int], None]) -> None:
+        """Call back whenever a record was added, with the second in which it is due."""
+        self._after_add = callback
+
+    @property
+    def next_due(self) -> int | None:
+        """The second in which the next call is due."""
+        return min(self._due, default=None)
 
     def find(self, exchange_id: str) -> ColdCall | None:
         """Return the record of an exchange."""
@@ -119,6 +129,7 @@ class ColdCalls:
         self._used += call.size
         self._count(call, 1)
         call.live.process.metrics.show_cold_call(call.live.route.path, 1)
+        self._after_add(call.due)
 
     def take(self, call: ColdCall) -> bool:
         """Drop a record; returns False if it is gone already. Whoever takes it may continue or end the call."""

@@ -1,19 +1,19 @@
 """Gives up cold calls whose clients did not come back: answers their questions, cancels them, ends their sessions."""
 
-import asyncio
 import math
-import time
 from collections import deque
 from typing import Final
 
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.cluster import witness
 from gateway.exchange.input_requests import Question, withdrawn
 from gateway.protocol.errors import UpstreamError
 from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import ColdEnding, Event, get_logger
 from gateway.upstream.channel import Headers
@@ -26,26 +26,23 @@ _MOST_AT_ONCE: Final = 32
 
 
 class ColdExpiry:
-    """Looks for cold calls that are due, once a second."""
+    """Gives cold calls up when they are due."""
 
     def __init__(self, cold: ColdCalls, tasks: Tasks) -> None:
         self._cold = cold
         self._tasks = tasks
         self._queue: deque[ColdCall] = deque()
         self._running = 0
-
-    def begin(self) -> None:
-        """Look from now on."""
-        self._tasks.spawn(self._sweep(), "cold call sweeper")
+        alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "expiry of cold calls")
+        cold.after_add(alarm.set)
 
     def give_up_all(self) -> None:
         """Give all cold calls up, because no process has the keys to continue them."""
         self._give_up(self._cold.take_due(float("inf")))
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            self._give_up(self._cold.take_due(time.monotonic()))
+    def _sweep(self, now: float) -> float | None:
+        self._give_up(self._cold.take_due(now))
+        return self._cold.next_due
 
     def _give_up(self, calls: list[ColdCall]) -> None:
         self._queue.extend(calls)
@@ -65,7 +62,7 @@ class ColdExpiry:
         is_taken = await process.witness.is_taken(call.id, call.round) if process.witness.is_needed else False
         if is_taken is None and call.inquiries < len(witness.ASK_AGAIN_SECONDS):
             pause = witness.ASK_AGAIN_SECONDS[call.inquiries]
-            due = math.ceil(time.monotonic() + pause)
+            due = math.ceil(world.monotonic() + pause)
             self._cold.add(replace(call, due=due, inquiries=call.inquiries + 1))
             return
         if is_taken is not False:

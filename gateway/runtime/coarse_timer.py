@@ -1,20 +1,71 @@
-"""A timer for waits that nearly always end early: one tick for all of them instead of one timer each.
+"""A timer for waits that nearly always end early: one for all of them instead of one each.
 
 A plain call has three deadlines (its leg, the upstream's silence, the client's keep-alive) and normally reaches none.
 A coarse timer has one fixed length, so a dict keeps its keys in the order of their deadlines: arming and disarming
-cost one dict operation, and a tick looks only at the oldest entries.
+cost one dict operation, and the timer looks only at the oldest entries, when the first of them is due.
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Final
+from weakref import ref
 
+from gateway import world
 from gateway.runtime.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
 """A callback is at most this late."""
+
+
+class Alarm:
+    """Rings when something is due, at most `tick` seconds late; while nothing is, it costs nothing.
+
+    It does not keep its owner: after a reload, a route that has ended goes before the alarm that it set would ring.
+    """
+
+    __slots__ = ("__weakref__", "_look", "_self", "_tick", "_timer", "due", "ring")
+
+    def __init__(self, look: Callable[[float], float | None], tick: float, tasks: Tasks, name: str) -> None:
+        """`look` does what is due at a monotonic time, and returns when the next thing is due, if there is one."""
+        self._look = look
+        self._tick = tick
+        self.ring = tasks.guard(self._ring, name)
+        self._timer: asyncio.TimerHandle | None = None
+        self._self = ref(self)
+        self.due = inf
+        """The monotonic time at which it rings; infinite if it is not set."""
+
+    def set(self, due: float) -> None:
+        """Ring when this is due, unless something else is due before that."""
+        if due >= self.due:
+            return
+        self.stop()
+        self.due = due
+        seconds = max(due - world.monotonic(), self._tick)
+        self._timer = asyncio.get_running_loop().call_later(seconds, _ring_if_kept, self._self)
+
+    def stop(self) -> None:
+        """Ring no more until it is set again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.due = inf
+
+    def _ring(self) -> None:
+        self._timer, self.due = None, inf
+        following: float | None = world.monotonic() + self._tick  # should `look` raise
+        try:
+            following = self._look(world.monotonic())
+        finally:
+            if following is not None:
+                self.set(following)
+
+
+def _ring_if_kept(of: ref[Alarm]) -> None:
+    if (alarm := of()) is not None:
+        alarm.ring()
 
 
 class CoarseTimer:
@@ -22,12 +73,10 @@ class CoarseTimer:
 
     def __init__(self, seconds: float, tasks: Tasks, name: str) -> None:
         self._seconds = seconds
-        self._tick = min(TICK_SECONDS, seconds)
         self._waiting: dict[object, tuple[float, Callable[..., None], *tuple[object, ...]]] = {}
-        self._guarded = tasks.guard(self._ring, f"alarm {name}")
+        self._alarm = Alarm(self._ring, min(TICK_SECONDS, seconds), tasks, f"alarm {name}")
         self._name = name
         self._tasks = tasks
-        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -37,9 +86,10 @@ class CoarseTimer:
         waiting = self._waiting
         if key in waiting:
             del waiting[key]  # the dict must stay in the order of the deadlines
-        waiting[key] = time.monotonic() + self._seconds, callback, *args
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._tick, self._guarded)
+        deadline = world.monotonic() + self._seconds
+        waiting[key] = deadline, callback, *args
+        if deadline < self._alarm.due:
+            self._alarm.set(deadline)
 
     def deadline(self, key: object) -> float | None:
         """Return the monotonic time at which `key` is called back; None if its time does not run."""
@@ -50,10 +100,7 @@ class CoarseTimer:
         """Stop the time of `key`, if it runs."""
         self._waiting.pop(key, None)
 
-    def _ring(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._tick, self._guarded) if self._waiting else None
-        now = time.monotonic()
+    def _ring(self, now: float) -> float | None:
         due = []
         for key, (deadline, callback, *args) in self._waiting.items():
             if deadline > now:
@@ -65,3 +112,4 @@ class CoarseTimer:
             if entry is not None and entry[0] <= now:
                 del self._waiting[key]
                 self._tasks.guard(callback, f"alarm {self._name}")()
+        return next((deadline for deadline, *_ in self._waiting.values()), None)

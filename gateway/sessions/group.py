@@ -4,11 +4,11 @@ What is learnt: the server's handshake, its tools, the credentials that it accep
 """
 
 import itertools
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from gateway import world
 from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
@@ -31,18 +31,27 @@ _GENERATIONS: Final = itertools.count()
 class Group(Queue[S]):
     """The sessions of one pool key."""
 
-    def __init__(self, key: PoolKey, *, is_affine: bool, prove: Callable[[bytes], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        key: PoolKey,
+        *,
+        is_affine: bool,
+        prove: Callable[[bytes], None] = lambda _: None,
+        may_be_stale: Callable[[], None] = lambda: None,
+    ) -> None:
         """`is_affine`: all calls go to one session (`sessions.affinity: principal`)."""
         super().__init__(key.principal, is_affine=is_affine)
         self.key = key
         self.prove = prove
         """To be told the principal when the upstream has answered one of its calls, or asks in one."""
+        self.may_be_stale = may_be_stale
+        """To be told that one of its sessions may be of no use any more."""
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
         self.former: dict[str, Tool] | None = None
         """The tools as known before a change may have been missed; calls that began then are judged by these."""
-        self.used = time.monotonic()
+        self.used = world.monotonic()
         self.generation = next(_GENERATIONS)
         """Renewed after everything that may have changed a list; unique across groups."""
         self._accepted: Newest[tuple[str | None, str | None], float] = Newest(_CREDENTIALS_KEPT)
@@ -75,12 +84,12 @@ class Group(Queue[S]):
 
     def accept(self, headers: Headers) -> None:
         """Note that the upstream has just served a request with this credential."""
-        _ = self._accepted.keep(credential_of(headers), time.monotonic())
+        _ = self._accepted.keep(credential_of(headers), world.monotonic())
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""
         accepted = self._accepted.get(credential_of(headers))
-        return accepted is not None and time.monotonic() - accepted < _ACCEPTED_SECONDS
+        return accepted is not None and world.monotonic() - accepted < _ACCEPTED_SECONDS
 
     @property
     def served(self) -> float:
@@ -105,6 +114,7 @@ class Group(Queue[S]):
 
     def deaf(self, *, heard: bool) -> None:
         """Forget everything if the stream once worked: the server was restarted, and may be a different one now."""
+        self.may_be_stale()
         if heard:
             self.missed()
 
@@ -112,11 +122,18 @@ class Group(Queue[S]):
 class Groups(dict[PoolKey, Group[S]]):
     """The groups of one pool by their keys."""
 
-    def __init__(self, *, is_affine: bool, prove: Callable[[bytes], None] = lambda _: None) -> None:
-        """`prove` is as in `Group`."""
+    def __init__(
+        self,
+        *,
+        is_affine: bool,
+        prove: Callable[[bytes], None] = lambda _: None,
+        may_be_stale: Callable[[], None] = lambda: None,
+        made: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`prove` and `may_be_stale` are as in `Group`; `made` is called when there is one more group."""
         super().__init__()
         self._is_affine = is_affine
-        self._prove = prove
+        self._prove, self._may_be_stale, self._made = prove, may_be_stale, made
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
 
@@ -124,8 +141,10 @@ class Groups(dict[PoolKey, Group[S]]):
         """The group of a key; made when it is new."""
         group = self.get(key)
         if group is None:
-            group = self[key] = Group(key, is_affine=self._is_affine or bool(key.pin), prove=self._prove)
-        group.used = time.monotonic()
+            self._made()
+            is_affine = self._is_affine or bool(key.pin)
+            group = self[key] = Group(key, is_affine=is_affine, prove=self._prove, may_be_stale=self._may_be_stale)
+        group.used = world.monotonic()
         return group
 
     @property
@@ -140,7 +159,7 @@ class Groups(dict[PoolKey, Group[S]]):
 
     def forget_if_empty(self, group: Group[S], before: float) -> None:
         """Forget a group without sessions and requests that was not used since `before`."""
-        if not group.sessions and not group.waiting and group.used < before:
+        if not group.sessions and not group.waiting and group.used <= before:
             self._served = max(self._served, group.served)
             del self[group.key]
 

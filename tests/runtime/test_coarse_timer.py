@@ -1,8 +1,10 @@
 """The coarse timer: each armed key calls back once."""
 
 import asyncio
+import gc
+import weakref
 
-from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.coarse_timer import Alarm, CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
@@ -56,3 +58,36 @@ async def test_an_alarms_bug_is_counted_and_the_others_still_ring() -> None:
     alarm.arm("good", rung.set)
     await asyncio.wait_for(rung.wait(), 2)
     assert metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 1
+
+
+async def test_an_alarm_looks_when_the_first_thing_is_due_and_not_before() -> None:
+    loop = asyncio.get_running_loop()
+    looked: list[float] = []
+    over = loop.create_future()
+
+    def look(now: float) -> float | None:
+        looked.append(now)
+        if len(looked) < 3:
+            return now + 0.01  # sooner than the tick
+        over.set_result(None)
+        return None
+
+    alarm = Alarm(look, 0.05, Tasks(Metrics("0")), "test")
+    began = loop.time()
+    alarm.set(began + 60)
+    alarm.set(began + 0.1)
+    alarm.set(began + 30)
+    await asyncio.wait_for(over, 2)
+    assert looked[0] - began >= 0.1
+    assert min(later - earlier for earlier, later in zip(looked, looked[1:], strict=False)) >= 0.05
+    assert alarm.due == float("inf"), "nothing is left"
+
+
+async def test_an_alarm_does_not_keep_its_owner() -> None:
+    alarm = CoarseTimer(60, Tasks(Metrics("0")), "test")
+    alarm.arm("key", lambda: None)
+    alarm.disarm("key")
+    gone = weakref.ref(alarm)
+    del alarm
+    gc.collect()
+    assert gone() is None

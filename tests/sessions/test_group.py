@@ -171,7 +171,7 @@ def test_an_empty_group_is_forgotten_and_when_it_was_served_is_not() -> None:
     made.accept(ADA)
     served = groups.served
     assert served > float("-inf")
-    groups.forget_if_empty(made, made.used)
+    groups.forget_if_empty(made, made.used - 0.001)
     assert groups.get(KEY) is made, "it was used after that"
     other.sessions["session"] = None
     for each in (made, other):

@@ -24,7 +24,7 @@ CLIENT = {"name": "bench", "version": "1"}
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 DECLINE = {"action": "decline"}
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
-BACKGROUND = ("session sweeper", "side stream", "look for peers", "cold call sweeper")
+BACKGROUND = ("side stream", "look for peers")
 """Tasks that run while the gateway is idle."""
 SHORT_TIMES = StreamTimes(
     drain_seconds=0.1, side_head_seconds=0.1, reopen_seconds=(0.0, 0.01, 0.01, 0.01), probe_pause_seconds=0.0

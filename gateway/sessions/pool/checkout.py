@@ -9,13 +9,14 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 
 import asyncio
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.protocol.errors import Busy
+from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import GATEWAY, Capacity, Limits, Opener, Request
@@ -48,13 +49,17 @@ class Checkout(ABC):
         self._metrics = metrics
         self._tasks = tasks
         self._retired = retired
-        self._groups: Groups[Session] = Groups(is_affine=self.route.sessions.affinity == "principal", prove=self.prove)
+        name = f"session sweeper of {self.route.path}"
+        self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, name)
+        is_affine = self.route.sessions.affinity == "principal"
+        self._groups: Groups[Session] = Groups(
+            is_affine=is_affine, prove=self.prove, may_be_stale=self._sweep_soon, made=self._sweep_later
+        )
         self.group = self._groups.of
         """Returns the group of a key; makes it when it is new."""
         self._capacity: Capacity[Session] = Capacity(self._limits)
         self._rate = OpeningRate(settings)
         self.closed = False
-        self._sweeper = tasks.start(self._sweep(), f"session sweeper of {self.route.path}")
         settings.after_replace(self._change_limits)
         self._show_newcomers()
 
@@ -113,6 +118,8 @@ class Checkout(ABC):
     def _change_limits(self, _: RouteSettings) -> None:
         self._capacity.change_limits(self._limits)
         self._show_newcomers()
+        if self._groups:
+            self._sweep_later()
         for group in tuple(self._groups.values()):
             self._assign(group)
 
@@ -259,7 +266,7 @@ class Checkout(ABC):
 
     def _keep(self, session: Session) -> None:
         group = session.group
-        group.used = session.idle_since = time.monotonic()
+        group.used = session.idle_since = world.monotonic()
         session.move(_IDLE)
         self._capacity.rested(session, group)
         self._assign(group)
@@ -307,20 +314,26 @@ class Checkout(ABC):
             session.lose()
             self._drop(session)
 
-    async def _sweep(self) -> None:
+    def _sweep_later(self) -> None:
+        """Nothing of a group is stale before it was not used for `sessions.idle_seconds`."""
+        self._alarm.set(world.monotonic() + self._config.sessions.idle_seconds)
+
+    def _sweep_soon(self) -> None:
+        self._alarm.set(world.monotonic())
+
+    def _sweep(self, now: float) -> float | None:
         """Close sessions that were not used for `sessions.idle_seconds`, and forget empty groups."""
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            before = time.monotonic() - self._config.sessions.idle_seconds
-            for group in list(self._groups.values()):
-                while group.idle and _is_stale(session := next(iter(group.idle)), before):
-                    self._drop(session)
-                self._groups.forget_if_empty(group, before)
+        seconds = self._config.sessions.idle_seconds
+        for group in list(self._groups.values()):
+            while group.idle and _is_stale(session := next(iter(group.idle)), now - seconds):
+                self._drop(session)
+            self._groups.forget_if_empty(group, now - seconds)
+        return min((_unused_since(group, now) + seconds for group in self._groups.values()), default=None)
 
     def retire(self) -> None:
         """End all idle sessions, and keep none any more: those in use end with their calls, and so do new ones."""
         self.closed = True
-        _ = self._sweeper.cancel()
+        self._alarm.stop()
         self._retired()
         for group in tuple(self._groups.values()):
             for session in tuple(group.idle):
@@ -337,4 +350,11 @@ def _is_orderly(session: Session) -> bool:
 
 def _is_stale(session: Session, before: float) -> bool:
     """Whether an idle session is useless, or has not been used since `before`."""
-    return session.lost or (session.idle_since < before and not session.shared.joiners)
+    return session.lost or (session.idle_since <= before and not session.shared.joiners)
+
+
+def _unused_since(group: Group[Session], now: float) -> float:
+    """Since when at the earliest something of a group was not used."""
+    if group.idle:
+        return next(iter(group.idle)).idle_since
+    return now if group.sessions or group.waiting else group.used

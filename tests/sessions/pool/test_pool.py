@@ -476,7 +476,7 @@ class Unsearched(Groups):
 
 async def test_a_release_does_not_search_the_groups() -> None:
     bench = Bench(sessions={"max": 40, "max_per_principal": 1, "max_newcomers": 40})
-    _ = bench.pool._sweeper.cancel()
+    bench.pool._alarm.stop()
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
     waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit
     waiting |= {bench.acquire(key(f"w{number}")) for number in range(40)}
