@@ -1,0 +1,268 @@
+"""SIMULATED modern clients: each plays one call to its end, and records what it was told."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.protocol import mcp
+from tests.simulation import plain_http as http
+from tests.simulation.plan import Call
+
+_REQUEST_SECONDS: Final = 120.0
+_PATIENCE_SECONDS: Final = 75.0
+"""How long a client tries again before it gives a call up."""
+_META: Final = {
+    mcp.META_VERSION: mcp.MODERN,
+    mcp.META_CLIENT_INFO: {"name": "simulated", "version": "1"},
+    mcp.META_CAPABILITIES: {"elicitation": {"form": {}}, "sampling": {}},
+}
+
+
+@dataclass
+class Told:
+    """One final message that a client got."""
+
+    at: float
+    replica: int
+    status: int
+    message: dict[str, Any]
+    is_first: bool
+    """Whether its request had no state."""
+    state: str | None = None
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return self.message.get("error")
+
+    @property
+    def reason(self) -> str:
+        error = self.error
+        return "" if error is None else str((error.get("data") or {}).get("reason", ""))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return dict(self.message.get("result") or {})
+
+
+@dataclass
+class Record:
+    """What one client has seen and done."""
+
+    call: Call
+    began: float = 0.0
+    ended: float | None = None
+    outcome: str = ""
+    """result, error, broken (no reply to the first request), gave up, abandoned."""
+    final: Told | None = None
+    told: list[Told] = field(default_factory=list)
+    given: dict[str, list[str]] = field(default_factory=dict)
+    """The answers that it gave to each question."""
+    asked: list[str] = field(default_factory=list)
+    sent: int = 0
+    came_back_late: bool = False
+    """It left during a retry for so long that the gateway may have cancelled the call."""
+    strange: list[str] = field(default_factory=list)
+
+
+class Client:
+    """Plays one call."""
+
+    def __init__(self, call: Call, addresses: list[tuple[str, int]], record: Record) -> None:
+        self._call, self._addresses, self.record = call, addresses, record
+        self._turn = 0
+        self._ids = 0
+        self._gave = 0
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _replica(self) -> int:
+        order = self._call.replicas
+        replica = order[self._turn % len(order)]
+        self._turn += 1
+        return replica
+
+    async def play(self) -> None:
+        """Play the call to its end."""
+        await asyncio.sleep(self._call.at)
+        record = self.record
+        record.began = self._now()
+        try:
+            await self._play()
+        finally:
+            record.ended = self._now()
+
+    async def _play(self) -> None:
+        record, habit = self.record, self._call.habit
+        told = await self._first()
+        while told is not None:
+            result = told.result
+            if told.error is not None:
+                record.outcome, record.final = "error", told
+                return
+            if result.get("resultType") != "input_required":
+                record.outcome, record.final = "result", told
+                return
+            state, questions = result.get("requestState"), result.get("inputRequests") or {}
+            record.asked += [_name(question) for question in questions.values()]
+            if habit == "abandons" and questions:
+                record.outcome = "abandoned"
+                return
+            if questions:
+                await asyncio.sleep(25.0 if habit == "late" else self._call.think)
+            if habit == "asks again" and questions:
+                again = await self._until_told(state, {})
+                if again is None:
+                    return
+                if again.result.get("resultType") != "input_required":
+                    told = again
+                    continue
+                if self._turn % 2:
+                    state = again.result.get("requestState")
+            answers = {key: self._answer(question) for key, question in questions.items()}
+            told = await self._retry(state, answers, questions)
+
+    async def _first(self) -> Told | None:
+        """Begin the call."""
+        until = self._now() + _PATIENCE_SECONDS
+        while self._now() < until:
+            try:
+                told = await self._post(self._replica(), None, {})
+            except (OSError, TimeoutError):  # nothing was sent
+                await asyncio.sleep(0.5)
+                continue
+            except http.Broken:
+                self.record.outcome = "broken"
+                return None
+            if (pause := _pause(told)) is None:
+                return told
+            await asyncio.sleep(pause)
+        self.record.outcome = "gave up"
+        return None
+
+    async def _retry(self, state: str | None, answers: dict[str, Any], questions: dict[str, Any]) -> Told | None:
+        habit = self._call.habit
+        if not questions:
+            return await self._until_told(state, {})
+        if habit in ("twice", "rivals"):
+            other = answers
+            if habit == "rivals":
+                other = {key: self._answer(question) for key, question in questions.items()}
+            works = [self._until_told(state, each) for each in (answers, other)]
+            told = await asyncio.gather(*works)
+            found = [each for each in told if each is not None]
+            good = [each for each in found if each.error is None]
+            return (good or found or [None])[0]
+        if habit == "leaves":
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(self._until_told(state, answers))
+                _ = await asyncio.wait((task,), timeout=0.02 + 0.1 * (self._turn % 3))
+                if not task.done():
+                    task.cancel()
+            if task.cancelled():
+                pause = (0.1, 0.8, 4.0)[self._turn % 3]
+                self.record.came_back_late |= pause > 1
+                await asyncio.sleep(pause)
+                self.record.outcome = ""
+            else:
+                return task.result()
+        return await self._until_told(state, answers)
+
+    async def _until_told(self, state: str | None, answers: dict[str, Any]) -> Told | None:
+        """Send a retry, again and again while it may succeed."""
+        until = self._now() + _PATIENCE_SECONDS
+        while self._now() < until:
+            try:
+                told = await self._post(self._replica(), state, answers)
+            except (OSError, TimeoutError, http.Broken):
+                await asyncio.sleep(0.5)
+                continue
+            if (pause := _pause(told)) is None:
+                return told
+            await asyncio.sleep(pause)
+        self.record.outcome = "gave up"
+        return None
+
+    def _answer(self, question: Any) -> Any:
+        name = _name(question)
+        self._gave += 1
+        said = f"{name}={self._gave}"
+        self.record.given.setdefault(name, []).append(said)
+        if question["method"] == "sampling/createMessage":
+            return {"role": "assistant", "content": {"type": "text", "text": said}, "model": "m"}
+        return {"action": "accept", "content": {"name": said}}
+
+    async def _post(self, replica: int, state: str | None, answers: dict[str, Any]) -> Told:
+        self._ids += 1
+        call = self._call
+        arguments = {"tag": call.tag, **call.script}
+        params: dict[str, Any] = {"name": call.tool, "arguments": arguments, "_meta": dict(_META)}
+        if call.script.get("reports"):
+            params["_meta"][mcp.META_PROGRESS_TOKEN] = call.tag
+        if state is not None:
+            params["requestState"] = state
+        if answers:
+            params["inputResponses"] = answers
+        body = {"jsonrpc": "2.0", "id": f"{call.tag}-{self._ids}", "method": "tools/call", "params": params}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            mcp.PROTOCOL_VERSION: mcp.MODERN,
+            mcp.METHOD_HEADER: "tools/call",
+            mcp.NAME_HEADER: call.tool,
+            "Authorization": f"Bearer {call.caller}",
+        }
+        self.record.sent += 1
+        where = self._addresses[replica - 1]
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                reply = await http.request(where, "POST", "/mcp", headers, json.dumps(body).encode())
+                try:
+                    message = await self._read(reply)
+                finally:
+                    reply.close()
+        except TimeoutError as exc:
+            raise http.Broken("too slow") from exc
+        if message.get("id") not in (body["id"], None):
+            self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")
+        told = Told(self._now(), replica, reply.status, message, state is None, state)
+        told.message["_headers"] = reply.headers
+        self.record.told.append(told)
+        return told
+
+    async def _read(self, reply: http.Reply) -> dict[str, Any]:
+        if reply.headers.get("content-type", "").startswith("text/event-stream"):
+            finals = []
+            async for _, message in reply.events():
+                if self._call.habit == "slow reader":
+                    await asyncio.sleep(0.3)
+                if message is not None and "method" not in message:
+                    finals.append(message)
+                elif message is not None and message["method"] != "notifications/progress":
+                    self.record.strange.append(f"got {message['method']}")
+            if len(finals) != 1:
+                if finals:
+                    self.record.strange.append(f"{len(finals)} final messages")
+                raise http.Broken("no final message")
+            return dict(finals[0])
+        body = await reply.body()
+        try:
+            return dict(json.loads(body))
+        except ValueError:
+            return {"error": {"code": 0, "message": body.decode(errors="replace"), "data": {"reason": "not JSON"}}}
+
+
+def _pause(told: Told) -> float | None:
+    """How long the gateway asks the client to wait before it sends the same request again."""
+    headers = told.message.get("_headers") or {}
+    if told.status == 503 and "retry-after" in headers:
+        return float(headers["retry-after"])
+    return None
+
+
+def _name(question: Any) -> str:
+    params = question["params"]
+    if question["method"] == "sampling/createMessage":
+        return str(params["messages"][0]["content"]["text"])
+    return str(params["message"])

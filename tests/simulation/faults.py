@@ -1,0 +1,154 @@
+"""What goes wrong in a history: each kind begins, and ends after its time."""
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.plan import Fault
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+
+
+def begin(history: "History", fault: Fault) -> None:
+    """Begin a fault, and have it end."""
+    kind = _KINDS[fault.kind]
+    history.noted.append((history.now, f"fault: {fault.kind} of gw-{fault.target} for {fault.seconds} s"))
+    kind(history, fault)
+
+
+def _kill(history: "History", fault: Fault) -> None:
+    history.gateway(fault.target).end()
+    history.later(fault.seconds, history.start_gateway, fault.target)
+
+
+def _power(history: "History", fault: Fault) -> None:
+    host = history.host(fault.target)
+    history.network.cut_power(host)
+    history.gateway(fault.target).end()
+
+    def restore() -> None:
+        history.network.restore_power(host)
+        history.start_gateway(fault.target)
+
+    history.later(fault.seconds, restore)
+
+
+def _term(history: "History", fault: Fault) -> None:
+    process = history.gateway(fault.target)
+    if process.has_ended:
+        return
+    process.when_ended.append(lambda: history.later(fault.seconds, history.start_gateway, fault.target))
+    process.signal(signal.SIGTERM)
+
+
+def _term_twice(history: "History", fault: Fault) -> None:
+    process = history.gateway(fault.target)
+    _term(history, fault)
+    history.later(fault.seconds / 2, process.signal, signal.SIGTERM)
+
+
+def _stop(history: "History", fault: Fault) -> None:
+    process = history.gateway(fault.target)
+    process.freeze()
+    history.later(fault.seconds, process.thaw)
+
+
+def _part(history: "History", fault: Fault) -> None:
+    """Cut a replica off from everything."""
+    own = history.host(fault.target)
+    for other in history.hosts():
+        if other != own:
+            history.block_for(fault.seconds, own, other)
+            history.block_for(fault.seconds, other, own)
+
+
+def _one_way(history: "History", fault: Fault) -> None:
+    """Nothing that one replica sends arrives at the other replicas."""
+    own = history.host(fault.target)
+    for number in range(1, history.plan.replicas + 1):
+        if number != fault.target:
+            history.block_for(fault.seconds, own, history.host(number))
+
+
+def _peers(history: "History", fault: Fault) -> None:
+    """Two replicas do not reach each other, but everybody else."""
+    one, other = history.host(fault.target), history.host(fault.other)
+    history.block_for(fault.seconds, one, other)
+    history.block_for(fault.seconds, other, one)
+
+
+def _server(history: "History", fault: Fault) -> None:
+    history.server.end()
+    history.later(fault.seconds, history.start_server)
+
+
+def _cut(history: "History", fault: Fault) -> None:
+    """Reset some connections."""
+    found = list(history.network.connections)
+    if found:
+        for connection in history.random.sample(found, min(len(found), 3)):
+            connection.cut()
+
+
+def _cold_cut(history: "History", fault: Fault) -> None:
+    """Reset every connection of the server."""
+    for connection in list(history.network.connections):
+        if connection.ends[1].process is history.server:
+            connection.cut()
+
+
+def _slow(history: "History", fault: Fault) -> None:
+    history.network.extra_seconds = 1.5
+
+    def restore() -> None:
+        history.network.extra_seconds = 0.0
+
+    history.later(fault.seconds, restore)
+
+
+def _split(history: "History", fault: Fault) -> None:
+    history.network.cut_segments = 0.5
+
+
+def _dns(history: "History", fault: Fault) -> None:
+    history.network.is_dns_down = True
+
+    def restore() -> None:
+        history.network.is_dns_down = False
+
+    history.later(fault.seconds, restore)
+
+
+def _jump(history: "History", fault: Fault) -> None:
+    history.gateway(fault.target).wall_offset += fault.amount
+
+    def restore() -> None:
+        history.gateway(fault.target).wall_offset -= fault.amount
+
+    history.later(fault.seconds, restore)
+
+
+def _drift(history: "History", fault: Fault) -> None:
+    history.gateway(fault.target).wall_drift = fault.amount / 100_000
+
+
+_KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
+    "kill": _kill,
+    "power": _power,
+    "term": _term,
+    "term twice": _term_twice,
+    "stop": _stop,
+    "stall": _stop,
+    "part": _part,
+    "one way": _one_way,
+    "peers": _peers,
+    "server": _server,
+    "cut": _cut,
+    "cold cut": _cold_cut,
+    "slow": _slow,
+    "split": _split,
+    "dns": _dns,
+    "jump": _jump,
+    "drift": _drift,
+}

@@ -1,0 +1,318 @@
+"""Runs one history: a cluster of gateways, a server, clients, and what goes wrong."""
+
+import gc
+import io
+import json
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any, Final
+
+import structlog
+
+from gateway.config import Config, parse
+from gateway.server.process import Gateway
+from gateway.server.serve import serve
+from tests.simulation import faults
+from tests.simulation.client import Client, Record
+from tests.simulation.kernel import Process, Spinning
+from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Plan
+from tests.simulation.server import Ledger, LegacyServer, Store
+from tests.simulation.world import Simulation
+
+KEY: Final = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+_SERVER: Final = ("10.0.1.1", 9000)
+_CLIENTS: Final = "10.0.9.1"
+_WARM_SECONDS: Final = 1.0
+_STOP_SECONDS: Final = 30.0
+
+
+@dataclass
+class Line:
+    """One line of a log."""
+
+    at: float
+    process: str
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """What a history has left behind, for the oracle."""
+
+    plan: Plan
+    records: list[Record]
+    ledger: Ledger
+    lines: list[Line]
+    failures: list[str]
+    left: list[str]
+    noted: list[tuple[float, str]]
+    trace: list[str] = field(default_factory=list)
+    ended_badly: list[str] = field(default_factory=list)
+
+
+class History:
+    """One history at work."""
+
+    def __init__(self, plan: Plan, *, traces: bool = False) -> None:
+        self.plan = plan
+        self.simulation = Simulation(str(plan.seed))
+        self.network = self.simulation.network
+        self.kernel = self.simulation.kernel
+        self.random = Random(f"faults {plan.seed}")
+        self.ledger, self._store = Ledger(), Store()
+        self.noted: list[tuple[float, str]] = []
+        self.lines: list[Line] = []
+        self.trace: list[str] = []
+        self._traces = traces
+        self._failures: list[str] = []
+        self._ended: list[Process] = []
+        self._blocks: dict[tuple[str, str], int] = {}
+        self._servers: list[LegacyServer] = []
+        self._is_over = False
+
+    # -- for the faults -----------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self.kernel.now
+
+    def later(self, seconds: float, callback: Any, *args: Any) -> None:
+        self.kernel.call_later(seconds, callback, *args)
+
+    def host(self, number: int) -> str:
+        return f"10.0.0.{number}"
+
+    def hosts(self) -> list[str]:
+        return [*(self.host(number) for number in range(1, self.plan.replicas + 1)), _SERVER[0], _CLIENTS]
+
+    def gateway(self, number: int) -> Process:
+        return self.simulation.processes[f"gw-{number}"]
+
+    @property
+    def server(self) -> Process:
+        return self.simulation.processes["server"]
+
+    def block_for(self, seconds: float, source: str, target: str) -> None:
+        """Block a direction; it may be blocked for several reasons."""
+        way = source, target
+        self._blocks[way] = self._blocks.get(way, 0) + 1
+        self.network.block(source, target)
+
+        def heal() -> None:
+            self._blocks[way] -= 1
+            if not self._blocks[way]:
+                self.network.unblock(source, target)
+
+        self.later(seconds, heal)
+
+    def start_gateway(self, number: int) -> None:
+        """Start a replica, unless it runs."""
+        name = f"gw-{number}"
+        before = self.simulation.processes.get(name)
+        if self._is_over or (before is not None and before.is_alive):
+            return
+        if before is not None:
+            self._retire(before)
+        process = self.simulation.process(name, self.host(number))
+        process.start(serve(_config(_text(self.plan, number)), is_whole_process=False))
+
+    def start_server(self) -> None:
+        before = self.simulation.processes.get("server")
+        if before is not None:
+            if before.is_alive:
+                return
+            self._retire(before)
+        process = self.simulation.process("server", _SERVER[0])
+        server = LegacyServer(process, self.plan.server, self.ledger, self._store, _SERVER[1])
+        self._servers.append(server)
+        process.start(server.main())
+
+    def _retire(self, process: Process) -> None:
+        self._ended.append(process)
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run it to its end."""
+        plan = self.plan
+        configure_log(self)
+        records = [Record(call) for call in plan.calls]
+        ended_badly: list[str] = []
+        left: list[str] = []
+        with _collected_seldom(), self.simulation.entered():
+            self.start_server()
+            for number in range(1, plan.replicas + 1):
+                self.start_gateway(number)
+            self.kernel.run(self.now + _WARM_SECONDS)
+            at_first = self._held()
+            clients = self.simulation.process("clients", _CLIENTS)
+            addresses = [(self.host(number), 8080) for number in range(1, plan.replicas + 1)]
+            with clients.running():
+                for record in records:
+                    work = Client(record.call, addresses, record).play()
+                    clients.keep(clients.loop.create_task(work, name=record.call.tag))
+            for fault in plan.faults:
+                self.later(fault.at, faults.begin, self, fault)
+            try:
+                self.kernel.run(self.now + LOAD_SECONDS + REST_SECONDS)
+                left = _differences(at_first, self._held())
+                left += [f"{record.call.tag} has not ended" for record in records if record.ended is None]
+                self._is_over = True
+                for number in range(1, plan.replicas + 1):
+                    self.gateway(number).signal(signal.SIGTERM)
+                self.kernel.run(self.now + _STOP_SECONDS)
+            except Spinning as exc:
+                ended_badly.append(f"spins {exc}")
+            for number in range(1, plan.replicas + 1):
+                process = self.gateway(number)
+                if process.is_alive:
+                    ended_badly.append(f"{process.name} did not end after SIGTERM")
+            failures = self._found_failures()
+            self._bury()
+        return Outcome(plan, records, self.ledger, self.lines, failures, left, self.noted, self.trace, ended_badly)
+
+    def _bury(self) -> None:
+        """End every process, and let go of it."""
+        _current.clear()
+        processes = (*self._ended, *self.simulation.processes.values())
+        for process in processes:
+            process.end()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for process in processes:
+                process.bury()
+            with processes[0].running():
+                self.simulation.processes.clear()
+                self._ended.clear()
+                self._servers.clear()
+                _ = gc.collect()
+
+    def _found_failures(self) -> list[str]:
+        return [
+            f"{process.name}: {what}"
+            for process in (*self._ended, *self.simulation.processes.values())
+            for what in (*process.failures, *([] if process.exit is None else [f"ended with {process.exit!r}"]))
+        ]
+
+    def _held(self) -> dict[str, Any]:
+        """What the gateways and the server hold."""
+        held: dict[str, Any] = {}
+        for number in range(1, self.plan.replicas + 1):
+            process = self.gateway(number)
+            gateway = _gateway_of(process)
+            if gateway is not None:
+                held |= {f"{process.name} {name}": value for name, value in _held_by(gateway, process).items()}
+        held |= {f"server {name}": value for name, value in self._servers[-1].held().items()}
+        return held
+
+
+_has_frozen: list[bool] = []
+
+
+@contextmanager
+def _collected_seldom() -> Iterator[None]:
+    """Within, nothing is collected: when that happens depends on what the process did before."""
+    if not _has_frozen:
+        _ = gc.collect()
+        gc.freeze()  # what is imported by now is not looked at after each history
+        _has_frozen.append(True)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _gateway_of(process: Process) -> Gateway | None:
+    """The gateway of a process: its handler of SIGHUP belongs to it."""
+    handler = process.loop.handlers.get(signal.SIGHUP)
+    if handler is None:
+        return None
+    reload: Any = handler[0].__self__  # type: ignore[attr-defined]
+    gateway = reload._apply.__self__
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
+    return {
+        "calls": len(gateway.lot),
+        "cold": len(gateway.lot.cold),
+        "running": len(gateway.downstream.running),
+        "in flight": gateway.downstream.in_flight,
+        "weight": gateway.calls.used,
+        "results": gateway.lot.results.status().used,
+        "bugs": gateway.tasks.failures,
+        "tasks": sorted(task.get_name() for task in gateway.tasks._running if not task.done()),
+        "connections": sum(
+            not end.is_closed
+            for connection in process.loop.network.connections
+            for end in connection.ends
+            if end.process is process
+        ),
+    }
+
+
+def _differences(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {last[name]!r}, at first {value!r}"
+        for name, value in first.items()
+        if last.get(name, value) != value
+    ]
+
+
+@lru_cache(maxsize=512)
+def _config(text: str) -> Config:
+    return parse(text, "simulated", {})
+
+
+def _text(plan: Plan, number: int) -> str:
+    tree = {
+        "listen": f"10.0.0.{number}:8080",
+        "admin": None,
+        "state": {"keys": [KEY]},
+        "replica": {
+            "id": f"gw-{number}",
+            "listen": f"10.0.0.{number}:8081",
+            "peers": {f"gw-{each}": f"10.0.0.{each}:8081" for each in range(1, plan.replicas + 1)},
+        },
+        "routes": [{"upstream": {"url": f"http://{_SERVER[0]}:{_SERVER[1]}/mcp"}, "ephemeral": ["search"]}],
+        **plan.config,
+    }
+    return json.dumps(tree)
+
+
+# -- log ----------------------------------------------------------------------------------------------------------
+
+
+_current: list[History] = []
+
+
+def configure_log(history: History) -> None:
+    """Have the log of all processes go to this history."""
+    _current[:] = [history]
+    structlog.configure(
+        processors=[_collect],
+        wrapper_class=structlog.make_filtering_bound_logger(20),
+        logger_factory=structlog.WriteLoggerFactory(io.StringIO()),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _collect(_: object, level: str, fields: Any) -> str:
+    if not _current:
+        raise structlog.DropEvent
+    history = _current[0]
+    process = history.simulation._running()
+    event = str(fields.pop("event", ""))
+    history.lines.append(Line(history.now, "" if process is None else process.name, level, event, dict(fields)))
+    raise structlog.DropEvent

@@ -1,0 +1,365 @@
+"""Virtual time, and simulated processes that each have an event loop of their own in it.
+
+Nothing here reads a clock or waits. The kernel runs what is ready, process after process in an order that the seed
+decides, and lets the time jump to the next event when nothing is. Within a process, order is what asyncio promises:
+callbacks run in the order in which they became ready.
+"""
+
+import asyncio
+import sys
+import weakref
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Any, Final
+
+_MAX_TURNS: Final = 100_000
+"""Turns without any time passing: by then something spins."""
+
+
+class Spinning(AssertionError):
+    """The processes keep each other busy and no time passes."""
+
+
+class Kernel:
+    """The clock, and what is due."""
+
+    def __init__(self, random: Random) -> None:
+        self.now = 0.0
+        self.random = random
+        self._due: list[tuple[float, int, Loop | None, Any]] = []
+        self._numbers = count()
+        self._runnable: list[Loop] = []
+        self.turns = 0
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
+        """Have the world itself do something: no process is running then."""
+        heappush(self._due, (when, next(self._numbers), None, (callback, args)))
+
+    def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> None:
+        """As `call_at`, so many seconds from now."""
+        self.call_at(self.now + seconds, callback, *args)
+
+    def arm(self, handle: asyncio.TimerHandle, loop: "Loop") -> None:
+        """Make a timer of a process ready when it is due."""
+        heappush(self._due, (handle.when(), next(self._numbers), loop, handle))
+
+    def wake(self, loop: "Loop") -> None:
+        """A process has something to run."""
+        self._runnable.append(loop)
+
+    def run(self, until: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass up to a moment, or until it is over."""
+        spent = 0
+        while not is_over():
+            if self._runnable:
+                spent += 1
+                if spent > _MAX_TURNS:
+                    names = sorted({loop.process.name for loop in self._runnable})
+                    raise Spinning(f"at {self.now:.6f} s: {names}")
+                self._turn()
+            elif not self._due or self._due[0][0] > until:
+                self.now = max(self.now, until)
+                return
+            else:
+                spent = 0
+                self._tick()
+
+    def _turn(self) -> None:
+        runnable = self._runnable
+        place = self.random.randrange(len(runnable)) if len(runnable) > 1 else 0
+        loop = runnable.pop(place)
+        self.turns += 1
+        loop.run_once()
+
+    def _tick(self) -> None:
+        when, _, loop, what = heappop(self._due)
+        if loop is None:
+            self.now = max(self.now, when)
+            callback, args = what
+            callback(*args)
+        elif not what._cancelled:
+            self.now = max(self.now, when)
+            loop.ready(what)
+
+
+class Process:
+    """A process on a host, which can be stopped, continued and killed."""
+
+    def __init__(self, kernel: Kernel, name: str, host: str) -> None:
+        self.name, self.host, self.kernel = name, host, kernel
+        self.is_alive = True
+        self.is_frozen = False
+        self.wall_offset = 0.0
+        """How far the wall clock of its host is off."""
+        self.wall_drift = 0.0
+        """Seconds that it gains each second."""
+        self.resources: dict[Any, None] = {}
+        """What the kernel of its host closes when it ends: objects with `process_ended()`."""
+        self.failures: list[str] = []
+        """Exceptions that nobody handled."""
+        self.exit: BaseException | None = None
+        self.has_ended = False
+        self.when_ended: list[Callable[[], object]] = []
+        self._kept: dict[asyncio.Task[Any], None] = {}
+        self._remains: list[asyncio.Task[Any]] = []
+        """Tasks of a dead process. Until it is buried nothing may collect them, which would run their `finally`."""
+        self.loop = Loop(self)
+
+    def start(self, main: Coroutine[Any, Any, object]) -> None:
+        """Run a main program; the process ends with it."""
+        with self.running():
+            task = self.loop.create_task(main, name=self.name)
+            self.keep(task)
+            task.add_done_callback(self._main_is_done)
+
+    def _main_is_done(self, task: "asyncio.Task[Any]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.exit = task.exception()
+        self.end()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within, code runs in this process."""
+        before = events._get_running_loop()
+        events._set_running_loop(self.loop)
+        try:
+            yield
+        finally:
+            events._set_running_loop(before)
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Keep a task of a simulated part, which nobody else refers to."""
+        self._kept[task] = None
+        task.add_done_callback(lambda done: self._kept.pop(done, None))
+
+    def end(self) -> None:
+        """End it now (kill -9): nothing of it runs any more, and the host closes its files."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.has_ended = True
+        self.loop.drop()
+        self._remains = sorted(asyncio.all_tasks(self.loop), key=lambda task: task.get_name())
+        for resource in list(self.resources):
+            resource.process_ended()
+        self.resources.clear()
+        for callback in self.when_ended:
+            callback()
+
+    def bury(self) -> None:
+        """Let go of everything of a dead process; what its code does now has no effect."""
+        with self.running():
+            for task in self._remains:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            self._remains.clear()
+            self._kept.clear()
+
+    def freeze(self) -> None:
+        """SIGSTOP, or a loop that is stalled."""
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.is_frozen = False
+        self.loop.wake()
+
+    def signal(self, number: int) -> None:
+        """Deliver a signal; without a handler, it ends the process."""
+        if not self.is_alive:
+            return
+        handler = self.loop.handlers.get(number)
+        if handler is None:
+            self.end()
+        else:
+            callback, args = handler
+            self.loop.call_soon(callback, *args)
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """The event loop of one process. The network adds the rest (`network.NetworkLoop`)."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._kernel = process.kernel
+        self._ready: deque[asyncio.Handle] = deque()
+        self._never: deque[asyncio.Handle] = deque()
+        """What a dead process would have run."""
+        self._is_queued = False
+        self.handlers: dict[int, tuple[Callable[..., object], tuple[object, ...]]] = {}
+        self.network: Any = None
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def ready(self, handle: asyncio.Handle) -> None:
+        """Run a handle in the next turn."""
+        if self.process.is_alive:
+            self._ready.append(handle)
+            if not self._is_queued:
+                self.wake()
+
+    def wake(self) -> None:
+        """Ask for a turn, if there is anything to do."""
+        if self._ready and not self._is_queued and not self.process.is_frozen and self.process.is_alive:
+            self._is_queued = True
+            self._kernel.wake(self)
+
+    def run_once(self) -> None:
+        """Run what is ready now; what becomes ready meanwhile comes in the next turn."""
+        self._is_queued = False
+        process = self.process
+        if process.is_frozen or not process.is_alive:
+            return
+        ready = self._ready
+        events._set_running_loop(self)
+        try:
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+                if not ready:
+                    break
+                if process.is_frozen:
+                    return
+        finally:
+            events._set_running_loop(None)
+        if ready:
+            self.wake()
+
+    def drop(self) -> None:
+        """Run nothing any more."""
+        self._never, self._ready = self._ready, deque()
+        self.handlers.clear()
+
+    # -- asyncio ------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._kernel.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return not self.process.is_alive
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self.ready(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        return self.call_at(self._kernel.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        if self.process.is_alive:
+            self._kernel.arm(handle, self)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
+        if not self.process.is_alive:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return task
+
+    def run_in_executor(self, _executor: object, func: Callable[..., object], *args: Any) -> "asyncio.Future[Any]":
+        """Run a function in a thread, which takes a millisecond."""
+        future = self.create_future()
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as exc:  # noqa: BLE001 - it is handed on
+                future.set_exception(exc)
+
+        self.call_later(0.001, run)
+        return future
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+        self.handlers[sig] = callback, args
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return self.handlers.pop(sig, None) is not None
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep what went wrong: nothing may."""
+        if self.process.is_alive:
+            exc = context.get("exception")
+            self.process.failures.append(f"{context.get('message')}: {exc!r}")
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    # -- network ------------------------------------------------------------------------------------------------
+
+    async def getaddrinfo(self, host: str, port: int, **options: Any) -> list[Any]:
+        return await self.network.look_up(self, host, port)
+
+    async def sock_connect(self, sock: Any, address: tuple[str, int]) -> None:
+        await sock.connect_from(self, address)
+
+    async def create_connection(
+        self, protocol_factory: Callable[[], Any], host: str | None = None, port: int | None = None, **options: Any
+    ) -> tuple[Any, Any]:
+        sock = options.get("sock")
+        if sock is None:
+            assert host is not None
+            assert port is not None
+            infos = await self.getaddrinfo(host, port)
+            sock = self.network.new_socket(infos[0])
+            await self.sock_connect(sock, infos[0][4])
+        assert options.get("ssl") is None, "there is no TLS in the simulation"
+        protocol = protocol_factory()
+        transport = sock.transport(protocol, self)
+        waiter = self.create_future()
+        self.call_soon(transport.begin, waiter)
+        await waiter
+        return transport, protocol
+
+    async def create_server(
+        self, protocol_factory: Callable[[], Any], host: str | None = None, port: int | None = None, **options: Any
+    ) -> Any:
+        return self.network.listen(self, protocol_factory, host, port)
+
+
+class AsyncGenerators:
+    """Closes async generators that are dropped before their end in the process that began them, as asyncio does."""
+
+    def __init__(self) -> None:
+        self._of: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(self._began, self._dropped)
+        try:
+            yield
+        finally:
+            sys.set_asyncgen_hooks(*before)
+
+    def _began(self, generator: Any) -> None:
+        loop = events._get_running_loop()
+        if isinstance(loop, Loop):
+            self._of[generator] = loop
+
+    def _dropped(self, generator: Any) -> None:
+        loop = self._of.pop(generator, None)
+        if loop is not None and loop.process.is_alive:
+            loop.call_soon(loop.create_task, generator.aclose())

@@ -1,0 +1,67 @@
+"""Tells a history as a ladder of messages, in order of time."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+
+_METHOD: Final = re.compile(rb'"method": ?"([a-z_A-Z/]+)"')
+_TAG: Final = re.compile(rb'"tag\\*": ?\\*"(c\d+)')
+_QUESTION: Final = re.compile(rb"(c\d+/\d+/\d+(?:=\d+)?)")
+_HTTP: Final = re.compile(rb"HTTP/1.1 (\d+)")
+_REASON: Final = re.compile(rb'"reason": ?"(\w+)"')
+
+
+def watch(history: "History", story: list[tuple[float, str]]) -> None:
+    """Write the messages of a history into a story as they arrive."""
+
+    def seen(connection: Any, is_to_server: bool, data: bytes) -> None:  # noqa: FBT001
+        one, other = connection.ends if is_to_server else connection.ends[::-1]
+        what = "  ".join(_words(data, is_to_server=is_to_server))
+        if what:
+            line = f"{one.process.name:>8} → {other.process.name:<8} #{connection.number:<4} {what}"
+            story.append((history.now, line))
+
+    history.network.watch = seen
+
+
+def _words(data: bytes, *, is_to_server: bool) -> Iterator[str]:
+    head = data.split(b"\r\n", 1)[0]
+    if is_to_server and head.endswith(b"HTTP/1.1"):
+        verb, path, _ = head.decode().split(" ")
+        yield verb if path == "/mcp" else f"{verb} {path}"
+        if (last := re.search(rb"(?i)last-event-id: (\S+)", data)) is not None:
+            yield f"from {last[1].decode()}"
+    elif (status := _HTTP.match(data)) is not None:
+        yield status[1].decode()
+    if b"/peer" in head or (not is_to_server and b"octet-stream" in data):
+        yield f"({len(data)} bytes)"
+        return
+    yield from dict.fromkeys(each.decode() for each in _METHOD.findall(data))
+    yield from dict.fromkeys(each.decode() for each in _TAG.findall(data))
+    yield from dict.fromkeys(each.decode() for each in _QUESTION.findall(data))
+    yield from (f"reason {each.decode()}" for each in _REASON.findall(data))
+    if b'"requestState"' in data:
+        yield "with state"
+    if b'"inputResponses"' in data:
+        yield "with answers"
+    if b'"result"' in data and b"input_required" not in data:
+        yield "result"
+    if b"input_required" in data:
+        yield "input_required"
+
+
+def lines(history: "History", story: list[tuple[float, str]], only: str = "") -> list[str]:
+    """The story with the faults and the log, in order of time; only lines that contain `only`, if it is given."""
+    told = [*story, *((at, f"*** {what}") for at, what in history.noted)]
+    told += [
+        (line.at, f"    {line.process}: {line.level} {line.event} {_short(line.fields)}") for line in history.lines
+    ]
+    told.sort(key=lambda each: each[0])
+    return [f"{at - 1000:9.3f} {what}" for at, what in told if only in what]
+
+
+def _short(fields: dict[str, Any]) -> str:
+    return " ".join(f"{key}={str(value)[:100]}" for key, value in fields.items() if key != "exc_info")

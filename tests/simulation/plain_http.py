@@ -1,0 +1,252 @@
+"""Plain HTTP/1.1 for the simulated servers and clients: enough for MCP, and no more."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from tests.simulation.kernel import Loop
+
+Headers = dict[str, str]
+_STATUS: Final = {200: "OK", 202: "Accepted", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+
+
+class Request:
+    """One request, and its reply."""
+
+    def __init__(self, method: str, path: str, headers: Headers, body: bytes, out: "ServerConnection") -> None:
+        self.method, self.path, self.headers, self.body = method, path, headers, body
+        self._out = out
+        self.is_streaming = False
+        self.is_done = False
+        self.gone = asyncio.get_running_loop().create_future()
+        """Done when the client has closed the connection before the reply was complete."""
+
+    def reply(self, status: int, body: bytes = b"", headers: Headers | None = None) -> None:
+        """Send a whole reply."""
+        kind = {"Content-Type": "application/json"} if body else {}
+        head = _head(status, {**kind, **(headers or {}), "Content-Length": str(len(body))})
+        self._out.write(head + body)
+        self._end()
+
+    def reply_json(self, message: object, headers: Headers | None = None) -> None:
+        self.reply(200, json.dumps(message).encode(), headers)
+
+    def stream(self, headers: Headers | None = None) -> None:
+        """Begin an event stream."""
+        self.is_streaming = True
+        sse = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "Transfer-Encoding": "chunked"}
+        self._out.write(_head(200, {**sse, **(headers or {})}))
+
+    def event(self, message: object, id_: str | None = None) -> bool:
+        """Send one event; False if nobody reads it any more."""
+        if self.is_done or self.gone.done():
+            return False
+        data = b"" if id_ is None else b"id: %b\n" % id_.encode()
+        data += b"data: %b\n\n" % json.dumps(message).encode() if message is not None else b"data: \n\n"
+        self._out.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def end(self) -> None:
+        """End an event stream."""
+        if not self.is_done and not self.gone.done():
+            self._out.write(b"0\r\n\r\n")
+            self._end()
+
+    def cut(self) -> None:
+        """Break the connection."""
+        self._out.abort()
+
+    def _end(self) -> None:
+        self.is_done = True
+        self._out.served()
+
+
+def _head(status: int, headers: Headers) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_STATUS.get(status, 'Status')}", *(f"{k}: {v}" for k, v in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection of a simulated server."""
+
+    def __init__(self, serve: Callable[[Request], Awaitable[None]], idle_seconds: float) -> None:
+        self._serve = serve
+        self._idle_seconds = idle_seconds
+        self._transport: Any = None
+        self._data = b""
+        self._now: Request | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._be_idle()
+
+    def _be_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(self._idle_seconds, self._close_idle)
+
+    def _close_idle(self) -> None:
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        self._next()
+
+    def _next(self) -> None:
+        if self._now is not None or self._transport.is_closing():
+            return
+        head, found, rest = self._data.partition(b"\r\n\r\n")
+        if not found:
+            return
+        line, *fields = head.decode().split("\r\n")
+        method, path, _ = line.split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+        length = int(headers.get("content-length", 0))
+        if len(rest) < length:
+            return
+        self._data = rest[length:]
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        request = self._now = Request(method, path, headers, rest[:length], self)
+        loop = running_loop()
+        loop.process.keep(loop.create_task(self._run(request)))
+
+    async def _run(self, request: Request) -> None:
+        await self._serve(request)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def served(self) -> None:
+        """The reply is complete."""
+        self._now = None
+        if not self._transport.is_closing():
+            self._be_idle()
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._now is not None and not self._now.gone.done():
+            self._now.gone.set_result(None)
+
+
+async def serve(
+    host: str, port: int, handler: Callable[[Request], Awaitable[None]], idle_seconds: float = 60.0
+) -> Any:
+    """Listen, in the process that runs."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: ServerConnection(handler, idle_seconds), host, port)
+
+
+class Broken(Exception):
+    """There is no complete reply."""
+
+
+class Reply:
+    """The reply to a client's request."""
+
+    def __init__(self, status: int, headers: Headers, reader: asyncio.StreamReader, writer: Any) -> None:
+        self.status, self.headers = status, headers
+        self._reader, self._writer = reader, writer
+        self.is_complete = False
+
+    async def body(self) -> bytes:
+        """The whole body. Raises Broken."""
+        try:
+            if "content-length" in self.headers:
+                data = await self._reader.readexactly(int(self.headers["content-length"]))
+            else:
+                data = b"".join([part async for part in self._chunks()])
+        except (OSError, asyncio.IncompleteReadError, ValueError) as exc:
+            raise Broken("the reply is cut") from exc
+        self.is_complete = True
+        return data
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        if self.headers.get("transfer-encoding") != "chunked":
+            while data := await self._reader.read(65_536):
+                yield data
+            return
+        while True:
+            line = await self._reader.readuntil(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            data = await self._reader.readexactly(size + 2)
+            if not size:
+                return
+            yield data[:-2]
+
+    async def events(self) -> AsyncIterator[tuple[str | None, Any]]:
+        """Each event: its id, its message. Raises Broken."""
+        buffer = b""
+        try:
+            async for part in self._chunks():
+                buffer += part.replace(b"\r\n", b"\n")
+                while b"\n\n" in buffer:
+                    block, _, buffer = buffer.partition(b"\n\n")
+                    id_, data = None, b""
+                    for line in block.split(b"\n"):
+                        if line.startswith(b"id:"):
+                            id_ = line[3:].strip().decode()
+                        elif line.startswith(b"data:"):
+                            data += line[5:].strip()
+                    if id_ is not None or data:
+                        yield id_, json.loads(data) if data else None
+        except (OSError, asyncio.IncompleteReadError, ValueError) as exc:
+            raise Broken("the stream is cut") from exc
+        self.is_complete = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.is_complete:
+            self._writer.close()
+        else:
+            self._writer.transport.abort()
+
+
+async def request(
+    address: tuple[str, int], method: str, path: str, headers: Headers, body: bytes = b"", *, seconds: float = 10.0
+) -> Reply:
+    """Send a request on a connection of its own; return the head of the reply. Raises Broken, or OSError if unsent."""
+    async with asyncio.timeout(seconds):
+        reader, writer = await asyncio.open_connection(*address)
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {address[0]}:{address[1]}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+        f"Content-Length: {len(body)}",
+    ]
+    try:
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    except (OSError, asyncio.IncompleteReadError) as exc:
+        writer.transport.abort()
+        raise Broken("no reply") from exc
+    except BaseException:
+        writer.transport.abort()
+        raise
+    first, *fields = head[:-4].split("\r\n")
+    found = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+    return Reply(int(first.split(" ")[1]), found, reader, writer)
+
+
+def running_loop() -> Loop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Loop)
+    return loop
+
+
+async def patiently(work: Awaitable[Any]) -> None:
+    """Wait for something that may fail."""
+    with suppress(Exception):
+        await work

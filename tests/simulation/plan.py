@@ -1,0 +1,127 @@
+"""What happens in one history, drawn from a seed: replicas, server, calls, faults. A plan is plain data."""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Final
+
+from tests.simulation.server import Kind
+
+LOAD_SECONDS: Final = 29.0
+REST_SECONDS: Final = 260.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a client, and how that client behaves."""
+
+    tag: str
+    at: float
+    tool: str
+    caller: str
+    script: dict[str, Any]
+    think: float
+    """How long its user thinks about each round."""
+    habit: str = "plain"
+    """See `client.HABITS`."""
+    replicas: tuple[int, ...] = (1,)
+    """Which replica gets each of its requests in turn."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong for a while."""
+
+    kind: str
+    at: float
+    seconds: float
+    target: int = 1
+    other: int = 2
+    amount: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One history."""
+
+    seed: int
+    replicas: int
+    server: Kind
+    config: dict[str, Any]
+    calls: tuple[Call, ...]
+    faults: tuple[Fault, ...]
+    dropped: tuple[str, ...] = field(default=())
+    """What shrinking has removed."""
+
+    def without_calls(self, tags: set[str]) -> "Plan":
+        return replace(self, calls=tuple(call for call in self.calls if call.tag not in tags))
+
+    def without_faults(self, places: set[int]) -> "Plan":
+        return replace(self, faults=tuple(each for place, each in enumerate(self.faults) if place not in places))
+
+
+HABITS: Final = ("plain", "twice", "late", "asks again", "rivals", "leaves", "abandons", "slow reader")
+FAULTS: Final = (
+    *("kill", "power", "term", "term twice", "stop", "stall", "part", "one way", "peers", "server", "cut"),
+    *("slow", "split", "dns", "jump", "drift", "cold cut"),
+)
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    random = Random(f"plan {seed}")
+    replicas = random.randrange(3, 6)
+    server = Kind(
+        has_events=random.random() < 0.6,
+        idle_seconds=random.choice((60.0, 60.0, 60.0, 5.0, 0.4)),
+        answers_late=random.random() < 0.2,
+    )
+    hold: dict[str, Any] = {"ttl_seconds": random.choice((40.0, 90.0, 120.0))}
+    if server.has_events and random.random() < 0.2:
+        hold["cold_seconds"] = random.choice((2.0, 5.0))
+    sessions = {"idle_seconds": 30}
+    hold["drain_delay_seconds"], hold["drain_seconds"] = random.choice(((1.0, 4.0), (0.5, 1.0), (2.0, 10.0)))
+    config = {"hold": hold, "sessions": sessions}
+    habits = random.sample(HABITS[1:], random.randrange(0, 4))
+    tools = random.choice((("pay",), ("pay", "search"), ("pay", "pay", "search")))
+    calls = tuple(_call(random, number, replicas, habits, tools) for number in range(1, 13))
+    kinds = random.sample(FAULTS, random.randrange(1, 5))
+    density = random.choice((1, 1, 2, 3))
+    faults = tuple(_fault(random, kind, replicas) for kind in kinds for _ in range(random.randrange(1, density + 1)))
+    return Plan(seed, replicas, server, config, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _call(random: Random, number: int, replicas: int, habits: list[str], tools: tuple[str, ...]) -> Call:
+    script: dict[str, Any] = {"questions": random.choice((0, 1, 1, 1, 2, 3))}
+    if random.random() < 0.4:
+        script["before"] = random.choice((0.05, 0.5, 3.0, 6.0))
+    if random.random() < 0.4:
+        script["between"] = random.choice((0.05, 1.0, 6.0))
+    if random.random() < 0.3:
+        script["kinds"] = random.choice((["sample"], ["elicit", "sample"]))
+    if random.random() < 0.2:
+        script["reports"] = True
+    if random.random() < 0.1:
+        script["aside"] = True
+    return Call(
+        tag=f"c{number}",
+        at=round(random.random() * LOAD_SECONDS * 0.6, 3),
+        tool=random.choice(tools),
+        caller=random.choice(("ann", "bob", "eve")),
+        script=script,
+        think=random.choice((0.01, 0.2, 1.0, 3.0, 8.0)),
+        habit=random.choice(("plain", *habits)),
+        replicas=tuple(random.randrange(1, replicas + 1) for _ in range(6)),
+    )
+
+
+def _fault(random: Random, kind: str, replicas: int) -> Fault:
+    target, other = random.sample(range(1, replicas + 1), 2)
+    seconds = {"stall": (0.2, 1.0, 2.5), "cut": (0.0,), "cold cut": (0.0,)}.get(kind, (0.5, 2.0, 6.0, 15.0))
+    return Fault(
+        kind=kind,
+        at=round(1.0 + random.random() * (LOAD_SECONDS - 5.0), 3),
+        seconds=random.choice(seconds),
+        target=target,
+        other=other,
+        amount=random.choice((-300.0, -20.0, 20.0, 90.0, 400.0)),
+    )

@@ -1,0 +1,312 @@
+"""A SIMULATED legacy server (streamable HTTP, 2025-11-25), and the ledger of what its tools did.
+
+Its tools are told by their arguments what to do (`Script`). Each run of a tool writes into the ledger: that is the
+truth which the oracle compares the words of the gateway with.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.simulation import plain_http as http
+from tests.simulation.kernel import Process
+from tests.simulation.plain_http import Request
+
+VERSION: Final = "2025-11-25"
+_TOOLS: Final = ("pay", "search")
+"""`pay` has effects that must not be repeated; `search` may run again."""
+
+
+@dataclass
+class Run:
+    """One run of a tool."""
+
+    tag: str
+    number: int
+    tool: str
+    session: str
+    began: float
+    asked: list[str] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
+    effects: list[tuple[float, str]] = field(default_factory=list)
+    cancelled: float | None = None
+    ended: float | None = None
+    result: str | None = None
+    died: bool = False
+    """It ended with its server."""
+
+
+class Ledger:
+    """What the server has done, over all its restarts."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.strange: list[str] = []
+        """Messages that no gateway should have sent."""
+
+    def of(self, tag: str) -> list[Run]:
+        return [run for run in self.runs if run.tag == tag]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a server is like."""
+
+    has_events: bool = True
+    """It has an event store: a stream can be resumed."""
+    idle_seconds: float = 60.0
+    """After this time it closes a connection without a request."""
+    says_keep_alive: bool = False
+    answers_late: bool = False
+    """It accepts an answer a while after it came."""
+
+
+class Stream:
+    """One stream of messages, which may be resumed if the server keeps events."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.events: list[tuple[str, Any]] = []
+        self.reader: Request | None = None
+        self.is_over = False
+
+
+class Session:
+    """One session."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.streams: dict[str, Stream] = {}
+        self.side = Stream(f"{name}-side")
+        self.streams[self.side.name] = self.side
+        self.waiting: dict[int, asyncio.Future[Any]] = {}
+        self.running: dict[Any, tuple[Run, asyncio.Task[None]]] = {}
+        self.next_id = 0
+        self.next_stream = 0
+
+
+class Store:
+    """What a server has on its disk."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.opened = 0
+        self.runs = 0
+
+
+class LegacyServer:
+    """The server's process; `main` is its program."""
+
+    def __init__(self, process: Process, kind: Kind, ledger: Ledger, store: Store, port: int) -> None:
+        self._process, self._kind, self._ledger, self._store, self._port = process, kind, ledger, store, port
+        store.sessions.clear()
+        for run in ledger.runs:
+            if run.ended is None:
+                run.ended, run.died = process.kernel.now, True
+
+    async def main(self) -> None:
+        _ = await http.serve(self._process.host, self._port, self.serve, self._kind.idle_seconds)
+        await asyncio.get_running_loop().create_future()
+
+    def held(self) -> dict[str, int]:
+        """What the server holds for its clients."""
+        # No gateway ends a session whose call it has given up, for that may still run.
+        given_up = {run.session for run in self._ledger.runs if run.result is None}
+        sessions = self._store.sessions.values()
+        return {
+            "sessions": sum(each.name not in given_up for each in sessions),
+            "streams": sum(_is_read(stream) for each in sessions for stream in each.streams.values()),
+            "runs": sum(len(each.running) for each in sessions),
+        }
+
+    def _now(self) -> float:
+        return self._process.kernel.now
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    async def serve(self, request: Request) -> None:
+        if request.method == "GET":
+            self._get(request)
+            return
+        session = self._store.sessions.get(request.headers.get("mcp-session-id", ""))
+        if request.method == "DELETE":
+            self._delete(request, session)
+            return
+        message = json.loads(request.body)
+        method = message.get("method")
+        if method == "initialize":
+            self._initialize(request, message)
+        elif session is None:
+            where = {"code": -32001, "message": "Session not found"}
+            if "mcp-session-id" in request.headers:
+                request.reply(404, json.dumps({"jsonrpc": "2.0", "id": None, "error": where}).encode())
+            else:  # such as server/discover
+                error = {"code": -32000, "message": "Bad Request: Unsupported protocol version: 2026-07-28"}
+                request.reply(400, json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode())
+        elif method is None:
+            await self._answer(request, session, message)
+        elif "id" not in message:
+            self._notification(session, method, message.get("params") or {})
+            request.reply(202)
+        elif method == "tools/call":
+            self._begin(request, session, message)
+        elif method == "tools/list":
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
+            request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": tools}})
+        elif method in ("ping", "logging/setLevel"):
+            request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
+        else:
+            error = {"code": -32601, "message": f"Method not found: {method}"}
+            request.reply_json({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+    def _initialize(self, request: Request, message: Any) -> None:
+        self._store.opened += 1
+        session = Session(f"s{self._store.opened}")
+        self._store.sessions[session.name] = session
+        result = {
+            "protocolVersion": VERSION,
+            "capabilities": {"tools": {}, "logging": {}},
+            "serverInfo": {"name": "simulated", "version": "1"},
+        }
+        headers = {"Mcp-Session-Id": session.name}
+        request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": result}, headers)
+
+    def _delete(self, request: Request, session: Session | None) -> None:
+        if session is None:
+            request.reply(404)
+            return
+        del self._store.sessions[session.name]
+        for run, task in list(session.running.values()):
+            self._ledger.strange.append(f"a session was deleted while {run.tag} ran in it")
+            task.cancel()
+        for stream in session.streams.values():
+            if stream.reader is not None:
+                stream.reader.end()
+        request.reply(200)
+
+    def _get(self, request: Request) -> None:
+        session = self._store.sessions.get(request.headers.get("mcp-session-id", ""))
+        last = request.headers.get("last-event-id")
+        if session is None:
+            request.reply(404)
+            return
+        stream: Stream | None = session.side
+        after = 0
+        if last is not None:
+            name, _, number = last.rpartition("_")
+            stream, after = session.streams.get(name), int(number) if number.isdigit() else 0
+            if not self._kind.has_events or stream is None:
+                request.reply(400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"No such event"}}')
+                return
+        assert stream is not None
+        if stream.reader is not None and not stream.reader.gone.done() and not stream.reader.is_done:
+            if last is None:
+                request.reply(409)
+                return
+            stream.reader.cut()
+        request.stream()
+        stream.reader = request
+        for number, (id_, event) in enumerate(stream.events, 1):
+            if number > after and last is not None:
+                request.event(event, id_)
+        if stream.is_over:
+            request.end()
+            stream.reader = None
+
+    def _notification(self, session: Session, method: str, params: Any) -> None:
+        if method == "notifications/cancelled":
+            found = session.running.get(params.get("requestId"))
+            if found is not None:
+                found[0].cancelled = self._now()
+                found[1].cancel()
+
+    async def _answer(self, request: Request, session: Session, message: Any) -> None:
+        waiting = session.waiting.pop(message["id"], None) if isinstance(message["id"], int) else None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+        if self._kind.answers_late:
+            await asyncio.sleep(0.3)
+        request.reply(202)
+
+    # -- tools --------------------------------------------------------------------------------------------------
+
+    def _send(self, stream: Stream, message: Any) -> None:
+        id_ = None
+        if self._kind.has_events:
+            id_ = f"{stream.name}_{len(stream.events) + 1}"
+            stream.events.append((id_, message))
+        if stream.reader is not None and not stream.reader.event(message, id_):
+            stream.reader = None
+
+    def _begin(self, request: Request, session: Session, message: Any) -> None:
+        params = message["params"]
+        arguments = params.get("arguments", {})
+        self._store.runs += 1
+        run = Run(arguments["tag"], self._store.runs, params["name"], session.name, self._now())
+        self._ledger.runs.append(run)
+        session.next_stream += 1
+        stream = Stream(f"{session.name}-{session.next_stream}")
+        session.streams[stream.name] = stream
+        request.stream()
+        stream.reader = request
+        if self._kind.has_events:
+            self._send(stream, None)  # a cursor before anything happens, as the SDKs send it
+        token = (params.get("_meta") or {}).get("progressToken")
+        task = self._process.loop.create_task(self._run(session, stream, run, message["id"], arguments, token))
+        self._process.keep(task)
+        session.running[message["id"]] = run, task
+
+    async def _run(self, session: Session, stream: Stream, run: Run, id_: Any, script: Any, token: Any) -> None:
+        try:
+            await asyncio.sleep(script.get("before", 0.0))
+            for number in range(script.get("questions", 0)):
+                answer = await self._ask(session, stream, run, number, script)
+                run.answers.append(answer)
+                run.effects.append((self._now(), f"answer {number}"))
+                if token is not None and script.get("reports"):
+                    params = {"progressToken": token, "progress": number + 1}
+                    note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
+                    self._send(stream, note)
+                await asyncio.sleep(script.get("between", 0.0))
+            run.effects.append((self._now(), "done"))
+            text = json.dumps({"tag": run.tag, "run": run.number, "answers": run.answers})
+            result = {"content": [{"type": "text", "text": text}]}
+            run.result = text
+            self._send(stream, {"jsonrpc": "2.0", "id": id_, "result": result})
+        finally:
+            run.ended = self._now()
+            session.running.pop(id_, None)
+            stream.is_over = True
+            if stream.reader is not None:
+                stream.reader.end()
+                stream.reader = None
+            if not self._kind.has_events:
+                session.streams.pop(stream.name, None)
+
+    async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
+        session.next_id += 1
+        nested, name = session.next_id, f"{run.tag}/{run.number}/{number}"
+        waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
+        run.asked.append(name)
+        kinds = script.get("kinds", ["elicit"])
+        if kinds[number % len(kinds)] == "sample":
+            said = [{"role": "user", "content": {"type": "text", "text": name}}]
+            method, params = "sampling/createMessage", {"messages": said, "maxTokens": 9}
+        else:
+            schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+            method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
+        where = session.side if script.get("aside") else stream
+        self._send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
+        try:
+            message = await waiting
+        finally:
+            session.waiting.pop(nested, None)
+        if "error" in message:
+            return {"error": message["error"].get("code")}
+        result = message["result"]
+        return result.get("content", {}).get("text") if "role" in result else (result.get("content") or {}).get("name")
+
+
+def _is_read(stream: Stream) -> bool:
+    return stream.reader is not None and not stream.reader.gone.done() and not stream.reader.is_done

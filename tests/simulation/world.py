@@ -1,0 +1,84 @@
+"""One simulated world: its clock, its randomness, its network, its processes; all of it follows from one seed."""
+
+from asyncio import events
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any, Final
+
+from gateway import world
+from tests.simulation.kernel import AsyncGenerators, Kernel, Loop, Process
+from tests.simulation.network import Network, poll
+
+BEGAN: Final = 1_800_000_000.0
+"""The wall clock at the beginning."""
+
+
+class Simulation:
+    """A kernel, a network, and the processes in it."""
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.kernel = Kernel(Random(f"{seed} kernel"))
+        self.kernel.now = 1000.0
+        self.network = Network(self.kernel)
+        self.processes: dict[str, Process] = {}
+        self._randoms: dict[int, Random] = {}
+        self._born = 0
+        self._outside = Random(f"{seed} outside")
+
+    def process(self, name: str, host: str) -> Process:
+        """A new process; one of the same name is another one."""
+        self._born += 1
+        process = Process(self.kernel, name, host)
+        process.random = Random(f"{self.seed} {name} {self._born}")  # type: ignore[attr-defined]
+        process.loop.network = self.network
+        before = self.processes.get(name)
+        if before is not None:
+            process.wall_offset, process.wall_drift = before.wall_offset, before.wall_drift
+        self.processes[name] = process
+        return process
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within, the program lives in this world."""
+        real = world.World()
+        world.enter(
+            world.World(
+                monotonic=self._monotonic,
+                stopwatch=self._monotonic,
+                cpu=self._monotonic,
+                wall=self._wall,
+                wall_ns=lambda: int(self._wall() * 1_000_000_000),
+                random_bytes=lambda count: self._random().randbytes(count),
+                random=lambda: self._random().random(),
+                new_socket=self.network.new_socket,  # type: ignore[arg-type]
+                poll=poll,  # type: ignore[arg-type]
+            )
+        )
+        try:
+            with AsyncGenerators().watched():
+                yield
+        finally:
+            world.enter(real)
+
+    def _monotonic(self) -> float:
+        return self.kernel.now
+
+    def _wall(self) -> float:
+        process = self._running()
+        offset = 0.0 if process is None else process.wall_offset + process.wall_drift * (self.kernel.now - 1000.0)
+        return BEGAN + self.kernel.now + offset
+
+    def _running(self) -> Process | None:
+        loop = events._get_running_loop()
+        return loop.process if isinstance(loop, Loop) else None
+
+    def _random(self) -> Random:
+        process = self._running()
+        return self._outside if process is None else process.random  # type: ignore[attr-defined, no-any-return]
+
+    def later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
+        """Have something happen."""
+        self.kernel.call_later(seconds, callback, *args)
