@@ -321,7 +321,9 @@ class Exchange:
 
     def _collect(self, event: on.Answered) -> Commands:
         """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
-        if event.round in self._digests or event.round != self.round:
+        if self._failed_elsewhere(event):
+            pass
+        elif event.round in self._digests or event.round != self.round:
             self._repeated(event)
         elif late := self._ledger.match(event.answers):
             # The server did not wait for its user. Run the call once more: this time the answer is at hand.
@@ -335,9 +337,16 @@ class Exchange:
 
     def _give_again(self, event: on.Answered) -> Commands:
         """ENDED: a repeated retry. A repetition of an earlier round may have got the result before this round came."""
-        if event.round in self._digests or event.round != self.round:
+        if (event.round in self._digests or event.round != self.round) and not self._failed_elsewhere(event):
             self._repeated(event)
         return self._give(event)
+
+    def _failed_elsewhere(self, event: on.Answered) -> bool:
+        """Whether the call has failed here, and its client comes from a later round, which another process asked.
+
+        A late copy of an earlier retry had this process take the call over. Its error is the truth for all rounds.
+        """
+        return event.round > self.round and isinstance(self._final, do.Fail)
 
     def _give(self, event: on.Answered) -> Commands:
         if self._final is None:

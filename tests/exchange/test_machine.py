@@ -489,6 +489,15 @@ def test_a_kept_result_is_not_given_to_a_round_that_never_was() -> None:
     play.refuses(answered(SECOND, 2, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
+def test_the_error_of_a_call_is_the_answer_to_a_later_round_of_another_process() -> None:
+    play = parked(FIRST) >> on.Broke(LOST) << ANY << ANY
+    assert play.state is State.FINISHED
+    play = play >> answered(SECOND, 2, **{"elicitation-2": ACCEPT}) << ANY << ANY
+    assert play << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
+    assert play >> answered(THIRD, 3, **{"elicitation-3": ACCEPT}) << do.Fail((THIRD,), LOST)
+    play.refuses(answered(FOURTH, 0), InvalidState)
+
+
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:
     play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired() << do.Disarm(Timer.TTL)
     assert play.state is State.ENDED

@@ -58,6 +58,8 @@ class Record:
     told: list[Told] = field(default_factory=list)
     given: dict[str, list[str]] = field(default_factory=dict)
     """The answers that it gave to each question."""
+    states: dict[str, float] = field(default_factory=dict)
+    """When each of its states was new."""
     asked: list[str] = field(default_factory=list)
     sent: int = 0
     came_back_late: bool = False
@@ -229,6 +231,8 @@ class Client:
         told = Told(self._now(), replica, reply.status, message, state is None, state)
         told.message["_headers"] = reply.headers
         self.record.told.append(told)
+        if (new := told.result.get("requestState")) is not None:
+            _ = self.record.states.setdefault(new, told.at)
         return told
 
     async def _read(self, reply: http.Reply) -> dict[str, Any]:

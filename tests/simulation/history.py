@@ -53,6 +53,8 @@ class Outcome:
     failures: list[str]
     left: list[str]
     noted: list[tuple[float, str]]
+    deaths: list[tuple[float, str]]
+    """When a replica ended, or let go of its calls."""
     trace: list[str] = field(default_factory=list)
     ended_badly: list[str] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ class History:
         self._blocks: dict[tuple[str, str], int] = {}
         self._servers: list[LegacyServer] = []
         self._is_over = False
+        self._deaths: list[tuple[float, str]] = []
 
     # -- for the faults -----------------------------------------------------------------------------------------
 
@@ -121,6 +124,7 @@ class History:
         if before is not None:
             self._retire(before)
         process = self.simulation.process(name, self.host(number))
+        process.when_ended.append(lambda: self._deaths.append((self.now, name)))
         process.start(serve(_config(_text(self.plan, number)), is_whole_process=False))
 
     def start_server(self) -> None:
@@ -176,7 +180,18 @@ class History:
                     ended_badly.append(f"{process.name} did not end after SIGTERM")
             failures = self._found_failures()
             self._bury()
-        return Outcome(plan, records, self.ledger, self.lines, failures, left, self.noted, self.trace, ended_badly)
+        return Outcome(
+            plan,
+            records,
+            self.ledger,
+            self.lines,
+            failures,
+            left,
+            self.noted,
+            self._deaths,
+            self.trace,
+            ended_badly,
+        )
 
     def _bury(self) -> None:
         """End every process, and let go of it."""

@@ -1,18 +1,18 @@
 """Judges a history: what the clients were told must be true in the light of what the server did."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from tests.simulation.client import Record, Told
 from tests.simulation.history import Outcome
 from tests.simulation.server import Run
+from tests.simulation.world import START
 
 _BUG_LEVELS: Final = ("error", "critical", "exception")
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
-_HARMLESS: Final = frozenset({"split", "dns", "drift"})
-"""Faults that cost no call."""
 
 
 def complaints(outcome: Outcome) -> list[str]:
@@ -54,11 +54,10 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     yield from _repetitions(record, runs)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
-    if record.outcome == "error" and record.final is not None and not _may_fail(outcome, record):
-        error = record.final.error or {}
-        yield f"failed for no reason: {record.final.reason} {error.get('message')}"
-    if record.outcome == "gave up" and not _may_fail(outcome, record):
-        yield "gave up for no reason"
+    if not _is_explained(outcome, record):
+        final = record.final
+        why = "" if final is None else f"{final.reason} {(final.error or {}).get('message')}"
+        yield f"ended without a cause: {record.outcome} {why}"
 
 
 def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
@@ -73,7 +72,7 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
 
 def _lost_a_replica(outcome: Outcome) -> bool:
     """Whether a replica ended without a word: nobody may be left who can cancel its calls."""
-    return any(fault.kind in ("kill", "power", "term", "term twice") for fault in outcome.plan.faults)
+    return any(fault.kind in _DEATHS for fault in outcome.plan.faults)
 
 
 def _repetitions(record: Record, runs: list[Run]) -> Iterator[str]:
@@ -113,23 +112,66 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
     before = [run for run in runs if run.began <= told.at]
     if told.is_first and told.reason in _NOTHING_RAN and before and len(record.told) == 1:
         yield f"was told that nothing ran ({message}), but it did"
-    if told.reason == "invalid_request_state" and not _may_be_invalid(outcome, record):
-        yield f"was told at {told.at:.2f} that its state is invalid"
+    if told.reason == "invalid_request_state" and not _may_be_invalid(outcome, record, told):
+        yield f"was told at {told.at - START:.2f} that its state is invalid"
+    if told.reason == "owner_lost" and not _was_gone(outcome, message, told.at):
+        yield f"was told at {told.at - START:.2f} that a replica is gone, which is not: {message}"
+    if "was cancelled" in message and not _is_server_at_fault(outcome):
+        yield from (
+            f"was told that run {run.number} was cancelled, which it was not"
+            for run in before
+            if run.cancelled is None and run.ended is None
+        )
     if told.status >= 500 and told.status != 503:
         yield f"got HTTP {told.status}: {message}"
 
 
-def _may_be_invalid(outcome: Outcome, record: Record) -> bool:
-    """Whether a state can have expired, or a clock made it look so."""
-    ttl = outcome.plan.config["hold"]["ttl_seconds"]
-    assert record.ended is not None
-    if any(fault.kind == "jump" and abs(fault.amount) > 0 for fault in outcome.plan.faults):
+def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
+    if record.call.habit == "rivals" or record.came_back_late:
         return True
-    return record.ended - record.began > ttl or record.call.habit in ("rivals", "twice", "leaves")
+    hold = outcome.plan.config["hold"]
+    age = told.at - record.states.get(told.state or "", told.at)
+    jumps = [abs(fault.amount) for fault in outcome.plan.faults if fault.kind == "jump"]
+    return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
 
 
-def _may_fail(outcome: Outcome, record: Record) -> bool:
-    """Whether anything happened that can cost a call."""
-    kinds = {fault.kind for fault in outcome.plan.faults} - _HARMLESS
-    plan = outcome.plan
-    return bool(kinds) or plan.server.idle_seconds < 10 or record.call.habit in ("rivals", "leaves")
+def _was_gone(outcome: Outcome, message: str, at: float) -> bool:
+    """Whether the replica that an error names had ended, or let go of its calls."""
+    found = re.search(r"replica (gw-\d+)", message)
+    return found is not None and any(name == found[1] and when <= at for when, name in outcome.deaths)
+
+
+def _is_server_at_fault(outcome: Outcome) -> bool:
+    return bool({fault.kind for fault in outcome.plan.faults} & {"server", "part", "slow"})
+
+
+_DEATHS: Final = frozenset({"kill", "power", "term", "term twice"})
+_CUTS: Final = frozenset({"cut", "cold cut"})
+_SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
+_CAUSES: Final = {
+    "owner_lost": _DEATHS,
+    "call_lost": frozenset({"server", *_CUTS, "part", "slow", *_DEATHS}),
+    "session_lost": frozenset({"server"}),
+    "upstream_unreachable": frozenset({"server", "part", "slow"}),
+    "stopping": _DEATHS,
+    "invalid_request_state": frozenset({"jump"}),
+    "owner_stalled": _SILENCES,
+    "gave up": frozenset({*_SILENCES, *_DEATHS}),
+    "broken": frozenset({*_DEATHS, *_CUTS, "part", "stop", "slow"}),
+}
+"""What can be the cause of an end that is no result, by its reason."""
+
+
+def _is_explained(outcome: Outcome, record: Record) -> bool:
+    """Whether something happened that can cost a client its result in this way."""
+    reason = record.outcome
+    if reason == "error":
+        assert record.final is not None
+        reason = record.final.reason
+        if reason == "invalid_request_state" and _may_be_invalid(outcome, record, record.final):
+            return True
+    kinds = {fault.kind for fault in outcome.plan.faults}
+    if reason in ("call_lost", "owner_lost") and outcome.plan.server.idle_seconds < 10:
+        return True
+    return bool(kinds & _CAUSES.get(reason, frozenset())) or record.outcome in ("result", "abandoned")

@@ -11,7 +11,9 @@ from tests.simulation.kernel import AsyncGenerators, Kernel, Loop, Process
 from tests.simulation.network import Network, poll
 
 BEGAN: Final = 1_800_000_000.0
-"""The wall clock at the beginning."""
+"""The wall clock when the monotonic one is 0."""
+START: Final = 1000.0
+"""The monotonic clock at the beginning of a history."""
 
 
 class Simulation:
@@ -21,7 +23,7 @@ class Simulation:
         self.seed = seed
         self.random = Random(seed)
         self.kernel = Kernel(Random(f"{seed} kernel"))
-        self.kernel.now = 1000.0
+        self.kernel.now = START
         self.network = Network(self.kernel)
         self.processes: dict[str, Process] = {}
         self._randoms: dict[int, Random] = {}
@@ -68,7 +70,7 @@ class Simulation:
 
     def _wall(self) -> float:
         process = self._running()
-        offset = 0.0 if process is None else process.wall_offset + process.wall_drift * (self.kernel.now - 1000.0)
+        offset = 0.0 if process is None else process.wall_offset + process.wall_drift * (self.kernel.now - START)
         return BEGAN + self.kernel.now + offset
 
     def _running(self) -> Process | None:
