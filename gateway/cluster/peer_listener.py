@@ -54,7 +54,8 @@ _MESSAGE: Final = RawRequestMessage("POST", PATH, HttpVersion11, _NO_HEADERS, ()
 _NO_VALUES: Final = KnownValues(lambda _: ())
 
 _OF_A_PROCESS: Final = ("owner", "session")
-"""Requests for what a process holds. One that is older than this process was for the one before, which has ended."""
+"""Requests for what a process holds, which names that process by its epoch. Their age proves nothing: a wall clock may
+jump, and "this call is not mine" is the proof that its owner is dead."""
 
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
@@ -171,8 +172,6 @@ class PeerListener:
         """Whether a request is for this process, or for another one of this host. `who` asks which one this is."""
         if peer_request.kind == "who":
             return True
-        if peer_request.kind in _OF_A_PROCESS and self._is_older(peer_request, world.wall()):
-            return False
         return self._membership.is_meant(peer_request.to, is_local=is_local)
 
     def _frames(self, peer_request: PeerRequest) -> Frames:

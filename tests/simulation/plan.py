@@ -1,8 +1,10 @@
 """What happens in one history, drawn from a seed: replicas, server, calls, faults. A plan is plain data."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
+
+import msgspec
 
 from tests.simulation.server import Kind
 
@@ -49,14 +51,22 @@ class Plan:
     config: dict[str, Any]
     calls: tuple[Call, ...]
     faults: tuple[Fault, ...]
-    dropped: tuple[str, ...] = field(default=())
-    """What shrinking has removed."""
 
     def without_calls(self, tags: set[str]) -> "Plan":
         return replace(self, calls=tuple(call for call in self.calls if call.tag not in tags))
 
     def without_faults(self, places: set[int]) -> "Plan":
         return replace(self, faults=tuple(each for place, each in enumerate(self.faults) if place not in places))
+
+
+def to_text(plan: Plan) -> str:
+    """A plan as JSON, to be kept in `stories/`."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1).decode() + "\n"
+
+
+def of_text(text: str) -> Plan:
+    """The plan of a story."""
+    return msgspec.json.decode(text, type=Plan)
 
 
 HABITS: Final = ("plain", "twice", "late", "asks again", "rivals", "leaves", "abandons", "slow reader")
