@@ -90,7 +90,7 @@ def draw(seed: int) -> Plan:
         hold["cold_seconds"] = random.choice((2.0, 5.0))
     sessions = {"idle_seconds": 30}
     hold["drain_delay_seconds"], hold["drain_seconds"] = random.choice(((1.0, 4.0), (0.5, 1.0), (2.0, 10.0)))
-    config = {"hold": hold, "sessions": sessions}
+    config = {"hold": hold, "sessions": sessions, "timeouts": {"idle_seconds": 60}}
     habits = random.sample(HABITS[1:], random.randrange(0, 4))
     tools = random.choice((("pay",), ("pay", "search"), ("pay", "pay", "search")))
     calls = tuple(_call(random, number, replicas, habits, tools) for number in range(1, 13))

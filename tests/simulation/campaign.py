@@ -1,0 +1,53 @@
+"""Runs many histories in several processes, and tells what they met."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+
+from tests.simulation import coverage
+from tests.simulation.coverage import Met
+from tests.simulation.history import History
+from tests.simulation.oracle import complaints
+from tests.simulation.plan import draw
+
+_CHUNK = 25
+Failure = tuple[int, list[str]]
+
+
+def many(first: int, end: int, processes: int, *, needs_rows: bool = False) -> int:
+    """Run many histories; print the failures, then what was met."""
+    began, met, failed = time.monotonic(), Met(), 0
+    for failures, part in _results(first, end, processes):
+        met.add(part)
+        for seed, found in failures:
+            failed += 1
+            print(f"seed {seed}: make simulate SEED={seed}")
+            print("\n".join(f"    {each[:300]}" for each in found[:6]), flush=True)
+    seconds = time.monotonic() - began
+    print("\n".join(coverage.report(met)))
+    count = end - first
+    print(f"{count} histories in {seconds:.0f} s ({count / seconds:.1f} a second), {failed} went wrong")
+    never = [row for row in coverage.all_rows() if not met.rows[row]]
+    return bool(failed or (needs_rows and never))
+
+
+def _results(first: int, end: int, processes: int) -> Iterator[tuple[list[Failure], Met]]:
+    chunks = [(start, min(start + _CHUNK, end)) for start in range(first, end, _CHUNK)]
+    if processes == 1:
+        coverage.watch()
+        yield from map(_run, chunks)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes, initializer=coverage.watch) as pool:
+        yield from pool.imap_unordered(_run, chunks)
+
+
+def _run(chunk: tuple[int, int]) -> tuple[list[Failure], Met]:
+    coverage.met.__init__()  # type: ignore[misc]
+    failures = []
+    for seed in range(*chunk):
+        plan = draw(seed)
+        found = complaints(History(plan).run())
+        coverage.met.note(plan)
+        if found:
+            failures.append((seed, found))
+    return failures, coverage.met
