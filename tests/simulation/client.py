@@ -12,10 +12,11 @@ from tests.simulation.plan import Call
 _REQUEST_SECONDS: Final = 120.0
 _PATIENCE_SECONDS: Final = 75.0
 """How long a client tries again before it gives a call up."""
+_NOTES: Final = ("notifications/progress", "notifications/message")
 _META: Final = {
     mcp.META_VERSION: mcp.MODERN,
     mcp.META_CLIENT_INFO: {"name": "simulated", "version": "1"},
-    mcp.META_CAPABILITIES: {"elicitation": {"form": {}}, "sampling": {}},
+    mcp.META_CAPABILITIES: {"elicitation": {"form": {}, "url": {}}, "sampling": {}},
 }
 
 
@@ -130,8 +131,18 @@ class Client:
         until = self._now() + _PATIENCE_SECONDS
         while self._now() < until:
             try:
-                told = await self._post(self._replica(), None, {})
-            except (OSError, TimeoutError):  # nothing was sent
+                if self._call.habit == "goes":
+                    async with asyncio.timeout(0.3 + 0.4 * (self._call.at % 1)):
+                        told = await self._post(self._replica(), None, {})
+                else:
+                    told = await self._post(self._replica(), None, {})
+            except TimeoutError:
+                if self._call.habit == "goes":
+                    self.record.outcome = "abandoned"
+                    return None
+                await asyncio.sleep(0.5)
+                continue
+            except OSError:  # nothing was sent
                 await asyncio.sleep(0.5)
                 continue
             except http.Broken:
@@ -188,6 +199,12 @@ class Client:
 
     def _answer(self, question: Any) -> Any:
         name = _name(question)
+        if question["params"].get("mode") == "url":
+            return {"action": "accept"}
+        is_form = question["method"] == "elicitation/create"
+        if is_form and self._call.habit == "declines" and self._turn % 2:
+            self.record.given.setdefault(name, []).append("decline")
+            return {"action": "decline"}
         self._gave += 1
         said = f"{name}={self._gave}"
         self.record.given.setdefault(name, []).append(said)
@@ -200,6 +217,10 @@ class Client:
         call = self._call
         arguments = {"tag": call.tag, **call.script}
         params: dict[str, Any] = {"name": call.tool, "arguments": arguments, "_meta": dict(_META)}
+        if call.habit == "cannot be asked":
+            params["_meta"][mcp.META_CAPABILITIES] = {}
+        if call.script.get("logs"):
+            params["_meta"][mcp.META_LOG_LEVEL] = "info"
         if call.script.get("reports"):
             params["_meta"][mcp.META_PROGRESS_TOKEN] = call.tag
         if state is not None:
@@ -243,7 +264,7 @@ class Client:
                     await asyncio.sleep(0.3)
                 if message is not None and "method" not in message:
                     finals.append(message)
-                elif message is not None and message["method"] != "notifications/progress":
+                elif message is not None and message["method"] not in _NOTES:
                     self.record.strange.append(f"got {message['method']}")
             if len(finals) != 1:
                 if finals:

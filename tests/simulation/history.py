@@ -291,7 +291,7 @@ def _config(text: str) -> Config:
 
 
 def _text(plan: Plan, number: int) -> str:
-    tree = {
+    tree: dict[str, Any] = {
         "listen": f"10.0.0.{number}:8080",
         "admin": None,
         "state": {"keys": [KEY]},
@@ -303,6 +303,7 @@ def _text(plan: Plan, number: int) -> str:
         "routes": [{"upstream": {"url": f"http://{_SERVER[0]}:{_SERVER[1]}/mcp"}, "ephemeral": ["search"]}],
         **plan.config,
     }
+    tree["routes"][0].update(tree.pop("route", {}))
     return json.dumps(tree)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 _METHOD: Final = re.compile(rb'"method": ?"([a-z_A-Z/]+)"')
 _TAG: Final = re.compile(rb'"tag\\*": ?\\*"(c\d+)')
-_QUESTION: Final = re.compile(rb"(c\d+/\d+/\d+(?:=\d+)?)")
+_QUESTION: Final = re.compile(rb"(c\d+/\d+(?:=\d+)?)")
 _HTTP: Final = re.compile(rb"HTTP/1.1 (\d+)")
 _REASON: Final = re.compile(rb'"reason": ?"(\w+)"')
 

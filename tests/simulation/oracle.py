@@ -51,9 +51,13 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
         yield from _of_run(record, run, given)
         if run.ended is None and not _lost_a_replica(outcome):
             yield f"run {run.number} is left running"
-    yield from _repetitions(record, runs)
+    yield from _repetitions(outcome, record, runs)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
+    if record.outcome == "error" and record.call.script.get("fails") and record.final is not None:
+        said = (record.final.error or {}).get("message")
+        if any(run.result == said for run in runs):
+            return
     if not _is_explained(outcome, record):
         final = record.final
         why = "" if final is None else f"{final.reason} {(final.error or {}).get('message')}"
@@ -65,6 +69,8 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
         number = name.rpartition("/")[2]
         said = {each for each in given if each.partition("=")[0].rpartition("/")[2] == number}
         if isinstance(answer, dict):
+            if answer.get("action") == "decline" and "decline" not in record.given.get(name, []):
+                yield f"run {run.number} was told that {name} was declined, which its client did not say"
             continue
         if answer is not None and answer not in said:
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
@@ -75,12 +81,17 @@ def _lost_a_replica(outcome: Outcome) -> bool:
     return any(fault.kind in _DEATHS for fault in outcome.plan.faults)
 
 
-def _repetitions(record: Record, runs: list[Run]) -> Iterator[str]:
-    if record.call.tool == "pay" and len(runs) > 1:
+def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
+    runs = [run for run in runs if not run.was_referred]
+    if not _may_run_again(outcome, record) and len(runs) > 1:
         yield f"ran {len(runs)} times: {[(run.number, round(run.began, 2)) for run in runs]}"
     for run in runs[:-1]:
-        if record.call.tool == "search" and run.cancelled is None and run.result is None and run.ended is None:
+        if _may_run_again(outcome, record) and run.cancelled is None and run.result is None and run.ended is None:
             yield f"was run again, and run {run.number} was not cancelled"
+
+
+def _may_run_again(outcome: Outcome, record: Record) -> bool:
+    return record.call.tool == "search" or outcome.plan.config["route"].get("continuation") == "replay"
 
 
 def _of_told(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> Iterator[str]:
@@ -100,10 +111,11 @@ def _of_result(record: Record, result: dict[str, Any], runs: list[Run]) -> Itera
     answers = json.loads(text)["answers"]
     given = {said for each in record.given.values() for said in each}
     for answer in answers:
-        if answer is not None and answer not in given and not isinstance(answer, dict):
+        if isinstance(answer, dict):
+            if answer.get("action") == "cancel" or ("error" in answer and record.call.habit != "cannot be asked"):
+                yield f"got a result of a question that was answered for it: {text}"
+        elif answer not in given:
             yield f"got a result with the answer {answer}, which it did not give"
-        if answer is None or isinstance(answer, dict):
-            yield f"got a result of a question that was answered for it: {text}"
 
 
 def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> Iterator[str]:
@@ -166,6 +178,8 @@ _CAUSES: Final = {
 def _is_explained(outcome: Outcome, record: Record) -> bool:
     """Whether something happened that can cost a client its result in this way."""
     reason = record.outcome
+    if record.call.habit == "cannot be asked":
+        return True
     if reason == "error":
         assert record.final is not None
         reason = record.final.reason

@@ -69,7 +69,10 @@ def of_text(text: str) -> Plan:
     return msgspec.json.decode(text, type=Plan)
 
 
-HABITS: Final = ("plain", "twice", "late", "asks again", "rivals", "leaves", "abandons", "slow reader")
+HABITS: Final = (
+    *("plain", "twice", "late", "asks again", "rivals", "leaves", "abandons", "slow reader", "declines"),
+    *("goes", "cannot be asked"),
+)
 FAULTS: Final = (
     *("kill", "power", "term", "term twice", "stop", "stall", "part", "one way", "peers", "server", "cut"),
     *("slow", "split", "dns", "jump", "drift", "cold cut"),
@@ -90,7 +93,15 @@ def draw(seed: int) -> Plan:
         hold["cold_seconds"] = random.choice((2.0, 5.0))
     sessions = {"idle_seconds": 30}
     hold["drain_delay_seconds"], hold["drain_seconds"] = random.choice(((1.0, 4.0), (0.5, 1.0), (2.0, 10.0)))
-    config = {"hold": hold, "sessions": sessions, "timeouts": {"idle_seconds": 60}}
+    config: dict[str, Any] = {"hold": hold, "sessions": sessions, "timeouts": {"idle_seconds": 60}}
+    if random.random() < 0.3:
+        config["legs"] = {"limit_seconds": random.choice((1.0, 4.0))}
+    route: dict[str, Any] = {}
+    if random.random() < 0.1:
+        route["continuation"] = "replay"
+    if random.random() < 0.15:
+        route["sessions"] = {"affinity": "principal"}
+    config["route"] = route
     habits = random.sample(HABITS[1:], random.randrange(0, 4))
     tools = random.choice((("pay",), ("pay", "search"), ("pay", "pay", "search")))
     calls = tuple(_call(random, number, replicas, habits, tools) for number in range(1, 13))
@@ -112,6 +123,11 @@ def _call(random: Random, number: int, replicas: int, habits: list[str], tools: 
         script["reports"] = True
     if random.random() < 0.1:
         script["aside"] = True
+    for word, chance in (("fails", 0.1), ("logs", 0.15), ("urls", 0.08), ("asks late", 0.05)):
+        if random.random() < chance:
+            script[word] = True
+    if random.random() < 0.15:
+        script["patience"] = random.choice((0.3, 2.0, 6.0))
     return Call(
         tag=f"c{number}",
         at=round(random.random() * LOAD_SECONDS * 0.6, 3),

@@ -14,6 +14,8 @@ from tests.simulation.kernel import Process
 from tests.simulation.plain_http import Request
 
 VERSION: Final = "2025-11-25"
+WITHDRAWN: Final = {"action": "withdrawn"}
+"""The answer to a question that the server withdrew."""
 _TOOLS: Final = ("pay", "search")
 """`pay` has effects that must not be repeated; `search` may run again."""
 
@@ -33,6 +35,8 @@ class Run:
     cancelled: float | None = None
     ended: float | None = None
     result: str | None = None
+    was_referred: bool = False
+    """It ended with -32042: its user has to visit a URL first."""
     died: bool = False
     """It ended with its server."""
 
@@ -260,20 +264,37 @@ class LegacyServer:
     async def _run(self, session: Session, stream: Stream, run: Run, id_: Any, script: Any, token: Any) -> None:
         try:
             await asyncio.sleep(script.get("before", 0.0))
+            if script.get("urls") and not any(each.was_referred for each in self._ledger.of(run.tag)):
+                run.was_referred = True
+                self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+                return
             for number in range(script.get("questions", 0)):
                 answer = await self._ask(session, stream, run, number, script)
                 run.answers.append(answer)
                 run.effects.append((self._now(), f"answer {number}"))
+                if script.get("logs"):
+                    params = {"level": "info", "logger": run.tag, "data": f"answer {number}"}
+                    self._send(stream, {"jsonrpc": "2.0", "method": "notifications/message", "params": params})
                 if token is not None and script.get("reports"):
                     params = {"progressToken": token, "progress": number + 1}
                     note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
                     self._send(stream, note)
                 await asyncio.sleep(script.get("between", 0.0))
             run.effects.append((self._now(), "done"))
+            if script.get("fails"):
+                run.result = f"{run.tag}/{run.number} failed"
+                error = {"code": -32000, "message": run.result}
+                self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": error})
+                return
             text = json.dumps({"tag": run.tag, "run": run.number, "answers": run.answers})
             result = {"content": [{"type": "text", "text": text}]}
             run.result = text
             self._send(stream, {"jsonrpc": "2.0", "id": id_, "result": result})
+            if script.get("asks late"):
+                session.next_id += 1
+                said = {"message": "too late", "requestedSchema": {"type": "object", "properties": {}}}
+                late = {"jsonrpc": "2.0", "id": session.next_id, "method": "elicitation/create", "params": said}
+                self._send(stream, late)
         finally:
             run.ended = self._now()
             session.running.pop(id_, None)
@@ -286,7 +307,7 @@ class LegacyServer:
 
     async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
         session.next_id += 1
-        nested, name = session.next_id, f"{run.tag}/{run.number}/{number}"
+        nested, name = session.next_id, f"{run.tag}/{number}"
         waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
         run.asked.append(name)
         kinds = script.get("kinds", ["elicit"])
@@ -298,14 +319,27 @@ class LegacyServer:
             method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
         self._send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
-        try:
-            message = await waiting
-        finally:
-            session.waiting.pop(nested, None)
+        patience = script.get("patience")
+        _ = await asyncio.wait((waiting,), timeout=patience)
+        session.waiting.pop(nested, None)
+        if not waiting.done():
+            params = {"requestId": nested, "reason": "too slow"}
+            self._send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+            return WITHDRAWN
+        message = waiting.result()
         if "error" in message:
             return {"error": message["error"].get("code")}
         result = message["result"]
+        if result.get("action", "accept") != "accept":
+            return {"action": result["action"]}
         return result.get("content", {}).get("text") if "role" in result else (result.get("content") or {}).get("name")
+
+
+def _url_required(run: Run) -> dict[str, Any]:
+    name = f"{run.tag}/url"
+    run.asked.append(name)
+    url = {"mode": "url", "message": name, "url": "https://example.com/", "elicitationId": name}
+    return {"code": -32042, "message": "Visit a URL first", "data": {"elicitations": [url]}}
 
 
 def _is_read(stream: Stream) -> bool:
