@@ -45,7 +45,12 @@ def _term(history: "History", fault: Fault) -> None:
 def _term_twice(history: "History", fault: Fault) -> None:
     process = history.gateway(fault.target)
     _term(history, fault)
-    history.later(fault.seconds / 2, process.signal, signal.SIGTERM)
+
+    def again() -> None:
+        history.deaths.append((history.now, process.name))
+        process.signal(signal.SIGTERM)
+
+    history.later(fault.seconds / 2, again)
 
 
 def _stop(history: "History", fault: Fault) -> None:

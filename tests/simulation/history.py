@@ -78,7 +78,7 @@ class History:
         self._blocks: dict[tuple[str, str], int] = {}
         self._servers: list[LegacyServer] = []
         self._is_over = False
-        self._deaths: list[tuple[float, str]] = []
+        self.deaths: list[tuple[float, str]] = []
 
     # -- for the faults -----------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class History:
         if before is not None:
             self._retire(before)
         process = self.simulation.process(name, self.host(number))
-        process.when_ended.append(lambda: self._deaths.append((self.now, name)))
+        process.when_ended.append(lambda: self.deaths.append((self.now, name)))
         process.start(serve(_config(_text(self.plan, number)), is_whole_process=False))
 
     def start_server(self) -> None:
@@ -188,7 +188,7 @@ class History:
             failures,
             left,
             self.noted,
-            self._deaths,
+            [*self.deaths, *self._partings()],
             self.trace,
             ended_badly,
         )
@@ -208,6 +208,10 @@ class History:
                 self._ended.clear()
                 self._servers.clear()
                 _ = gc.collect()
+
+    def _partings(self) -> list[tuple[float, str]]:
+        """When replicas let go of their calls, at the end of a drain."""
+        return [(line.at, line.process) for line in self.lines if line.event == "server.parted"]
 
     def _found_failures(self) -> list[str]:
         return [

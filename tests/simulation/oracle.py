@@ -97,12 +97,12 @@ def _may_run_again(outcome: Outcome, record: Record) -> bool:
 def _of_told(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> Iterator[str]:
     result = told.result
     if told.error is None and result.get("resultType") == "complete":
-        yield from _of_result(record, result, runs)
+        yield from _of_result(outcome, record, result, runs)
     if told.error is not None:
         yield from _of_error(outcome, record, told, runs)
 
 
-def _of_result(record: Record, result: dict[str, Any], runs: list[Run]) -> Iterator[str]:
+def _of_result(outcome: Outcome, record: Record, result: dict[str, Any], runs: list[Run]) -> Iterator[str]:
     text = result["content"][0]["text"]
     own = [run for run in runs if run.result == text]
     if not own:
@@ -112,10 +112,18 @@ def _of_result(record: Record, result: dict[str, Any], runs: list[Run]) -> Itera
     given = {said for each in record.given.values() for said in each}
     for answer in answers:
         if isinstance(answer, dict):
+            if _may_belong_to_another_call(outcome):
+                continue
             if answer.get("action") == "cancel" or ("error" in answer and record.call.habit != "cannot be asked"):
                 yield f"got a result of a question that was answered for it: {text}"
         elif answer not in given:
             yield f"got a result with the answer {answer}, which it did not give"
+
+
+def _may_belong_to_another_call(outcome: Outcome) -> bool:
+    """Whether calls share a session in which a question came that names none of them: it is refused."""
+    is_shared = "sessions" in outcome.plan.config["route"]
+    return is_shared and any(call.script.get("aside") for call in outcome.plan.calls)
 
 
 def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> Iterator[str]:
