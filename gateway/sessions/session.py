@@ -89,8 +89,10 @@ class Session(HearingSession):
     def may_end(self) -> bool:
         """Whether nothing runs in the session any more, so that the upstream can be told of its end."""
         shared = self.shared
-        # An adopted one that went deaf may have been adopted by another process, too.
-        is_ours = not (self._owes or self._is_shared or (self.adopted and self.lost))
+        # An adopted one that went deaf may have been adopted by another process, too; and where calls share a session,
+        # each of them adopts it for itself.
+        is_others = self.adopted and (self.lost or self.group.is_affine)
+        is_ours = not (self._owes or self._is_shared or is_others)
         return is_ours and not (shared.must_not_end or shared.joiners or self.pending)
 
     def works_on(self, call: Call) -> bool:

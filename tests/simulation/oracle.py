@@ -91,7 +91,7 @@ def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[
 
 
 def _may_run_again(outcome: Outcome, record: Record) -> bool:
-    return record.call.tool == "search" or outcome.plan.config["route"].get("continuation") == "replay"
+    return record.call.tool == "search" or outcome.plan.config.get("route", {}).get("continuation") == "replay"
 
 
 def _of_told(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _of_result(outcome: Outcome, record: Record, result: dict[str, Any], runs: l
 
 def _may_belong_to_another_call(outcome: Outcome) -> bool:
     """Whether calls share a session in which a question came that names none of them: it is refused."""
-    is_shared = "sessions" in outcome.plan.config["route"]
+    is_shared = "sessions" in outcome.plan.config.get("route", {})
     return is_shared and any(call.script.get("aside") for call in outcome.plan.calls)
 
 
