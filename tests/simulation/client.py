@@ -283,6 +283,8 @@ def _pause(told: Told) -> float | None:
     headers = told.message.get("_headers") or {}
     if told.status == 503 and "retry-after" in headers:
         return float(headers["retry-after"])
+    if told.reason == "owner_stalled":
+        return 1.0  # the head of its reply was sent before that was known
     return None
 
 

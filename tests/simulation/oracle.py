@@ -196,4 +196,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     kinds = {fault.kind for fault in outcome.plan.faults}
     if reason in ("call_lost", "owner_lost") and outcome.plan.server.idle_seconds < 10:
         return True
+    script = record.call.script
+    if "hangs" in script or "refuses" in script:
+        return True
     return bool(kinds & _CAUSES.get(reason, frozenset())) or record.outcome in ("result", "abandoned")

@@ -9,7 +9,14 @@ from typing import Any, Final
 from tests.simulation.kernel import Loop
 
 Headers = dict[str, str]
-_STATUS: Final = {200: "OK", 202: "Accepted", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+_STATUS: Final = {
+    200: "OK",
+    202: "Accepted",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 class Request:

@@ -127,6 +127,12 @@ def _call(random: Random, number: int, replicas: int, habits: list[str], tools: 
         if random.random() < chance:
             script[word] = True
     if random.random() < 0.15:
+        script["at once"] = True
+    if random.random() < 0.06:
+        script["hangs"] = random.choice((20.0, 100.0))
+    if random.random() < 0.08:
+        script["refuses"] = random.choice(("503", "cut"))
+    if random.random() < 0.15:
         script["patience"] = random.choice((0.3, 2.0, 6.0))
     return Call(
         tag=f"c{number}",

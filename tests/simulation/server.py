@@ -86,6 +86,8 @@ class Session:
         self.streams[self.side.name] = self.side
         self.waiting: dict[int, asyncio.Future[Any]] = {}
         self.running: dict[Any, tuple[Run, asyncio.Task[None]]] = {}
+        self.refuses: dict[int, str] = {}
+        """Questions whose first answer is not taken, and how."""
         self.next_id = 0
         self.next_stream = 0
 
@@ -226,6 +228,13 @@ class LegacyServer:
                 found[1].cancel()
 
     async def _answer(self, request: Request, session: Session, message: Any) -> None:
+        how = session.refuses.pop(message["id"], None) if isinstance(message["id"], int) else None
+        if how == "cut":
+            request.cut()
+            return
+        if how == "503":
+            request.reply(503)
+            return
         waiting = session.waiting.pop(message["id"], None) if isinstance(message["id"], int) else None
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
@@ -268,8 +277,13 @@ class LegacyServer:
                 run.was_referred = True
                 self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
                 return
-            for number in range(script.get("questions", 0)):
-                answer = await self._ask(session, stream, run, number, script)
+            count = script.get("questions", 0)
+            at_once: list[Any] = []
+            if script.get("at once"):
+                asked = [self._ask(session, stream, run, number, script) for number in range(count)]
+                at_once = list(await asyncio.gather(*asked))
+            for number in range(count):
+                answer = at_once[number] if at_once else await self._ask(session, stream, run, number, script)
                 run.answers.append(answer)
                 run.effects.append((self._now(), f"answer {number}"))
                 if script.get("logs"):
@@ -280,6 +294,7 @@ class LegacyServer:
                     note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
                     self._send(stream, note)
                 await asyncio.sleep(script.get("between", 0.0))
+            await asyncio.sleep(script.get("hangs", 0.0))
             run.effects.append((self._now(), "done"))
             if script.get("fails"):
                 run.result = f"{run.tag}/{run.number} failed"
@@ -310,6 +325,8 @@ class LegacyServer:
         nested, name = session.next_id, f"{run.tag}/{number}"
         waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
         run.asked.append(name)
+        if "refuses" in script:
+            session.refuses[nested] = script["refuses"]
         kinds = script.get("kinds", ["elicit"])
         if kinds[number % len(kinds)] == "sample":
             said = [{"role": "user", "content": {"type": "text", "text": name}}]
