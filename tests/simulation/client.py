@@ -63,6 +63,8 @@ class Record:
     """When each of its states was new."""
     asked: list[str] = field(default_factory=list)
     sent: int = 0
+    unsent: int = 0
+    """Answers of a legacy client that were not accepted."""
     came_back_late: bool = False
     """It left during a retry for so long that the gateway may have cancelled the call."""
     strange: list[str] = field(default_factory=list)
@@ -108,7 +110,7 @@ class Client:
                 record.outcome, record.final = "result", told
                 return
             state, questions = result.get("requestState"), result.get("inputRequests") or {}
-            record.asked += [_name(question) for question in questions.values()]
+            record.asked += [name_of(question) for question in questions.values()]
             if habit == "abandons" and questions:
                 record.outcome = "abandoned"
                 return
@@ -198,7 +200,7 @@ class Client:
         return None
 
     def _answer(self, question: Any) -> Any:
-        name = _name(question)
+        name = name_of(question)
         if question["params"].get("mode") == "url":
             return {"action": "accept"}
         is_form = question["method"] == "elicitation/create"
@@ -240,7 +242,7 @@ class Client:
         where = self._addresses[replica - 1]
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                reply = await http.request(where, "POST", "/mcp", headers, json.dumps(body).encode())
+                reply = await http.request(where, "POST", self._call.path, headers, json.dumps(body).encode())
                 try:
                     message = await self._read(reply)
                 finally:
@@ -288,7 +290,8 @@ def _pause(told: Told) -> float | None:
     return None
 
 
-def _name(question: Any) -> str:
+def name_of(question: Any) -> str:
+    """What a question is called in the ledger."""
     params = question["params"]
     if question["method"] == "sampling/createMessage":
         return str(params["messages"][0]["content"]["text"])

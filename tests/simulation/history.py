@@ -20,12 +20,15 @@ from gateway.server.serve import serve
 from tests.simulation import faults
 from tests.simulation.client import Client, Record
 from tests.simulation.kernel import Process, Spinning
+from tests.simulation.legacy_client import LegacyClient
+from tests.simulation.modern_server import ModernServer
 from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Plan
 from tests.simulation.server import Ledger, LegacyServer, Store
 from tests.simulation.world import Simulation
 
 KEY: Final = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 _SERVER: Final = ("10.0.1.1", 9000)
+_MODERN_SERVER: Final = ("10.0.1.2", 9001)
 _CLIENTS: Final = "10.0.9.1"
 _WARM_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 30.0
@@ -93,7 +96,12 @@ class History:
         return f"10.0.0.{number}"
 
     def hosts(self) -> list[str]:
-        return [*(self.host(number) for number in range(1, self.plan.replicas + 1)), _SERVER[0], _CLIENTS]
+        return [
+            *(self.host(number) for number in range(1, self.plan.replicas + 1)),
+            _SERVER[0],
+            _MODERN_SERVER[0],
+            _CLIENTS,
+        ]
 
     def gateway(self, number: int) -> Process:
         return self.simulation.processes[f"gw-{number}"]
@@ -138,6 +146,10 @@ class History:
         self._servers.append(server)
         process.start(server.main())
 
+    def _start_modern_server(self) -> None:
+        process = self.simulation.process("modern", _MODERN_SERVER[0])
+        process.start(ModernServer(process, self.ledger, _MODERN_SERVER[1]).main())
+
     def _retire(self, process: Process) -> None:
         self._ended.append(process)
 
@@ -152,6 +164,7 @@ class History:
         left: list[str] = []
         with _collected_seldom(), self.simulation.entered():
             self.start_server()
+            self._start_modern_server()
             for number in range(1, plan.replicas + 1):
                 self.start_gateway(number)
             self.kernel.run(self.now + _WARM_SECONDS)
@@ -160,7 +173,8 @@ class History:
             addresses = [(self.host(number), 8080) for number in range(1, plan.replicas + 1)]
             with clients.running():
                 for record in records:
-                    work = Client(record.call, addresses, record).play()
+                    kind = LegacyClient if record.call.is_legacy else Client
+                    work = kind(record.call, addresses, record).play()
                     clients.keep(clients.loop.create_task(work, name=record.call.tag))
             for fault in plan.faults:
                 self.later(fault.at, faults.begin, self, fault)
@@ -308,6 +322,9 @@ def _text(plan: Plan, number: int) -> str:
         **plan.config,
     }
     tree["routes"][0].update(tree.pop("route", {}))
+    tree["routes"].append(
+        {"path": "/modern", "upstream": {"url": f"http://{_MODERN_SERVER[0]}:{_MODERN_SERVER[1]}/mcp"}}
+    )
     return json.dumps(tree)
 
 

@@ -25,6 +25,10 @@ class Call:
     """How long its user thinks about each round."""
     habit: str = "plain"
     """See `client.HABITS`."""
+    path: str = "/mcp"
+    """`/mcp` leads to the legacy server, `/modern` to a modern one."""
+    is_legacy: bool = False
+    """Whether its client is a legacy one."""
     replicas: tuple[int, ...] = (1,)
     """Which replica gets each of its requests in turn."""
 
@@ -134,7 +138,14 @@ def _call(random: Random, number: int, replicas: int, habits: list[str], tools: 
         script["refuses"] = random.choice(("503", "cut"))
     if random.random() < 0.15:
         script["patience"] = random.choice((0.3, 2.0, 6.0))
+    path = "/modern" if random.random() < 0.15 else "/mcp"
+    is_legacy = random.random() < (0.7 if path == "/modern" else 0.1)
+    if is_legacy or path == "/modern":
+        for word in ("aside", "urls", "asks late"):
+            script.pop(word, None)
     return Call(
+        path=path,
+        is_legacy=is_legacy,
         tag=f"c{number}",
         at=round(random.random() * LOAD_SECONDS * 0.6, 3),
         tool=random.choice(tools),

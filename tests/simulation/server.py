@@ -35,6 +35,8 @@ class Run:
     cancelled: float | None = None
     ended: float | None = None
     result: str | None = None
+    results: list[str] = field(default_factory=list)
+    """All that it gave, if a modern client had its last round run again."""
     was_referred: bool = False
     """It ended with -32042: its user has to visit a URL first."""
     died: bool = False
@@ -304,6 +306,7 @@ class LegacyServer:
             text = json.dumps({"tag": run.tag, "run": run.number, "answers": run.answers})
             result = {"content": [{"type": "text", "text": text}]}
             run.result = text
+            run.results.append(text)
             self._send(stream, {"jsonrpc": "2.0", "id": id_, "result": result})
             if script.get("asks late"):
                 session.next_id += 1

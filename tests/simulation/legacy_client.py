@@ -1,0 +1,109 @@
+"""SIMULATED legacy clients (2025-11-25): a session, and questions on the stream of a call."""
+
+import asyncio
+import json
+from typing import Any, Final
+
+from gateway.protocol import mcp
+from tests.simulation import plain_http as http
+from tests.simulation.client import Client, Told, name_of
+from tests.simulation.plain_http import running_loop
+
+_SECONDS: Final = 120.0
+_CAPABILITIES: Final = {"elicitation": {"form": {}}, "sampling": {}}
+
+
+class Refused(Exception):
+    """The gateway has answered with another status than 2xx."""
+
+
+class LegacyClient(Client):
+    """Plays one call in a session of its own."""
+
+    _session: str | None = None
+
+    async def _play(self) -> None:
+        try:
+            async with asyncio.timeout(_SECONDS):
+                await self._in_session()
+        except (OSError, TimeoutError, http.Broken, Refused):
+            self.record.outcome = self.record.outcome or "broken"
+
+    async def _in_session(self) -> None:
+        info = {"name": "legacy", "version": "1"}
+        params = {"protocolVersion": "2025-11-25", "capabilities": _CAPABILITIES, "clientInfo": info}
+        reply = await self._send({"id": 0, "method": "initialize", "params": params})
+        self._session = reply.headers.get(mcp.SESSION_ID.lower())
+        _ = await self._final(reply, 0)
+        (await self._send({"method": "notifications/initialized"})).close()
+        try:
+            await self._call_tool()
+        finally:
+            headers = self._headers()
+            reply = await http.request(self._addresses[self._replica() - 1], "DELETE", self._call.path, headers)
+            reply.close()
+
+    async def _call_tool(self) -> None:
+        call = self._call
+        params: dict[str, Any] = {"name": call.tool, "arguments": {"tag": call.tag, **call.script}}
+        if call.script.get("reports"):
+            params["_meta"] = {"progressToken": call.tag}
+        reply = await self._send({"id": 1, "method": "tools/call", "params": params})
+        message = await self._final(reply, 1)
+        told = Told(self._now(), 0, reply.status, message, is_first=True)
+        self.record.told.append(told)
+        self.record.final = told
+        self.record.outcome = "result" if told.error is None else "error"
+
+    def _headers(self) -> dict[str, str]:
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json, text/event-stream",
+            "Authorization": f"Bearer {self._call.caller}",
+        }
+        if self._session is not None:
+            headers |= {mcp.SESSION_ID: self._session, mcp.PROTOCOL_VERSION: "2025-11-25"}
+        return headers
+
+    async def _send(self, message: dict[str, Any]) -> http.Reply:
+        self.record.sent += 1
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        where = self._addresses[self._replica() - 1]
+        reply = await http.request(where, "POST", self._call.path, self._headers(), body)
+        if reply.status not in (200, 202):
+            reply.close()
+            raise Refused(reply.status)
+        return reply
+
+    async def _final(self, reply: http.Reply, id_: int) -> dict[str, Any]:
+        """The response to a request; questions on its stream are answered meanwhile."""
+        try:
+            if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+                return dict(json.loads(await reply.body()))
+            finals = []
+            async for _, message in reply.events():
+                if message is None:
+                    continue
+                if "method" not in message:
+                    finals.append(message)
+                    if message.get("id") != id_:
+                        self.record.strange.append(f"{id_} was answered with {message.get('id')}")
+                elif "id" in message:
+                    loop = running_loop()
+                    loop.process.keep(loop.create_task(self._reply_to(message)))
+            if len(finals) > 1:
+                self.record.strange.append(f"{len(finals)} final messages")
+            if not finals:
+                raise http.Broken("no final message")
+            return dict(finals[0])
+        finally:
+            reply.close()
+
+    async def _reply_to(self, question: Any) -> None:
+        self.record.asked.append(name_of(question))
+        await asyncio.sleep(self._call.think)
+        try:
+            reply = await self._send({"id": question["id"], "result": self._answer(question)})
+            reply.close()
+        except (OSError, TimeoutError, http.Broken, Refused):
+            self.record.unsent += 1

@@ -1,0 +1,111 @@
+"""A SIMULATED modern server (2026-07-28): it keeps nothing between rounds, and writes its runs into the ledger."""
+
+import asyncio
+import json
+from typing import Any, Final
+
+from gateway.protocol import mcp
+from tests.simulation import plain_http as http
+from tests.simulation.kernel import Process
+from tests.simulation.plain_http import Request
+from tests.simulation.server import Ledger, Run
+
+_INFO: Final = {mcp.META_SERVER_INFO: {"name": "simulated-modern", "version": "1"}}
+_TOOLS: Final = ("pay", "search")
+
+
+class ModernServer:
+    """The server's process; `main` is its program."""
+
+    def __init__(self, process: Process, ledger: Ledger, port: int) -> None:
+        self._process, self._ledger, self._port = process, ledger, port
+
+    async def main(self) -> None:
+        _ = await http.serve(self._process.host, self._port, self.serve)
+        await asyncio.get_running_loop().create_future()
+
+    def _now(self) -> float:
+        return self._process.kernel.now
+
+    async def serve(self, request: Request) -> None:
+        if request.method != "POST":
+            request.reply(405)
+            return
+        body = json.loads(request.body)
+        if request.headers.get(mcp.PROTOCOL_VERSION.lower()) != mcp.MODERN:
+            refused = {"code": -32022, "message": "no", "data": {"supported": [mcp.MODERN], "requested": "?"}}
+            request.reply(400, json.dumps({"jsonrpc": "2.0", "id": body.get("id"), "error": refused}).encode())
+            return
+        if "id" not in body:
+            request.reply(202)
+            return
+        final = await self._answer(body)
+        request.reply_json({"jsonrpc": "2.0", "id": body["id"], **final})
+
+    async def _answer(self, body: Any) -> Any:
+        listed = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        match body["method"]:
+            case mcp.DISCOVER:
+                capabilities = {"tools": {}, "logging": {}}
+                found = {**listed, "_meta": _INFO, "supportedVersions": [mcp.MODERN], "capabilities": capabilities}
+                return {"result": found}
+            case mcp.TOOLS_LIST:
+                tools = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
+                return {"result": {**listed, "tools": tools}}
+            case mcp.TOOLS_CALL:
+                return await self._call(body["params"])
+            case method:
+                return {"error": {"code": -32601, "message": f"Method not found: {method}"}}
+
+    async def _call(self, params: Any) -> Any:
+        script = params["arguments"]
+        run = self._run(params, script["tag"])
+        before = json.loads(params["requestState"])["answers"] if "requestState" in params else []
+        answers = [*before, *map(_said, (params.get("inputResponses") or {}).values())]
+        run.answers = answers if len(answers) >= len(run.answers) else run.answers
+        try:
+            await asyncio.sleep(script.get("between" if before else "before", 0.0))
+        finally:
+            run.ended = self._now()
+        if len(answers) < script.get("questions", 0):
+            name = f"{run.tag}/{len(answers)}"
+            if name not in run.asked:  # a client may send a round twice
+                run.asked.append(name)
+            state = json.dumps({"run": run.number, "answers": answers})
+            asked = {f"q{len(answers)}": _question(name, script, len(answers))}
+            return {"result": {"resultType": "input_required", "inputRequests": asked, "requestState": state}}
+        run.effects.append((self._now(), "done"))
+        text = json.dumps({"tag": run.tag, "run": run.number, "answers": answers})
+        run.result = text
+        run.results.append(text)
+        content = [{"type": "text", "text": text}]
+        return {"result": {"resultType": "complete", "_meta": _INFO, "content": content}}
+
+    def _run(self, params: Any, tag: str) -> Run:
+        if "requestState" in params:
+            number = json.loads(params["requestState"])["run"]
+            return next(run for run in self._ledger.runs if run.number == number)
+        number = 10_000 + len(self._ledger.runs)
+        run = Run(tag, number, params["name"], "", self._now())
+        self._ledger.runs.append(run)
+        return run
+
+
+def _question(name: str, script: Any, number: int) -> Any:
+    kinds = script.get("kinds", ["elicit"])
+    if kinds[number % len(kinds)] == "sample":
+        said = [{"role": "user", "content": {"type": "text", "text": name}}]
+        return {"method": "sampling/createMessage", "params": {"messages": said, "maxTokens": 9}}
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    return {
+        "method": "elicitation/create",
+        "params": {"mode": "form", "message": name, "requestedSchema": schema},
+    }
+
+
+def _said(answer: Any) -> Any:
+    if "role" in answer:
+        return answer["content"]["text"]
+    if answer.get("action") != "accept":
+        return {"action": answer.get("action")}
+    return (answer.get("content") or {}).get("name")
