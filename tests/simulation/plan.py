@@ -133,7 +133,7 @@ def _call(random: Random, number: int, replicas: int, habits: list[str], tools: 
     if random.random() < 0.15:
         script["at once"] = True
     if random.random() < 0.06:
-        script["hangs"] = random.choice((20.0, 100.0))
+        script["hangs"] = random.choice((20.0, 70.0))
     if random.random() < 0.08:
         script["refuses"] = random.choice(("503", "cut"))
     if random.random() < 0.15:
