@@ -35,7 +35,7 @@ class HttpClient:
         """Keeps a connection for the next request."""
         self._connections: dict[Connection, None] = {}
         """A dictionary takes a third of the memory of a set."""
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], None] = {}
         self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
         self._is_closed = False
 
@@ -105,7 +105,7 @@ class HttpClient:
             return pending
         opening = self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head)
         task = self._tasks.start(opening, "connect upstream")
-        self._connecting.add(task)
+        self._connecting[task] = None
         pending.connecting(task)
         task.add_done_callback(lambda task: self._connected(pending, task))
         return pending
@@ -149,7 +149,7 @@ class HttpClient:
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""
-        self._connecting.discard(task)
+        _ = self._connecting.pop(task, None)
         if pending.is_connecting:
             is_bug = not task.cancelled() and task.exception() is not None
             self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
