@@ -59,12 +59,13 @@ class HttpClient:
         *,
         connect_seconds: float,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
         is_fresh: bool = False,
     ) -> PendingRequest:
         """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent.
 
-        `is_lenient`: the headers of the reply may have control characters in their values. `is_fresh`: on a new
-        connection.
+        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: the caller
+        sends it again if the connection turns out to have ended. `is_fresh`: on a new connection.
         """
         encoded = head.encoded(headers, len(body))
         return self.begin_encoded(
@@ -75,6 +76,7 @@ class HttpClient:
             is_head=head.is_head,
             connect_seconds=connect_seconds,
             is_lenient=is_lenient,
+            is_repeatable=is_repeatable,
             is_fresh=is_fresh,
         )
 
@@ -88,18 +90,21 @@ class HttpClient:
         connect_seconds: float,
         is_head: bool = False,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
         is_fresh: bool = False,
         awaits_continue: bool = False,
     ) -> PendingRequest:
         """As `begin`, with the bytes of the head.
 
-        `is_fresh`: on a new connection. `awaits_continue`: the body is sent when the server says `100 Continue`, which
+        `awaits_continue`: the body is sent when the server says `100 Continue`, which
         the head has to ask for.
         """
         pending = PendingRequest(listener, is_lenient=is_lenient, awaits_continue=awaits_continue)
-        # A request whose body waits can be sent again if the connection turns out to have ended.
-        reuses = not (self._is_closed or is_fresh)
-        connection = self._idle.take(origin, looks=not awaits_continue) if reuses else None
+        connection = None
+        if not (self._is_closed or is_fresh):
+            # A request whose body waits can be sent again if the connection turns out to have ended.
+            is_safe = is_repeatable or awaits_continue
+            connection = self._idle.take(origin, is_repeatable=is_safe, looks=not awaits_continue)
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)
             return pending
@@ -165,6 +170,10 @@ class HttpClient:
             self.listener_raised(exc)
 
     # -- from connections ---------------------------------------------------------------------------------------
+
+    def ended_idle(self, connection: Connection) -> None:
+        """Remember how long the upstream keeps a connection."""
+        self._idle.ended(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -35,7 +35,7 @@ async def warm(client: Client, upstream: FakeUpstream) -> None:
     assert (await client.call()).text == "warm"
 
 
-def plain(stand: Stand) -> set[Any]:
+def plain(stand: Stand) -> dict[Any, None]:
     return stand.gateway.downstream._legs._plain
 
 

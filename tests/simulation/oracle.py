@@ -131,5 +131,4 @@ def _may_be_invalid(outcome: Outcome, record: Record) -> bool:
 def _may_fail(outcome: Outcome, record: Record) -> bool:
     """Whether anything happened that can cost a call."""
     kinds = {fault.kind for fault in outcome.plan.faults} - _HARMLESS
-    plan = outcome.plan
-    return bool(kinds) or plan.server.idle_seconds < 10 or record.call.habit in ("rivals", "leaves")
+    return bool(kinds) or record.call.habit in ("rivals", "leaves")
