@@ -8,7 +8,7 @@ from tests.simulation.client import Record, Told
 from tests.simulation.history import Outcome
 from tests.simulation.server import Run
 
-_BUG_LEVELS: Final = ("error", "critical", "exception")
+BUG_LEVELS: Final = ("error", "critical", "exception")
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 _HARMLESS: Final = frozenset({"split", "dns", "drift"})
@@ -27,7 +27,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"left: {each}" for each in outcome.left if not (lost and each.startswith("server ")))
     yield from (f"server: {each}" for each in outcome.ledger.strange)
     for line in outcome.lines:
-        if line.level in _BUG_LEVELS:
+        if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
 
 
