@@ -82,14 +82,14 @@ async def subscription(
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     serving = Subscription(live, request, key, headers)
     # Registered before anything is awaited, so that a drain or a reload meanwhile ends this subscription too.
-    live.upstream.subscriptions.add(serving)
+    live.upstream.subscriptions[serving] = None
     live.process.metrics.subscribed(live.route.path, 1)
     try:
         await serving.begin(opener)
         with live.upstream.pool.hearing(key.principal, serving, serving.uris):
             yield serving.stream
     finally:
-        live.upstream.subscriptions.discard(serving)
+        _ = live.upstream.subscriptions.pop(serving, None)
         live.process.metrics.subscribed(live.route.path, -1)
         serving.close()
 

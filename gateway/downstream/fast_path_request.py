@@ -35,7 +35,7 @@ class FastPathRequest:
         head: ParsedHead,
         incoming: Incoming,
         go_on: "Callable[[FastPathRequest, web.BaseRequest], Awaitable[web.StreamResponse]]",
-        all_: "set[FastPathRequest]",
+        all_: "dict[FastPathRequest, None]",
     ) -> None:
         """`go_on` serves it in a task. It stays in `all_` until then, until its reply, or until its client left."""
         self.head = head
@@ -51,7 +51,7 @@ class FastPathRequest:
         self.waits = False
         """Whether it waits for a result."""
         self._all = all_
-        all_.add(self)
+        all_[self] = None
 
     def begin(self, round_: AnyRound, begin: Begin) -> None:
         """Send it upstream, or to the replica that holds its call, unless only a task can find out where it goes."""
@@ -77,7 +77,7 @@ class FastPathRequest:
 
     def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         """Serve it in a task from now on."""
-        self._all.discard(self)
+        _ = self._all.pop(self, None)
         try:
             return self._go_on(self, http)
         finally:
@@ -85,7 +85,7 @@ class FastPathRequest:
 
     def leave(self) -> None:
         """Cancel it: its client has closed the connection."""
-        self._all.discard(self)
+        _ = self._all.pop(self, None)
         if self.plain is not None and self.round is not None:
             self.plain.leave()
             self.round.count(LEFT)
@@ -99,7 +99,7 @@ class FastPathRequest:
         if final is None or final.cause is not None or len(final.body) > _WHOLE_BYTES:
             connection.serve_by_task()
             return
-        self._all.discard(self)
+        _ = self._all.pop(self, None)
         round_.count(final.ending)
         connection.reply(self._encoded(final))
 
@@ -119,7 +119,7 @@ class FastPathHop(FastPathRequest):
         head: ParsedHead,
         incoming: Incoming,
         go_on: Callable[[FastPathRequest, web.BaseRequest], Awaitable[web.StreamResponse]],
-        all_: set[FastPathRequest],
+        all_: dict[FastPathRequest, None],
         encode: Encode,
     ) -> None:
         """`encode` makes the bytes of its reply."""

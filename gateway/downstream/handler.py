@@ -76,9 +76,9 @@ class RequestHandler:
         self._ids = ids.numbered(world.token_hex(6))
         self._in_tasks = 0
         """Requests in flight that a task serves."""
-        self._direct: set[FastPathRequest] = set()
+        self._direct: dict[FastPathRequest, None] = {}
         """Those that no task serves."""
-        self._hops: set[FastPathRequest] = set()
+        self._hops: dict[FastPathRequest, None] = {}
         """Those of other replicas."""
         self._legs = continuation.legs
 
@@ -104,9 +104,9 @@ class RequestHandler:
         self._continuation.part(let_go)
 
     @property
-    def running(self) -> set[Driver]:
+    def running(self) -> dict[Driver, None]:
         """The exchanges with a leg of a client of this replica."""
-        return self._legs.running.union(*[direct.exchanges for direct in self._direct])
+        return self._legs.running | dict.fromkeys(each for direct in self._direct for each in direct.exchanges)
 
     @property
     def in_flight(self) -> int:
@@ -114,9 +114,9 @@ class RequestHandler:
         return self._in_tasks + len(self._direct) + len(self._hops)
 
     @property
-    def relayed(self) -> set[Driver]:
+    def relayed(self) -> dict[Driver, None]:
         """The exchanges with a leg of a request that another replica forwarded."""
-        return self._legs.relayed.union(*[hop.exchanges for hop in self._hops])
+        return self._legs.relayed | dict.fromkeys(each for hop in self._hops for each in hop.exchanges)
 
     @property
     def stopping(self) -> bool:

@@ -82,27 +82,27 @@ class Legs:
     """The exchanges whose messages a request waits for."""
 
     def __init__(self) -> None:
-        self._running: set[Driver] = set()
+        self._running: dict[Driver, None] = {}
         """Those with a leg of a client of this replica."""
-        self._plain: set[PlainCall] = set()
-        self.relayed: set[Driver] = set()
+        self._plain: dict[PlainCall, None] = {}
+        self.relayed: dict[Driver, None] = {}
         """Those with a leg of a request that another replica forwarded."""
 
     @property
-    def running(self) -> set[Driver]:
+    def running(self) -> dict[Driver, None]:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
-        return self._running | {plain.promote() for plain in self._plain if plain.final is None}
+        return self._running | {plain.promote(): None for plain in self._plain if plain.final is None}
 
     async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
-        self._plain.add(plain)
+        self._plain[plain] = None
         try:
             await plain.waiter
         except asyncio.CancelledError:
             plain.leave()
             raise
         finally:
-            self._plain.discard(plain)
+            _ = self._plain.pop(plain, None)
         if plain.final is not None:
             return await round_.finish(plain.final)
         return await self.write(round_, plain.promote(), plain.queue)
@@ -111,7 +111,7 @@ class Legs:
         """Write what an exchange sends to a round, until its final message."""
         is_relayed = round_.incoming.peer_request is not None
         waiting = self.relayed if is_relayed else self._running
-        waiting.add(driver)
+        waiting[driver] = None
         try:
             if not is_relayed:
                 return await round_.write(queue)
@@ -121,7 +121,7 @@ class Legs:
             driver.leave(queue.leg, is_relayed=is_relayed)
             raise
         finally:
-            waiting.discard(driver)
+            _ = waiting.pop(driver, None)
 
 
 @contextmanager

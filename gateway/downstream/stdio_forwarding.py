@@ -63,7 +63,7 @@ class StdioForwarding:
         is_long = passage.is_subscription
         self.long_lived += is_long
         if is_long:
-            live.upstream.streams.add(passage)
+            live.upstream.streams[passage] = None
         outcome = Passed.LEFT
         try:
             response = await passage.run(modern)
@@ -74,7 +74,7 @@ class StdioForwarding:
             raise
         finally:
             self.long_lived -= is_long
-            live.upstream.streams.discard(passage)
+            _ = live.upstream.streams.pop(passage, None)
             seconds = None if is_long else world.monotonic() - started
             live.process.metrics.passed(live.route.path, TrafficEra.MODERN, outcome, seconds)
         live.upstream.health.ok()

@@ -15,7 +15,7 @@ from yarl import URL
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.client import HttpClient
-from gateway.http_client.errors import NoReply, RequestFailed
+from gateway.http_client.errors import NoReply, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
@@ -85,9 +85,18 @@ class Client:
         self.timeouts: Timeouts = bounds.timeouts
         """The timeouts of new requests."""
 
-    def exchange(self, method: str, url: URL, headers: Mapping[str, str], body: bytes, where: str) -> "Exchange":
-        """Make one request, a context manager that yields its reply."""
-        return Exchange(partial(self.send, method, url, headers, body), where)
+    def exchange(  # noqa: PLR0913  (what one request consists of)
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes,
+        where: str,
+        *,
+        is_repeatable: bool = False,
+    ) -> "Exchange":
+        """Make one request, a context manager that yields its reply. `is_repeatable`: see `send`."""
+        return Exchange(partial(self.send, method, url, headers, body, is_repeatable=is_repeatable), where)
 
     async def send(  # noqa: PLR0913  (what one request consists of)
         self,
@@ -104,16 +113,30 @@ class Client:
         `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
         twice, whatever its method. Raises RequestFailed.
         """
-        begin = partial(self.begin, method, url, headers, body, is_lenient=is_lenient)
+        is_idempotent = method in _IDEMPOTENT
+        begin = partial(
+            self.begin,
+            method,
+            url,
+            headers,
+            body,
+            is_lenient=is_lenient,
+            is_repeatable=is_repeatable or is_idempotent,
+        )
         reply = AwaitedReply(begin)
         try:
             await reply.begun()
         except NoReply as exc:
-            if not exc.reused or not (is_repeatable or method in _IDEMPOTENT):
+            if not exc.reused or not (is_repeatable or is_idempotent):
                 raise
             # The upstream may have closed a connection that was idle, and so may it the other idle ones.
             reply = AwaitedReply(partial(begin, is_fresh=True))
-            await reply.begun()
+            try:
+                await reply.begun()
+            except NotConnected:
+                if is_idempotent:
+                    raise
+                raise exc from None  # the upstream may have got the first one, and ended since
         return reply
 
     def begin(  # noqa: PLR0913  (what one request consists of)
@@ -125,11 +148,13 @@ class Client:
         listener: ReplyListener,
         *,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
         is_fresh: bool = False,
     ) -> PendingRequest:
         """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent.
 
-        `is_fresh`: on a new connection.
+        `is_repeatable`: the caller sends it again, `is_fresh`, if it gets a NoReply that is `reused`. `is_fresh`: on a
+        new connection.
         """
         bounds = self._bounds.value
         origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
@@ -141,6 +166,7 @@ class Client:
             listener,
             connect_seconds=bounds.timeouts.connect_seconds,
             is_lenient=is_lenient,
+            is_repeatable=is_repeatable,
             is_fresh=is_fresh,
         )
 
@@ -162,13 +188,27 @@ class Client:
                 _prepared[shared] = found
         return found
 
-    def begin_prepared(
-        self, prepared: "Prepared", line: bytes, body: bytes, listener: ReplyListener
+    def begin_prepared(  # noqa: PLR0913  (what one request consists of)
+        self,
+        prepared: "Prepared",
+        line: bytes,
+        body: bytes,
+        listener: ReplyListener,
+        *,
+        is_repeatable: bool = False,
+        is_fresh: bool = False,
     ) -> PendingRequest:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
         encoded = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
-        seconds = self.timeouts.connect_seconds
-        return self._calls.begin_encoded(prepared.origin, encoded, body, listener, connect_seconds=seconds)
+        return self._calls.begin_encoded(
+            prepared.origin,
+            encoded,
+            body,
+            listener,
+            connect_seconds=self.timeouts.connect_seconds,
+            is_repeatable=is_repeatable,
+            is_fresh=is_fresh,
+        )
 
     def close(self) -> None:
         """Close all connections, those of siblings too."""

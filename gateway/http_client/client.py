@@ -35,7 +35,7 @@ class HttpClient:
         """Keeps a connection for the next request."""
         self._connections: dict[Connection, None] = {}
         """A dictionary takes a third of the memory of a set."""
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], None] = {}
         self._familiar: dict[tuple[str, int], FamiliarHeads] = {}
         self._is_closed = False
 
@@ -59,12 +59,13 @@ class HttpClient:
         *,
         connect_seconds: float,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
         is_fresh: bool = False,
     ) -> PendingRequest:
         """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent.
 
-        `is_lenient`: the headers of the reply may have control characters in their values. `is_fresh`: on a new
-        connection.
+        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: the caller
+        sends it again if the connection turns out to have ended. `is_fresh`: on a new connection.
         """
         encoded = head.encoded(headers, len(body))
         return self.begin_encoded(
@@ -75,6 +76,7 @@ class HttpClient:
             is_head=head.is_head,
             connect_seconds=connect_seconds,
             is_lenient=is_lenient,
+            is_repeatable=is_repeatable,
             is_fresh=is_fresh,
         )
 
@@ -88,24 +90,27 @@ class HttpClient:
         connect_seconds: float,
         is_head: bool = False,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
         is_fresh: bool = False,
         awaits_continue: bool = False,
     ) -> PendingRequest:
         """As `begin`, with the bytes of the head.
 
-        `is_fresh`: on a new connection. `awaits_continue`: the body is sent when the server says `100 Continue`, which
+        `awaits_continue`: the body is sent when the server says `100 Continue`, which
         the head has to ask for.
         """
         pending = PendingRequest(listener, is_lenient=is_lenient, awaits_continue=awaits_continue)
-        # A request whose body waits can be sent again if the connection turns out to have ended.
-        reuses = not (self._is_closed or is_fresh)
-        connection = self._idle.take(origin, looks=not awaits_continue) if reuses else None
+        connection = None
+        if not (self._is_closed or is_fresh):
+            # A request whose body waits can be sent again if the connection turns out to have ended.
+            is_safe = is_repeatable or awaits_continue
+            connection = self._idle.take(origin, is_repeatable=is_safe, looks=not awaits_continue)
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)
             return pending
         opening = self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head)
         task = self._tasks.start(opening, "connect upstream")
-        self._connecting.add(task)
+        self._connecting[task] = None
         pending.connecting(task)
         task.add_done_callback(lambda task: self._connected(pending, task))
         return pending
@@ -149,7 +154,7 @@ class HttpClient:
 
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""
-        self._connecting.discard(task)
+        _ = self._connecting.pop(task, None)
         if pending.is_connecting:
             is_bug = not task.cancelled() and task.exception() is not None
             self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
@@ -165,6 +170,10 @@ class HttpClient:
             self.listener_raised(exc)
 
     # -- from connections ---------------------------------------------------------------------------------------
+
+    def ended_idle(self, connection: Connection) -> None:
+        """Remember how long the upstream keeps a connection."""
+        self._idle.ended(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection."""

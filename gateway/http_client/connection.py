@@ -38,6 +38,9 @@ class Owner(Protocol):
     def freed(self, connection: "Connection") -> None:
         """The connection can carry another request."""
 
+    def ended_idle(self, connection: "Connection") -> None:
+        """The upstream has ended the connection, which carried no request."""
+
     def closed(self, connection: "Connection") -> None:
         """The connection has ended."""
 
@@ -66,7 +69,7 @@ class Connection(asyncio.Protocol):
         "_socket",
         "_transport",
         "_unsent",
-        "expires",
+        "idle_since",
         "keep_alive_seconds",
         "origin",
     )
@@ -74,8 +77,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, origin: Origin, owner: Owner, familiar: FamiliarHeads) -> None:
         """`familiar` is shared by the connections to one server."""
         self.origin = origin
-        self.expires = 0.0
-        """Until when the owner may use the connection again."""
+        self.idle_since = 0.0
+        """When its last reply was complete, while it carries no request."""
         self.keep_alive_seconds: int | None = None
         """How long the upstream keeps the connection open, if its last reply says so."""
         self._owner = owner
@@ -185,7 +188,7 @@ class Connection(asyncio.Protocol):
 
     def take_less_memory(self) -> None:
         """Drop the parser if a new one can begin behind the last chunk, and what only an idle connection needs."""
-        self.expires = 0.0
+        self.idle_since = 0.0
         parser = self._parser
         if parser is not None and parser.is_between_chunks and not parser.is_complete:
             self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds
@@ -253,6 +256,8 @@ class Connection(asyncio.Protocol):
 
     def _ended(self, *, is_proper: bool | None) -> None:
         """The upstream has ended the connection; `is_proper` if that is known to be its own doing."""
+        if self._pending is None:
+            self._owner.ended_idle(self)
         # While the rest of a familiar reply is missing, the parser is that of an earlier one.
         parser = self._parser if self._heard and self._pending is not None and not self._missing else None
         if parser is None or not parser.until_close:
@@ -273,6 +278,8 @@ class Connection(asyncio.Protocol):
 
     def _lost(self, exc: Exception | None) -> None:
         """The connection is closed, and everything parsed that was read from it."""
+        if exc is not None and self._pending is None:
+            self._owner.ended_idle(self)
         self._transport = None
         self._fail(self._loss(exc))
         if self._parser is not None:

@@ -1,4 +1,9 @@
-"""Open connections without a request, kept for the next request to their origin."""
+"""Open connections without a request, kept for the next request to their origin.
+
+A request that meets the end of its connection may have run or not, and a `tools/call` must not be sent twice. So it
+gets a connection that its upstream surely still keeps: one that was idle for less than the upstream says that it keeps
+them, or was seen to keep them, with a margin. What was seen last counts, because a restart ends connections early.
+"""
 
 from typing import Final
 
@@ -6,13 +11,18 @@ from gateway import world
 from gateway.http_client.connection import Connection
 from gateway.http_client.origin import Origin
 from gateway.runtime.coarse_timer import Alarm
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 
 KEEP_ALIVE_SECONDS: Final = 4.0
-"""Node and uvicorn close idle connections after 5 s. An older connection may close during a request, and a
-`tools/call` must not be sent twice."""
+"""Node and uvicorn close idle connections after 5 s."""
+UNSEEN_SECONDS: Final = 0.25
+"""How long a connection is surely kept by an upstream that was not seen to close or to keep one yet."""
 _MARGIN_SECONDS: Final = 1.0
 """How long before the upstream closes a connection it is not used any more."""
+_MARGIN_SHARE: Final = 0.25
+"""The margin of a time that was seen, if that is less: it has to cover a round trip."""
+_ORIGINS: Final = 256
 _SWEEP_SECONDS: Final = 0.5
 """A connection is closed so much later at most; until then it is not used."""
 
@@ -24,6 +34,8 @@ class IdleConnections:
         self._seconds = seconds
         self._by_origin: dict[Origin, dict[Connection, None]] = {}
         """The connections of each origin, the one that was used last at the end."""
+        self._seen: Newest[Origin, float] = Newest(_ORIGINS)
+        """For how long an origin has kept a connection that it closed, or that was closed here."""
         self._alarm = Alarm(self._sweep, min(_SWEEP_SECONDS, seconds), tasks, "idle upstream connections")
 
     def __len__(self) -> int:
@@ -31,30 +43,32 @@ class IdleConnections:
 
     def put(self, connection: Connection) -> None:
         """Keep a connection, if its upstream will keep it too."""
-        seconds = self._seconds
-        if connection.keep_alive_seconds is not None:
-            seconds = min(seconds, connection.keep_alive_seconds - _MARGIN_SECONDS)
-        if seconds <= 0:
+        if self._kept_seconds(connection) <= 0:
             connection.abort()
             return
-        connection.expires = world.monotonic() + seconds
+        connection.idle_since = world.monotonic()
         connections = self._by_origin.get(connection.origin)
         if connections is None:
             connections = self._by_origin[connection.origin] = {}
         connections[connection] = None
-        if connection.expires < self._alarm.due:
-            self._alarm.set(connection.expires)
+        if (expires := self._expires(connection)) < self._alarm.due:
+            self._alarm.set(expires)
 
-    def take(self, origin: Origin, *, looks: bool = True) -> Connection | None:
+    def take(self, origin: Origin, *, is_repeatable: bool = False, looks: bool = True) -> Connection | None:
         """Return an open connection; close those that have ended.
 
-        `looks`: look into the socket for its end, or for other unread bytes: the event loop knows of them later.
+        `is_repeatable`: the upstream need not surely keep it, because the request can be sent again. `looks`: look
+        into the socket for its end, or for other unread bytes: the event loop knows of them later.
         """
         connections = self._by_origin.get(origin)
+        now = world.monotonic()
         while connections:
-            connection, _ = connections.popitem()
+            connection = next(reversed(connections))
+            if not is_repeatable and now - connection.idle_since >= self._safe_seconds(connection):
+                return None  # the others have been idle for longer
+            del connections[connection]
             is_good = connection.is_usable if looks else connection.is_open
-            if is_good and connection.expires > world.monotonic():
+            if is_good and now < self._expires(connection):
                 return connection
             connection.abort()
         return None
@@ -65,12 +79,35 @@ class IdleConnections:
         if connections is not None:
             connections.pop(connection, None)
 
+    def ended(self, connection: Connection) -> None:
+        """The upstream has closed a connection; if it is kept, that shows for how long the upstream keeps them."""
+        if connection in self._by_origin.get(connection.origin, ()):
+            self.remove(connection)
+            _ = self._seen.keep(connection.origin, world.monotonic() - connection.idle_since)
+
+    def _kept_seconds(self, connection: Connection) -> float:
+        """For how long a connection is kept here."""
+        said = connection.keep_alive_seconds
+        return self._seconds if said is None else min(self._seconds, said - _MARGIN_SECONDS)
+
+    def _expires(self, connection: Connection) -> float:
+        return connection.idle_since + self._kept_seconds(connection)
+
+    def _safe_seconds(self, connection: Connection) -> float:
+        """For how long the upstream surely keeps a connection."""
+        if connection.keep_alive_seconds is not None:
+            return self._kept_seconds(connection)
+        seen = self._seen.get(connection.origin)
+        return UNSEEN_SECONDS if seen is None else seen - min(_MARGIN_SECONDS, seen * _MARGIN_SHARE)
+
     def _sweep(self, now: float) -> float | None:
         """Close the connections that were not used for too long."""
         for origin, connections in tuple(self._by_origin.items()):
-            for connection in [each for each in connections if each.expires <= now]:
+            for connection in [each for each in connections if self._expires(each) <= now]:
                 del connections[connection]
+                if connection.is_usable:
+                    _ = self._seen.keep(origin, now - connection.idle_since)
                 connection.abort()
             if not connections:
                 del self._by_origin[origin]
-        return min((each.expires for kept in self._by_origin.values() for each in kept), default=None)
+        return min((self._expires(each) for kept in self._by_origin.values() for each in kept), default=None)

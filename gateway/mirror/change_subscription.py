@@ -219,7 +219,7 @@ class Changes:
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
                 self._deliver(jsonrpc.notification(method))
-        for uri in self.uris.intersection(honoured.resourceSubscriptions):
+        for uri in sorted(self.uris.intersection(honoured.resourceSubscriptions)):
             self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 

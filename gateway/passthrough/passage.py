@@ -58,7 +58,7 @@ class Passage:
         self._weight = self._weigh()
         self._started = world.monotonic()
         if self.is_long_lived:
-            self.live.upstream.streams.add(self)
+            self.live.upstream.streams[self] = None
             self._streams.add(self)
         return self
 
@@ -89,7 +89,7 @@ class Passage:
         seconds = None if self.is_long_lived else world.monotonic() - self._started
         metrics.passed(path, self.era, self.outcome, seconds)
         if self.is_long_lived:
-            self.live.upstream.streams.discard(self)
+            _ = self.live.upstream.streams.pop(self, None)
             self._streams.discard(self)
 
     async def open(self, target: URL | None, headers: HeaderLines) -> AwaitedReply:

@@ -63,10 +63,10 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     era: EraProbe | None
     """None if the upstream is a child process."""
     health: UpstreamHealth
-    subscriptions: set[Endable]
+    subscriptions: dict[Endable, None]
     stdio: StdioEra | None
     """Set if the upstream is a child process."""
-    streams: set[Endable]
+    streams: dict[Endable, None]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
     detection: TransportDetection | None = None
     """The transport as it was found out, if the configuration does not name it."""

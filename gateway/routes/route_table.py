@@ -53,7 +53,7 @@ class RouteTable:
         self._client = client
         self._shares_children = shares_children
         self._errors = errors
-        self._children: set[Child] = set()
+        self._children: dict[Child, None] = {}
         """The children of all upstreams, including upstreams that a reload removed."""
         self._deadlines: dict[tuple[float, ...], Deadlines] = {}
         self._is_prestarting = False
@@ -116,7 +116,7 @@ class RouteTable:
         health = UpstreamHealth(route.path, self._errors, is_command=route.upstream.command is not None)
         if endpoint is None:
             pool, stdio = self._pool_of_children(settings, client, health)
-            return LiveUpstream(settings, bounds, client, pool, None, health, set(), stdio, set())
+            return LiveUpstream(settings, bounds, client, pool, None, health, {}, stdio, {})
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
@@ -124,7 +124,7 @@ class RouteTable:
         detection = TransportDetection(_transport_found(era, health))
         pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
         found = detection if route.upstream.transport == "auto" else None
-        return LiveUpstream(settings, bounds, client, pool, era, health, set(), None, set(), found)
+        return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {}, found)
 
     def _pool_of_children(
         self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth
@@ -132,13 +132,13 @@ class RouteTable:
         metrics, tasks, route = self.process.metrics, self.process.tasks, settings.value.route
 
         def gone(child: Child) -> None:
-            self._children.discard(child)
+            _ = self._children.pop(child, None)
             metrics.child_ended(route.path, asked=child.asked)
             if not child.asked:
                 health.child_ended(child.over.result())
 
         def started(child: Child) -> None:
-            self._children.add(child)
+            self._children[child] = None
             metrics.child_started(route.path)
             child.gone.add_done_callback(lambda _: gone(child))
 

@@ -1,18 +1,17 @@
 """Ids of the requests that the gateway sends."""
 
-import itertools
 from typing import Final
 
 from gateway import world
 
-_PROCESS: Final = world.token_hex(6).encode()
-_NUMBERS: Final = itertools.count(1)
+_BYTES: Final = 10
 
 
 def new_id() -> bytes:
     """JSON of an id that no other request of any replica has.
 
     Requests share connections, and some servers key the streams of all sessions by the id. So only a unique id tells
-    which request a response belongs to.
+    which request a response belongs to. It is drawn whole: a prefix that is drawn at import would be the same in all
+    processes of a simulated world, and another one in each run of it.
     """
-    return b'"gw-%b-%x"' % (_PROCESS, next(_NUMBERS))
+    return b'"gw-%b"' % world.random_bytes(_BYTES).hex().encode()

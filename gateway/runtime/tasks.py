@@ -21,7 +21,7 @@ class Tasks:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], None] = {}
         self._short_work = 0
         """How much work is done without a task, of a kind that `settle` waits for."""
         self._no_short_work: asyncio.Future[None] | None = None
@@ -39,12 +39,12 @@ class Tasks:
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start `work` as a task that its owner may cancel."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._running.add(task)
+        self._running[task] = None
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        _ = self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             self.failures += 1
             self._metrics.task_failed()
@@ -93,9 +93,10 @@ class Tasks:
 
     async def close(self) -> None:
         """Cancel the tasks that still run, and wait for them."""
-        left = set(self._running)
+        left = list(self._running)
         while left:
             for task in left:
                 task.cancel()
             # Again after a while: an error in a `finally` replaces a cancellation, and the task may go on after that.
-            _, left = await asyncio.wait(left, timeout=_AGAIN_SECONDS)
+            _ = await asyncio.wait(left, timeout=_AGAIN_SECONDS)
+            left = [task for task in left if not task.done()]

@@ -34,13 +34,13 @@ class Listening:
         """Write the changes of a server until its client leaves, or the stream is ended."""
         streams = self._live.upstream.streams
         pending = server.begin(listening(profile, headers), self)
-        streams.add(self)
+        streams[self] = None
         try:
             return (await reply_stream.finish(reply, await reply_stream.write(self._queue, reply)))[0]
         finally:
             self._is_over = True
             pending.abort()
-            streams.discard(self)
+            _ = streams.pop(self, None)
 
     def on_message(self, data: bytes, /) -> None:
         """See `Listener`."""

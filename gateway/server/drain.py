@@ -90,8 +90,10 @@ class Drain:
         for live in self._routes.live.values():
             live.upstream.end_streams()
         if not alone:
-            for driver in self._downstream.running - self._downstream.relayed:
-                driver.hand_over()
+            relayed = self._downstream.relayed
+            for driver in self._downstream.running:
+                if driver not in relayed:
+                    driver.hand_over()
 
     @property
     def _has_calls(self) -> bool:
@@ -118,18 +120,20 @@ class Drain:
     def _end_remaining(self, *, is_resumable: bool) -> None:
         """Leave each call to another replica if that can continue it; end the others with an error."""
         error = Stopping("The gateway shut down before the call ended; it was cancelled and may have had effects")
-        left = self._downstream.running | self._downstream.relayed | set(self._lot)
+        left = [*dict.fromkeys((*self._downstream.running, *self._downstream.relayed, *self._lot))]
         # The lot also has finished calls, whose results are kept for a repeated retry.
-        unfinished = {driver for driver in left if not driver.is_finished}
+        unfinished = [driver for driver in left if not driver.is_finished]
         self._downstream.front.sessions.end_all(error)
         self._downstream.stateless.end_all(error)
         kept = {driver for driver in left if is_resumable and driver.let_go()}
-        for driver in left - kept:
-            driver.stop(error)
+        for driver in left:
+            if driver not in kept:
+                driver.stop(error)
+        let_go = [driver.id for driver in unfinished if driver in kept]
         if is_resumable:
-            self._downstream.part(driver.id for driver in unfinished & kept)
+            self._downstream.part(let_go)
         if unfinished:
-            log.info(Event.SERVER_PARTED, let_go=len(unfinished & kept), cancelled=len(unfinished - kept))
+            log.info(Event.SERVER_PARTED, let_go=len(let_go), cancelled=len(unfinished) - len(let_go))
 
 
 async def _until(condition: Callable[[], bool], deadline: float) -> None:

@@ -103,7 +103,7 @@ async def test_a_forwarded_retry_needs_no_task_on_either_side(upstream: FakeUpst
     one, two = await cluster.begin("gw-1", "gw-2")
 
     def look() -> bool:
-        assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, set())
+        assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, {})
         return (direct(two), len(one.gateway.downstream._hops)) == (1, 1)
 
     number = await forward(upstream, one, two, look)

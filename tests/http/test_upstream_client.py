@@ -59,6 +59,15 @@ async def test_a_request_that_may_run_twice_is_repeated_on_a_new_connection(clie
         assert (len(server.requests), server.connections) == (3, 2)
 
 
+async def test_a_repetition_that_nobody_accepts_does_not_hide_that_the_first_one_may_have_come(client: Client) -> None:
+    async with FakeHttp(closes_when_used_again) as server:
+        url = URL(server.url)
+        assert await read(client, "GET", server) == b"ok"
+        server.stop_listening()
+        with pytest.raises(NoReply):
+            _ = await client.send("POST", url, {}, b"{}", is_repeatable=True)
+
+
 @pytest.mark.parametrize(("method", "is_repeatable"), [("GET", False), ("DELETE", False), ("POST", True)])
 async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
     client: Client, calls: HttpClient, method: str, *, is_repeatable: bool

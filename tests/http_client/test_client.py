@@ -76,6 +76,34 @@ async def test_an_idle_connection_is_closed_after_its_time(tasks: Tasks) -> None
     client.close()
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_one(
+    client: HttpClient, *, is_reset: bool
+) -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.say(OK)
+        await asyncio.sleep(0.05)
+        if is_reset:
+            wire.reset()
+
+    async with FakeHttp(script) as server:
+        sender = Sender(client, server.url)
+        await sender.send()
+        await eventually(lambda: not client.idle_connections)
+        (seen,) = client._idle._seen.values()
+        assert 0.03 < seen < 1
+
+
+async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstream(client: HttpClient) -> None:
+    async with FakeHttp(stays(OK)) as server:
+        heard, pending = Sender(client, server.url).begin()
+        await heard.over()
+        pending.distrust()
+        await eventually(lambda: not client.open_connections)
+        assert not client._idle._seen
+
+
 # -- no connection ----------------------------------------------------------------------------------------------------
 
 

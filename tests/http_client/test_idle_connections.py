@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.http_client.connection import Connection
-from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
+from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, UNSEEN_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.runtime.tasks import Tasks
 from tests.support.workbench import eventually
@@ -19,7 +19,7 @@ class FakeConnection:
     def __init__(self, keep_alive_seconds: int | None = None, origin: Origin = HERE) -> None:
         self.keep_alive_seconds = keep_alive_seconds
         self.origin = origin
-        self.expires = 0.0
+        self.idle_since = 0.0
         self.is_open = self.is_usable = True
         self.aborted = False
 
@@ -47,9 +47,71 @@ async def test_a_connection_is_kept_a_second_less_than_the_upstream_keeps_it_and
         connection = fake(keep_alive_seconds=said)
         idle.put(connection)
         now[0] += kept if late else kept - 0.01
-        assert idle.take(HERE) is (None if late else connection)
+        assert idle.take(HERE, is_repeatable=True) is (None if late else connection)
         assert connection.aborted is late  # type: ignore[attr-defined]
         assert len(idle) == 0
+
+
+SAFE = [
+    # (what was seen before: for how long a connection was kept, and by whom it was closed; for how long one is safe)
+    ([], UNSEEN_SECONDS),
+    ([(0.4, "upstream")], 0.3),
+    ([(2.0, "upstream")], 1.5),
+    ([(4.0, "gateway")], 3.0),
+    ([(4.0, "gateway"), (0.1, "upstream")], 0.075),  # it was restarted, or configured anew
+    ([(0.1, "upstream"), (4.0, "gateway")], 3.0),  # it had been restarted
+    ([(0.0, "upstream")], 0.0),
+]
+
+
+@pytest.mark.parametrize(("seen", "safe"), SAFE)
+async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_be_closed_soon(
+    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch, seen: list[tuple[float, str]], safe: float
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+    for seconds, by in seen:
+        connection = fake()
+        idle.put(connection)
+        now[0] += seconds
+        if by == "upstream":
+            idle.ended(connection)
+        else:
+            idle._sweep(now[0])
+        assert len(idle) == 0
+    early, late = fake(), fake()
+    idle.put(early)
+    now[0] += max(safe - 0.001, 0)
+    assert idle.take(HERE) is (early if safe else None)
+    idle.put(late)
+    now[0] += safe + 0.001
+    assert idle.take(HERE) is None
+    assert idle.take(HERE, is_repeatable=True) is late, "it is kept for the others"
+
+
+async def test_what_an_upstream_says_counts_more_than_what_was_seen(
+    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+    connection = fake(keep_alive_seconds=3)
+    idle.put(connection)
+    now[0] += 1.9
+    assert idle.take(HERE) is connection
+
+
+async def test_what_was_seen_of_one_origin_says_nothing_of_another(
+    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+    closed, there = fake(), fake(origin=Origin("127.0.0.1", 2))
+    idle.put(closed)
+    idle.ended(closed)
+    idle.ended(closed)
+    idle.put(there)
+    now[0] += 0.2
+    assert idle.take(there.origin) is there
 
 
 @pytest.mark.parametrize("said", [0, 1])

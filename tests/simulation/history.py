@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from tests.simulation.client import Client, Record
 from tests.simulation.kernel import Process, Spinning
 from tests.simulation.legacy_client import LegacyClient
 from tests.simulation.modern_server import ModernServer
+from tests.simulation.network import Connection
 from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Plan
 from tests.simulation.server import Ledger, LegacyServer, Store
 from tests.simulation.world import Simulation
@@ -58,7 +60,8 @@ class Outcome:
     noted: list[tuple[float, str]]
     deaths: list[tuple[float, str]]
     """When a replica ended, or let go of its calls."""
-    trace: list[str] = field(default_factory=list)
+    trace: list[str]
+    """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
     ended_badly: list[str] = field(default_factory=list)
 
 
@@ -76,6 +79,8 @@ class History:
         self.lines: list[Line] = []
         self.trace: list[str] = []
         self._traces = traces
+        if traces:
+            self.network.watchers.append(self._note_packet)
         self._failures: list[str] = []
         self._ended: list[Process] = []
         self._blocks: dict[tuple[str, str], int] = {}
@@ -153,6 +158,19 @@ class History:
     def _retire(self, process: Process) -> None:
         self._ended.append(process)
 
+    # -- the trace ----------------------------------------------------------------------------------------------
+
+    def _note_packet(self, connection: Connection, is_to_server: bool, data: bytes) -> None:  # noqa: FBT001
+        one, other = connection.ends if is_to_server else connection.ends[::-1]
+        where = f"{one.process.name}>{other.process.name} #{connection.number}"
+        self.trace.append(f"{self.now!r} {where} {len(data)} {sha256(data).hexdigest()[:16]}")
+
+    def note_line(self, line: Line) -> None:
+        """A process has logged a line."""
+        self.lines.append(line)
+        if self._traces:
+            self.trace.append(f"{line.at!r} {line.process} {line.level} {line.event} {line.fields!r}")
+
     # -- running ------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
@@ -193,6 +211,8 @@ class History:
                 if process.is_alive:
                     ended_badly.append(f"{process.name} did not end after SIGTERM")
             failures = self._found_failures()
+            if self._traces:
+                self.trace += map(repr, (*self.ledger.runs, *records, *failures, *left, *ended_badly))
             self._bury()
         return Outcome(
             plan,
@@ -351,5 +371,5 @@ def _collect(_: object, level: str, fields: Any) -> str:
     history = _current[0]
     process = history.simulation._running()
     event = str(fields.pop("event", ""))
-    history.lines.append(Line(history.now, "" if process is None else process.name, level, event, dict(fields)))
+    history.note_line(Line(history.now, "" if process is None else process.name, level, event, dict(fields)))
     raise structlog.DropEvent

@@ -24,7 +24,7 @@ def watch(history: "History", story: list[tuple[float, str]]) -> None:
             line = f"{one.process.name:>8} → {other.process.name:<8} #{connection.number:<4} {what}"
             story.append((history.now, line))
 
-    history.network.watch = seen
+    history.network.watchers.append(seen)
 
 
 def _words(data: bytes, *, is_to_server: bool) -> Iterator[str]:

@@ -45,8 +45,8 @@ class Network:
         self.opened = 0
         """Connections so far."""
         self._ports = 40_000
-        self.watch: Callable[[Connection, bool, bytes], None] | None = None
-        """Sees what arrives: the connection, whether from its client, the bytes."""
+        self.watchers: list[Callable[[Connection, bool, bytes], None]] = []
+        """See what arrives: the connection, whether from its client, the bytes."""
 
     def new_port(self) -> int:
         self._ports += 1
@@ -366,8 +366,7 @@ class End:
         if part == _FIN:
             self.is_ended = True
         else:
-            watch = connection.network.watch
-            if watch is not None:
+            for watch in connection.network.watchers:
                 watch(connection, self is connection.ends[1], part)
             self.unread.append(part)
         if self.transport is not None:

@@ -10,7 +10,7 @@ from tests.simulation.history import Outcome
 from tests.simulation.server import Run
 from tests.simulation.world import START
 
-_BUG_LEVELS: Final = ("error", "critical", "exception")
+BUG_LEVELS: Final = ("error", "critical", "exception")
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -27,7 +27,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"left: {each}" for each in outcome.left if not (lost and each.startswith("server ")))
     yield from (f"server: {each}" for each in outcome.ledger.strange)
     for line in outcome.lines:
-        if line.level in _BUG_LEVELS:
+        if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
 
 
@@ -198,8 +198,6 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         if reason == "invalid_request_state" and _may_be_invalid(outcome, record, record.final):
             return True
     kinds = {fault.kind for fault in outcome.plan.faults}
-    if reason in ("call_lost", "owner_lost") and outcome.plan.server.idle_seconds < 10:
-        return True
     script = record.call.script
     if "hangs" in script or "refuses" in script:
         return True

@@ -98,6 +98,10 @@ class FakeHttp:
         self.url = f"{scheme}://127.0.0.1:{self.port}/mcp"
         return self
 
+    def stop_listening(self) -> None:
+        """Refuse connections from now on; those that are open stay so."""
+        self._server.close()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:

@@ -174,7 +174,7 @@ class Home:
         if self._had_stream:
             self._changes.tell_all(honoured)
         self._had_stream = True
-        live.upstream.streams.add(self)
+        live.upstream.streams[self] = None
         live.process.metrics.subscribed(live.route.path, 1)
         try:
             return await reply_stream.finish(reply, await reply_stream.write(queue, reply, self._first(queue, reply)))
@@ -182,7 +182,7 @@ class Home:
             live.process.metrics.subscribed(live.route.path, -1)
             if self._queue is queue:
                 self._queue = None
-                live.upstream.streams.discard(self)
+                _ = live.upstream.streams.pop(self, None)
 
     async def _first(self, queue: ResponseQueue, reply: ReplyWriter) -> Item:
         """The first change, after an event that begins the stream."""
@@ -205,4 +205,4 @@ class Home:
         queue, self._queue = self._queue, None
         if queue is not None:
             queue.finish(_ENDED)
-            self.live.upstream.streams.discard(self)
+            _ = self.live.upstream.streams.pop(self, None)

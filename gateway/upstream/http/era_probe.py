@@ -131,8 +131,9 @@ class EraProbe:
     async def _answer(self, probe: _Probe) -> bool | None:
         asked = new_id()
         for _ in range(2):
+            headers, message = discover_headers(probe.headers), era.discover(asked)
             async with self._client.exchange(
-                "POST", self.endpoint.url, discover_headers(probe.headers), era.discover(asked), self.endpoint.where
+                "POST", self.endpoint.url, headers, message, self.endpoint.where, is_repeatable=True
             ) as response:
                 if response.status in REDIRECTS:
                     self.endpoint.follow(response.headers.get("Location"))

@@ -371,7 +371,9 @@ class HttpSseChannel(Channel):
             if target is None:
                 break
             own = {**headers, **self._fixed}
-            async with self._client.exchange("POST", target, own, message, where) as response:
+            # An answer, a notification or a ping may come twice.
+            posting = self._client.exchange("POST", target, own, message, where, is_repeatable=waiting is None)
+            async with posting as response:
                 if response.status in _POST_REDIRECTS:
                     target = self._endpoint.within(response.headers.get("Location", ""), target)
                     continue

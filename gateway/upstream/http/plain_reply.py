@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
+from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, NotConnected, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
@@ -26,13 +26,28 @@ _NO_PARTS: Final[list[bytes]] = []
 
 
 class Acceptance:
-    """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it."""
+    """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it.
 
-    __slots__ = ("_accepted", "_is_accepted", "_pending", "_rest", "_rest_seconds", "_timer", "_unusual")
+    The message is sent again if it met the end of a connection that had been idle. It does no harm twice: a server
+    takes the first answer to a question, and what is cancelled stays so.
+    """
 
-    def __init__(
+    __slots__ = (
+        "_accepted",
+        "_begin_again",
+        "_is_accepted",
+        "_pending",
+        "_rest",
+        "_rest_seconds",
+        "_timer",
+        "_unanswered",
+        "_unusual",
+    )
+
+    def __init__(  # noqa: PLR0913  (what a message may lead to)
         self,
         begin: Callable[[ReplyListener], PendingRequest],
+        begin_again: Callable[[ReplyListener], PendingRequest],
         accepted: Callable[[], None],
         unusual: Callable[[AwaitedReply], None],
         seconds: float,
@@ -40,10 +55,13 @@ class Acceptance:
     ) -> None:
         """Send a message by `begin`; `accepted` is called with the head that accepts it, whatever follows.
 
+        `begin_again` sends it on a new connection.
         `unusual` is called instead if a coroutine has to read the reply: a refusal, or if no head comes in `seconds`.
         The rest of an acceptance has `rest_seconds` to come; some servers leave it open.
         """
-        self._accepted, self._unusual = accepted, unusual
+        self._accepted, self._unusual, self._begin_again = accepted, unusual, begin_again
+        self._unanswered: NoReply | None = None
+        """How the first attempt ended, once there is another."""
         self._rest_seconds = rest_seconds
         self._is_accepted = False
         self._rest: AwaitedReply | None = None
@@ -65,6 +83,7 @@ class Acceptance:
             self._timer.cancel()
             self._accepted()
             self._is_accepted = True
+            del self._begin_again  # it keeps the message, and some servers leave their reply open
             self._pending.end_within(self._rest_seconds)
         else:
             self._keep().on_head(head)
@@ -81,8 +100,16 @@ class Acceptance:
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed, which is no matter once the message is accepted."""
-        if not self._is_accepted:
-            (self._rest or self._keep()).on_failed(failure)
+        if self._is_accepted:
+            return
+        first = self._unanswered
+        if first is None and self._rest is None and isinstance(failure, NoReply) and failure.reused:
+            self._unanswered = failure
+            self._pending = self._begin_again(self)
+            return
+        if first is not None and isinstance(failure, NotConnected):
+            failure = first  # the server may have got the first one, and ended since
+        (self._rest or self._keep()).on_failed(failure)
 
 
 class Broken(NamedTuple):

@@ -129,7 +129,7 @@ class StandaloneStream:
         try:
             newest = self._owner.get_headers(self._headers)
             client, url = self._upstream.client, self._upstream.endpoint.url
-            self._pending = client.begin("GET", url, newest, b"", self, is_fresh=self._is_repeated)
+            self._pending = client.begin("GET", url, newest, b"", self, is_repeatable=True, is_fresh=self._is_repeated)
         except BaseException:
             self._end()
             raise

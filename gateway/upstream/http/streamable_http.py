@@ -178,11 +178,21 @@ class StreamableChannel(ResumableChannel):
         if self._resumption is not None:
             self._resumption.begin()
 
-    def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
+    def post(
+        self,
+        message: bytes,
+        headers: Headers,
+        listener: ReplyListener,
+        *,
+        is_repeatable: bool = False,
+        is_fresh: bool = False,
+    ) -> PendingRequest:
         """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
         client = self._client
         prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
-        return client.begin_prepared(prepared, self._session_line, message, listener)
+        return client.begin_prepared(
+            prepared, self._session_line, message, listener, is_repeatable=is_repeatable, is_fresh=is_fresh
+        )
 
     def accepted(self, headers: Headers) -> None:
         """The server has accepted a request that was sent by callback."""
@@ -239,13 +249,14 @@ class StreamableChannel(ResumableChannel):
         def finish(reply: AwaitedReply) -> None:
             unusual(self._send(Exchange(reply.begun, self._endpoint.where), headers, deadline))
 
-        _ = Acceptance(partial(self.post, message, headers), note, finish, seconds, self.drain_seconds)
+        begin = partial(self.post, message, headers, is_repeatable=True)
+        _ = Acceptance(begin, partial(begin, is_fresh=True), note, finish, seconds, self.drain_seconds)
         return True
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
         deadline = asyncio.get_running_loop().time() + self._client.timeouts.answer_seconds
-        await self._send(self._post(message, headers), headers, deadline)
+        await self._send(self._post(message, headers, is_repeatable=True), headers, deadline)
 
     async def _send(self, exchange: Exchange, headers: Headers, deadline: float) -> None:
         try:
@@ -287,7 +298,7 @@ class StreamableChannel(ResumableChannel):
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds):
                 for _ in range(2):
-                    async with self._post(message, headers) as response:
+                    async with self._post(message, headers, is_repeatable=True) as response:
                         if response.status in REDIRECTS:
                             endpoint.follow(response.headers.get("Location"))
                             continue
@@ -323,9 +334,10 @@ class StreamableChannel(ResumableChannel):
         except sse.EventTooLarge:
             response.close()
 
-    def _post(self, message: bytes, headers: Headers) -> Exchange:
+    def _post(self, message: bytes, headers: Headers, *, is_repeatable: bool = False) -> Exchange:
         endpoint = self._endpoint
-        return self._client.exchange("POST", endpoint.url, self._whole(headers), message, endpoint.where)
+        whole = self._whole(headers)
+        return self._client.exchange("POST", endpoint.url, whole, message, endpoint.where, is_repeatable=is_repeatable)
 
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, after a DELETE of the session if it may be ended."""

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config import InForce
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
+from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, NotConnected, ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
@@ -459,7 +459,12 @@ class Accepting:
         self.accepted = 0
         self.kept: AwaitedReply | None = None
         self.carrier = FakeCarrier()
-        self.acceptance = Acceptance(self._begin, self._accept, self._keep, seconds, rest_seconds)
+        self.repeats = 0
+        self.acceptance = Acceptance(self._begin, self._begin_again, self._accept, self._keep, seconds, rest_seconds)
+
+    def _begin_again(self, listener: ReplyListener) -> PendingRequest:
+        self.repeats += 1
+        return self._begin(listener)
 
     def _begin(self, listener: ReplyListener) -> PendingRequest:
         self.pending = PendingRequest(listener)
@@ -516,6 +521,42 @@ async def test_a_message_whose_reply_breaks_before_its_head_goes_to_a_coroutine(
     assert accepting.kept is not None
     with pytest.raises(ReplyCut):
         _ = await accepting.kept.begun()
+
+
+async def test_a_message_that_met_the_end_of_an_idle_connection_is_sent_once_more() -> None:
+    accepting = Accepting()
+    accepting.acceptance.on_failed(NoReply(reused=True))
+    assert (accepting.repeats, accepting.kept) == (1, None)
+    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
+    accepting.acceptance.on_end()
+    assert (accepting.accepted, accepting.kept) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (NoReply(reused=False), NoReply),
+        (ReplyCut(), ReplyCut),
+        (NotConnected("Connection refused"), NoReply),  # the server may have got the first one
+    ],
+)
+async def test_a_message_that_fails_again_is_not_sent_a_third_time(
+    failure: RequestFailed, told: type[RequestFailed]
+) -> None:
+    accepting = Accepting()
+    accepting.acceptance.on_failed(NoReply(reused=True))
+    accepting.acceptance.on_failed(failure)
+    assert (accepting.repeats, accepting.accepted) == (1, 0)
+    assert accepting.kept is not None
+    with pytest.raises(told):
+        _ = await accepting.kept.begun()
+
+
+async def test_a_message_that_met_the_end_of_a_new_connection_is_not_sent_again() -> None:
+    accepting = Accepting()
+    accepting.acceptance.on_failed(NoReply(reused=False))
+    assert accepting.repeats == 0
+    assert accepting.kept is not None
 
 
 async def test_a_message_that_is_not_accepted_in_time_goes_to_a_coroutine() -> None:

@@ -628,9 +628,9 @@ class Attempts:
         self.refused = 0
         original = Client.send
 
-        async def counted(client: Client, *request: Any) -> Any:
+        async def counted(client: Client, *request: Any, **options: Any) -> Any:
             try:
-                return await original(client, *request)
+                return await original(client, *request, **options)
             except NotConnected:
                 self.refused += 1
                 raise

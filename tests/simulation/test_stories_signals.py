@@ -1,0 +1,84 @@
+"""A signal at any moment ends a gateway without a failure, and a second one ends it soon."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.simulation.history import History
+from tests.simulation.oracle import BUG_LEVELS
+from tests.simulation.plan import Call, Plan
+from tests.simulation.server import Kind
+
+_SOON_SECONDS = 2.1
+"""`timeouts.cancel_seconds`, which cancellations of the calls may take, and a little more."""
+_BEFORE = 3.0
+"""When calls run, are parked, are written, and are long over."""
+
+
+def _plan(**config: Any) -> Plan:
+    replicas = 1 if config else 2
+    calls = tuple(
+        Call(
+            f"c{number}",
+            0.2 * number,
+            "pay",
+            ("ann", "bob", "eve")[number % 3],
+            {"questions": number % 3, "before": 6.0 if number % 4 == 0 else 0.0, "aside": number % 5 == 0},
+            think=(0.2, 3.0, 8.0)[number % 3],
+            habit=("plain", "abandons", "slow reader", "twice")[number % 4],
+            replicas=(1, 1, replicas),
+        )
+        for number in range(1, 13)
+    )
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    return Plan(1, replicas, Kind(), {"hold": hold, "sessions": {"idle_seconds": 30}, **config}, calls, ())
+
+
+def _ended(plan: Plan, signals: tuple[float, ...], number: signal.Signals = signal.SIGTERM) -> float:
+    """When the first replica ended that got signals at these times; nothing may go wrong in it."""
+    history = History(plan)
+    history.network.names["peers.test"] = ["10.0.0.1"]
+    history.network.dns_seconds = 0.5
+    began, ended = history.now, []
+
+    def watch() -> None:
+        history.gateway(1).when_ended.append(lambda: ended.append(history.now - began))
+
+    history.later(0.0, watch)
+    for at in signals:
+        history.later(at, lambda: history.gateway(1).signal(number))
+    outcome = history.run()
+    assert (outcome.failures, outcome.ended_badly) == ([], [])
+    assert [line for line in outcome.lines if line.level in BUG_LEVELS] == []
+    return round(ended[0], 6)
+
+
+@pytest.mark.parametrize(
+    "after", [0.0, 0.0005, 0.5, 0.999, 1.0, 1.0005, 1.05, 2.2, 3.5, 4.5, 4.95, 5.0, 5.0005, 5.05, 5.1, 5.15]
+)
+def test_a_second_signal_during_a_drain_ends_the_process_soon(after: float) -> None:
+    second = _BEFORE + after
+    assert second <= _ended(_plan(), (_BEFORE, second)) <= second + _SOON_SECONDS
+
+
+@pytest.mark.parametrize("after", [0.0, 0.0005, 0.1, 1.9, 1.9995, 2.0, 2.0005])
+def test_a_third_signal_while_everything_is_closed_changes_nothing(after: float) -> None:
+    second = _BEFORE + 1.5
+    twice = _ended(_plan(), (_BEFORE, second))
+    assert _ended(_plan(), (_BEFORE, second, second + after)) == pytest.approx(twice, abs=0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("others", [(), (0.0,), (0.0005,), (0.3, 0.6)])
+@pytest.mark.parametrize("first", [0.0001, 0.25, 0.4999, 0.5, 0.5005])
+def test_a_signal_while_the_gateway_starts_ends_it_soon(
+    first: float, others: tuple[float, ...], number: signal.Signals
+) -> None:
+    """The start waits half a second for the name service."""
+    plan = _plan(replica={"id": "gw-1", "listen": "10.0.0.1:8081", "peers_dns": "peers.test:8081"})
+    ended = _ended(
+        plan.without_calls({call.tag for call in plan.calls}), (first, *(first + each for each in others)), number
+    )
+    drain = 1.0 + 0.2 if first >= 0.5 else 0.0  # it was ready
+    assert first <= ended <= first + drain + 0.1
