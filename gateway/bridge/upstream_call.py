@@ -169,13 +169,19 @@ class UpstreamCall(ABC):
             exc.is_counted = True
         replayable = await may_run_again(self._context, exc)
         if call is None or call is self._call:
-            self._listener.hear(on.Broke(exc, replayable))
+            self._listener.hear(on.Broke(exc, replayable, self._may_run_on()))
+
+    def _may_run_on(self) -> bool:
+        """Whether the upstream may still work on the call, and no other replica can have picked it up."""
+        session, call = self._session, self._call
+        if session is None or call is None or not self._is_sent or session.is_forgotten:
+            return False
+        return session.works_on(call) or not self._may_be_resumed_elsewhere(session)
 
     def run_again(self) -> None:
         """Send the call once more, and ignore what is still said about the one before."""
-        if self._call is not None and self.session is not None:
+        if self._call is not None:
             self._call.listener = _DEAF
-            self.session.leave(self._call)
         self._call, self._is_sent, self._opened = None, False, None
         self.runs += 1
         self._report.run_again()
@@ -296,7 +302,8 @@ class UpstreamCall(ABC):
                 replayable = await may_run_again(self._context, exc)
                 if runs == self.runs:
                     retryable = isinstance(exc, Refused | Unreachable)
-                    self._listener.hear(on.Undelivered(left, self._undelivered(exc), retryable, replayable))
+                    error, runs_on = self._undelivered(exc), self._may_run_on()
+                    self._listener.hear(on.Undelivered(left, error, retryable, replayable, runs_on))
                 return
             except Exception:  # the task reports it; without the answer no result would come
                 if runs == self.runs:

@@ -93,24 +93,27 @@ class Failed(Event, frozen=True):
 class Broke(Event, frozen=True):
     """The call will not end: it got no session, its stream broke, HTTP refused it, or the upstream is silent.
 
-    `replayable` if that is certain and the call may be run again.
+    `replayable` if that is certain and the call may be run again. `runs_on` if the upstream may still work on it, for
+    nobody: then it is told to stop.
     """
 
     error: GatewayError
     replayable: bool = False
+    runs_on: bool = False
 
 
 class Undelivered(Event, frozen=True):
     """These answers did not reach the upstream.
 
     `retryable` if the upstream took none of them, because it could not be reached or refused the credentials: then a
-    retry of the client may deliver them. `replayable` as in `Broke`.
+    retry of the client may deliver them. `replayable` and `runs_on` as in `Broke`.
     """
 
     questions: tuple[Question, ...]
     error: GatewayError
     retryable: bool
     replayable: bool = False
+    runs_on: bool = False
 
 
 class QuietPassed(Event, frozen=True):

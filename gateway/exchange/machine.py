@@ -53,6 +53,7 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.request_meta import Capabilities
 
+_AGAIN: Final = "the call is run again"
 _NONE: Final[dict[int, bytes]] = {}
 """No answers, as in most exchanges: it is replaced, never changed."""
 Commands = list[Command]
@@ -432,7 +433,7 @@ class Exchange:
 
     def _complete(self, final: Ending) -> Commands:
         if self._answers is not None and self._answers.owes_run:
-            return self._run_again_in_time(completed=True)
+            return self._run_again_in_time(completed=True, runs_on=False)
         return self._end(final, completed=True)
 
     def _refer(self, error: jsonrpc.Error) -> Commands:
@@ -463,19 +464,25 @@ class Exchange:
     def _break(self, event: on.Broke) -> Commands:
         if not event.replayable or not self._ledger.can_run_again:
             self._forget_withdrawn()  # the call cannot be run again, so late answers are useless
-            return self._end(do.Fail((), event.error), completed=False)
-        return self._run_again_in_time(completed=False)
+            out = self._cancel("the gateway cannot read the result any more") if event.runs_on else []
+            return [*out, *self._end(do.Fail((), event.error), completed=False)]
+        return self._run_again_in_time(completed=False, runs_on=event.runs_on)
 
-    def _run_again_in_time(self, *, completed: bool) -> Commands:
+    def _run_again_in_time(self, *, completed: bool, runs_on: bool) -> Commands:
         """Run again now, or, if the client has questions, once it has answered them."""
         if self.state is not PARKED:
-            return self._run_again(completed=completed)
+            return self._run_again(completed=completed, runs_on=runs_on)
+        out = self._cancel(_AGAIN) if runs_on else []
         self.state = BROKEN
-        return [self._release(completed=completed)]
+        return [*out, self._release(completed=completed)]
 
-    def _run_again(self, *, completed: bool) -> Commands:
-        """Begin another run with the answers so far; `completed` if the upstream ended the earlier run itself."""
-        out: Commands = [_DISARM_QUIET, self._release(completed=completed), do.RunAgain()]
+    def _run_again(self, *, completed: bool, runs_on: bool = False) -> Commands:
+        """Begin another run with the answers so far.
+
+        `completed` if the upstream ended the earlier run itself; `runs_on` if it may still work on it.
+        """
+        out: Commands = self._cancel(_AGAIN) if runs_on else []
+        out += [_DISARM_QUIET, self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
         self._nested_requests.start_run()
         self._final, self._owes_answers = None, False
@@ -491,7 +498,7 @@ class Exchange:
         if not any(self._nested_requests.has_heard(question.upstream_id) for question in event.questions):
             return []  # these answers were for an earlier call of this exchange, which has ended
         if event.replayable and self._ledger.can_run_again:
-            return self._break(on.Broke(event.error, replayable=True))
+            return self._break(on.Broke(event.error, replayable=True, runs_on=event.runs_on))
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
         # The upstream took no answer of this retry: the call waits as before.

@@ -39,6 +39,7 @@ class Session(HearingSession):
         "_subscribed",
         "adopted",
         "idle_since",
+        "is_forgotten",
         "opened",
         "resting",
         "shaken",
@@ -59,6 +60,8 @@ class Session(HearingSession):
         """Whether its call is parked."""
         self.turned_away = False
         """Whether the server refused the credential of the last call, and so did not run it."""
+        self.is_forgotten = False
+        """Whether the server does not know it any more."""
         self.idle_since = 0.0
         self._log_level: str | None = None
         self._subscribed = _NOTHING
@@ -296,6 +299,7 @@ class Session(HearingSession):
 
     def _forget(self) -> None:
         """The upstream does not know the session any more."""
+        self.is_forgotten = True
         self.lose()
         self._metrics.session_lost(self._route)
         log.info(

@@ -1347,3 +1347,24 @@ def test_a_route_that_holds_nothing_lets_go_with_a_cancel_in_any_case(cancel: bo
     play = play << ask(FIRST, 1, state=State.BROKEN, held=False, stays=False) << do.CancelCall(ANY)
     assert play << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
+
+
+# -- the run before ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_broke_is_told_to_stop_before_the_next_one() -> None:
+    play = talked((1,)) >> on.Broke(LOST, replayable=True, runs_on=True) << do.CancelCall(ANY)
+    assert play << do.Disarm(Timer.QUIET) << do.ReleaseSession(clean=False) << do.RunAgain()
+
+
+def test_a_run_that_broke_while_its_client_was_asked_is_told_to_stop_at_once() -> None:
+    play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> on.Broke(LOST, replayable=True, runs_on=True)
+    play = play << do.Respond(raw(1), ANY, ANY) << do.CancelCall(ANY)
+    assert play << do.ReleaseSession(clean=False)
+    assert play.state is State.BROKEN
+
+
+def test_a_call_that_broke_for_good_is_told_to_stop() -> None:
+    play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> on.Broke(LOST, runs_on=True)
+    play = play << do.Respond(raw(1), ANY, ANY) << do.CancelCall(ANY)
+    assert play.state is State.FINISHED

@@ -36,12 +36,9 @@ class LegacyClient(Client):
         self._session = reply.headers.get(mcp.SESSION_ID.lower())
         _ = await self._final(reply, 0)
         (await self._send({"method": "notifications/initialized"})).close()
-        try:
-            await self._call_tool()
-        finally:
-            headers = self._headers()
-            reply = await http.request(self._addresses[self._replica() - 1], "DELETE", self._call.path, headers)
-            reply.close()
+        await self._call_tool()
+        reply = await http.request(self._addresses[self._replica() - 1], "DELETE", self._call.path, self._headers())
+        reply.close()
 
     async def _call_tool(self) -> None:
         call = self._call
