@@ -81,9 +81,12 @@ class IdleConnections:
 
     def ended(self, connection: Connection) -> None:
         """The upstream has closed a connection; if it is kept, that shows for how long the upstream keeps them."""
-        if connection in self._by_origin.get(connection.origin, ()):
-            self.remove(connection)
-            _ = self._seen.keep(connection.origin, world.monotonic() - connection.idle_since)
+        if connection not in self._by_origin.get(connection.origin, ()):
+            return
+        self.remove(connection)
+        now = world.monotonic()
+        if now < self._expires(connection):  # else this process was stopped, and the end may have come long before
+            _ = self._seen.keep(connection.origin, now - connection.idle_since)
 
     def _kept_seconds(self, connection: Connection) -> float:
         """For how long a connection is kept here."""

@@ -60,7 +60,11 @@ class Keyring:
         self._purpose = purpose.encode()
         self._subkey = lru_cache(_SUBKEYS_KEPT)(self._derive)
         self._first = _key_id(keys[0])
-        self._renew()
+        self._head = f"{PREFIX}.{self._first}.".encode()
+        self._salt: bytes
+        self._sealer: AESGCM
+        self._left = 0
+        """How much more may be sealed with this salt. There is none before the first seal: many rings never seal."""
         self.sealed = 0
         """Number of seals, for the metrics."""
 
@@ -123,7 +127,6 @@ class Keyring:
     def _renew(self) -> None:
         self._salt = world.random_bytes(_SALT_BYTES)
         self._left = _SEALS_PER_SALT
-        self._head = f"{PREFIX}.{self._first}.".encode()
         self._sealer = self._subkey(self._first, self._salt)
 
     def _derive(self, key_id: str, salt: bytes) -> AESGCM:

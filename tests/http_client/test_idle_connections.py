@@ -61,6 +61,7 @@ SAFE = [
     ([(4.0, "gateway"), (0.1, "upstream")], 0.075),  # it was restarted, or configured anew
     ([(0.1, "upstream"), (4.0, "gateway")], 3.0),  # it had been restarted
     ([(0.0, "upstream")], 0.0),
+    ([(0.4, "upstream"), (15.0, "upstream")], 0.3),  # the gateway was stopped, so nobody knows when it was closed
 ]
 
 

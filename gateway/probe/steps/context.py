@@ -8,6 +8,7 @@ from gateway.config import Config, Route, Timeouts
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_url import Endpoint
 from gateway.probe.report.findings import Check, Server, State
+from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
@@ -68,6 +69,8 @@ class ProbeContext(Notes):
         # Error messages use this instead of the URL, whose query may be secret; the report begins with the URL.
         self.endpoint.where = "The server"
         self.server = Server()
+        self.discover_id = new_id()
+        """Of the request `server/discover`."""
         self.met_page = False
         """Whether the first answer was a web page, as some frameworks send for an unknown path."""
         self.spoken = False

@@ -20,10 +20,8 @@ from gateway.probe.steps.context import ProbeContext, Stopped
 from gateway.probe.steps.requests import Reply, Request, ask
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import clean
-from gateway.runtime.own_ids import new_id
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
-_DISCOVER_ID: Final = new_id()
 _FOLLOWED: Final = 2
 _GATEWAYS: Final = (502, 503, 504)
 _PROXY: Final = re.compile(
@@ -88,11 +86,11 @@ async def _first_reply(exam: ProbeContext) -> Reply | None:
     headers = discover_headers(exam.subject.headers)
 
     def is_told(reply: Reply) -> bool:
-        return _verdict(reply) is not None and any(reply.messages())
+        return _verdict(exam, reply) is not None and any(reply.messages())
 
     try:
         return await ask(
-            exam.client, Request("POST", endpoint.url, headers, era.discover(_DISCOVER_ID)), seconds, is_told
+            exam.client, Request("POST", endpoint.url, headers, era.discover(exam.discover_id)), seconds, is_told
         )
     except TimeoutError:
         exam.warn(
@@ -253,13 +251,13 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
     return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
 
 
-def _verdict(reply: Reply) -> bool | None:
+def _verdict(exam: ProbeContext, reply: Reply) -> bool | None:
     """Whether the reply shows a modern server; None if it does not tell."""
-    return era.verdict(reply.status, reply.content_type, reply.body, _DISCOVER_ID)
+    return era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
 
 
 def _era(exam: ProbeContext, reply: Reply) -> bool | None:
-    is_modern = _verdict(reply)
+    is_modern = _verdict(exam, reply)
     if is_modern:
         _note_discovered(exam, reply)
     return is_modern
@@ -271,7 +269,7 @@ def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
     server.era = "modern"
     server.versions = (mcp.MODERN,)
     for message in reply.messages():
-        if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, _DISCOVER_ID)):
+        if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id)):
             continue
         try:
             found = msgspec.json.decode(message.result, type=_Discovered)
