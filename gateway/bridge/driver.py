@@ -19,7 +19,7 @@ from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
-from gateway.seal.request_state import Envelope, digest_answers
+from gateway.seal.request_state import Envelope, Upstream, digest_answers
 from gateway.sessions.call import PoolKey
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
@@ -152,6 +152,24 @@ class Driver(ExchangeRunner):
         self._feed(on.LetGo(cancel=not is_resumable))
         return True
 
+    def is_behind(self, envelope: Envelope) -> bool:
+        """Whether a state is of a newer round than the exchange has reached here, and no client waits here."""
+        return envelope.round > self._exchange.round and not self._exchange.legs
+
+    def lose(self, envelope: Envelope) -> None:
+        """Keep nothing of an exchange that the replica which sealed this state has continued.
+
+        The call is left to it, unless it has run the call again: then nobody else cancels this run.
+        """
+        is_same = _is_same_call(self._upstream_call.whereabouts(), envelope.upstream)
+        if is_same:
+            self._upstream_call.let_go()
+        self._report.cancelled("another replica has continued the call")
+        self._feed(on.LetGo(cancel=not is_same))
+        self._timers.disarm(LINGER)
+        self._feed(on.Expired())
+        self._lot.remove(self)
+
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
         is_ours = self._exchange.round > round_ or self._is_of_another_replica
@@ -265,3 +283,8 @@ class Driver(ExchangeRunner):
             if self._retries != retries or self._exchange.state is not state:
                 break
         return None
+
+
+def _is_same_call(one: Upstream | None, other: Upstream | None) -> bool:
+    """Whether two states lead to the same call of the upstream; one that leads nowhere was sealed for the same."""
+    return one is None or other is None or (one.session, one.call) == (other.session, other.call)
