@@ -36,7 +36,7 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 class Driver(ExchangeRunner):
     """One exchange at work."""
 
-    __slots__ = ("_retries", "_was_relayed")
+    __slots__ = ("_retries",)
 
     def __init__(
         self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall | None = None, weight: Weight | None = None
@@ -44,8 +44,6 @@ class Driver(ExchangeRunner):
         super().__init__(asked, lot, new_call, weight)
         self._retries = 0
         """Retries that were accepted so far."""
-        self._was_relayed = False
-        """Whether another replica had relayed the leg that left last."""
 
     @property
     def is_finished(self) -> bool:
@@ -111,9 +109,8 @@ class Driver(ExchangeRunner):
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
         await self.live.upstream.pool.authorise(key, headers, self._upstream_call.session)
 
-    def leave(self, leg: on.Leg, *, is_relayed: bool = False) -> None:
-        """The client of a leg closed its connection, or the replica that relayed the leg did (`is_relayed`)."""
-        self._was_relayed = is_relayed
+    def leave(self, leg: on.Leg) -> None:
+        """The client of a leg closed its connection, or the replica that relayed the leg did."""
         self._feed(on.Left(leg))
         self._replies.discard(leg)
 
@@ -232,7 +229,7 @@ class Driver(ExchangeRunner):
             return
         if timer is LEG:
             self._upstream_call.watch_silence()
-        if timer is TTL or (timer is GRACE and self._was_relayed):
+        if timer in (TTL, GRACE):  # the client may have gone on through a replica that did not reach this one
             self._feed_unless_resumed_elsewhere(_FIRED[timer])
             return
         self._feed(on.LegLimitPassed(self._may_wait) if timer is LEG else _FIRED[timer])

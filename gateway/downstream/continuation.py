@@ -72,7 +72,7 @@ class Continuation:
         pool.prove(round_.key.principal)
         if not pool.has_authorised(round_.key, round_.headers):
             return None
-        retry = Retry(driver, round_.queue(), is_relayed=round_.incoming.peer_request is not None)
+        retry = Retry(driver, round_.queue())
         round_.continued(Step.HELD)
         try:
             driver.answer(retry.queue, round_.request, envelope.round, round_.headers)

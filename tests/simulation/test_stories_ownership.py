@@ -47,3 +47,21 @@ def test_a_former_owner_cancels_its_run_once_the_call_was_run_again_elsewhere() 
     assert former.cancelled is not None
     assert former.cancelled < 1015.0
     assert complaints(outcome) == []
+
+
+def test_an_owner_does_not_cancel_a_call_that_another_replica_resumed_when_its_client_left() -> None:
+    """The owner learns that its client left once it is reachable again, when the call has gone on elsewhere."""
+    the_call = call(2, 2, 1, 1, 3, 3, habit="leaves", questions=2, between=6.0)
+    outcome = played(the_call, Fault("part", 4.05, 6.0, target=2))
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", "gw-3 200 complete"]
+    assert outcome.ledger.of("c1")[0].cancelled is None
+    assert complaints(outcome) == []
+
+
+def test_an_owner_that_reaches_no_replica_does_not_cancel_a_call_that_its_client_may_continue_there() -> None:
+    """What the owner sends does not arrive, so the client that left it is served by the replicas that miss it."""
+    the_call = call(2, 2, 1, 1, 3, 3, habit="leaves", questions=2, between=6.0)
+    outcome = played(the_call, Fault("one way", 2.0, 6.0, target=2))
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", "gw-3 200 complete"]
+    assert len(outcome.ledger.of("c1")) == 1
+    assert complaints(outcome) == []
