@@ -19,7 +19,7 @@ from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
-from gateway.seal.request_state import Envelope, digest_answers
+from gateway.seal.request_state import Envelope, Upstream, digest_answers
 from gateway.sessions.call import PoolKey
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
@@ -36,7 +36,7 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 class Driver(ExchangeRunner):
     """One exchange at work."""
 
-    __slots__ = ("_retries", "_was_relayed")
+    __slots__ = ("_retries",)
 
     def __init__(
         self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall | None = None, weight: Weight | None = None
@@ -44,8 +44,6 @@ class Driver(ExchangeRunner):
         super().__init__(asked, lot, new_call, weight)
         self._retries = 0
         """Retries that were accepted so far."""
-        self._was_relayed = False
-        """Whether another replica had relayed the leg that left last."""
 
     @property
     def is_finished(self) -> bool:
@@ -111,9 +109,8 @@ class Driver(ExchangeRunner):
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
         await self.live.upstream.pool.authorise(key, headers, self._upstream_call.session)
 
-    def leave(self, leg: on.Leg, *, is_relayed: bool = False) -> None:
-        """The client of a leg closed its connection, or the replica that relayed the leg did (`is_relayed`)."""
-        self._was_relayed = is_relayed
+    def leave(self, leg: on.Leg) -> None:
+        """The client of a leg closed its connection, or the replica that relayed the leg did."""
         self._feed(on.Left(leg))
         self._replies.discard(leg)
 
@@ -151,6 +148,24 @@ class Driver(ExchangeRunner):
             self._upstream_call.let_go()
         self._feed(on.LetGo(cancel=not is_resumable))
         return True
+
+    def is_behind(self, envelope: Envelope) -> bool:
+        """Whether a state is of a newer round than the exchange has reached here, and no client waits here."""
+        return envelope.round > self._exchange.round and not self._exchange.legs
+
+    def lose(self, envelope: Envelope) -> None:
+        """Keep nothing of an exchange that the replica which sealed this state has continued.
+
+        The call is left to it, unless it has run the call again: then nobody else cancels this run.
+        """
+        is_same = _is_same_call(self._upstream_call.whereabouts(), envelope.upstream)
+        if is_same:
+            self._upstream_call.let_go()
+        self._report.cancelled("another replica has continued the call")
+        self._feed(on.LetGo(cancel=not is_same))
+        self._timers.disarm(LINGER)
+        self._feed(on.Expired())
+        self._lot.remove(self)
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
@@ -214,7 +229,7 @@ class Driver(ExchangeRunner):
             return
         if timer is LEG:
             self._upstream_call.watch_silence()
-        if timer is TTL or (timer is GRACE and self._was_relayed):
+        if timer in (TTL, GRACE):  # the client may have gone on through a replica that did not reach this one
             self._feed_unless_resumed_elsewhere(_FIRED[timer])
             return
         self._feed(on.LegLimitPassed(self._may_wait) if timer is LEG else _FIRED[timer])
@@ -265,3 +280,8 @@ class Driver(ExchangeRunner):
             if self._retries != retries or self._exchange.state is not state:
                 break
         return None
+
+
+def _is_same_call(one: Upstream | None, other: Upstream | None) -> bool:
+    """Whether two states lead to the same call of the upstream; one that leads nowhere was sealed for the same."""
+    return one is None or other is None or (one.session, one.call) == (other.session, other.call)

@@ -62,7 +62,7 @@ class Continuation:
     def begin(self, round_: Round) -> Retry | Forwarded | None:
         """Begin a further round of a call; None if `serve` has to. Raises as `serve`."""
         envelope = self.opened(round_)
-        driver = self.lot.find(envelope.exchange)
+        driver = self._held(envelope)
         if driver is None:
             return self.forward(round_, envelope)
         self._check_arguments(round_, envelope)
@@ -72,7 +72,7 @@ class Continuation:
         pool.prove(round_.key.principal)
         if not pool.has_authorised(round_.key, round_.headers):
             return None
-        retry = Retry(driver, round_.queue(), is_relayed=round_.incoming.peer_request is not None)
+        retry = Retry(driver, round_.queue())
         round_.continued(Step.HELD)
         try:
             driver.answer(retry.queue, round_.request, envelope.round, round_.headers)
@@ -131,7 +131,7 @@ class Continuation:
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")
-        driver = self.lot.find(envelope.exchange)
+        driver = self._held(envelope)
         if driver is not None:
             self._check_arguments(round_, envelope)
             return self._resume(round_, envelope, driver)
@@ -179,7 +179,7 @@ class Continuation:
             envelope = await self._open_without_route(incoming)
         except DownstreamError as exc:
             raise no_route(incoming.path) from exc
-        driver = self.lot.find(envelope.exchange)
+        driver = self._held(envelope)
         if driver is not None:
             return driver.live
         cold = self._cold(envelope)
@@ -276,6 +276,14 @@ class Continuation:
         if found is None and self._is_let_go(envelope.exchange):
             return await self._serve_elsewhere(round_, envelope)
         return await self._answer(round_, envelope, found or driver)
+
+    def _held(self, envelope: Envelope) -> Driver | None:
+        """Return the held call of a state, unless another replica has continued it: the state is of a newer round."""
+        driver = self.lot.find(envelope.exchange)
+        if driver is None or not self._is_elsewhere(envelope) or not driver.is_behind(envelope):
+            return driver
+        driver.lose(envelope)
+        return None
 
     def _cold(self, envelope: Envelope) -> ColdCall | None:
         """Return the cold call of a state, unless others continue it.

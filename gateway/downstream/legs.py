@@ -18,13 +18,12 @@ from gateway.telemetry import Step
 class Retry:
     """A further leg of a held call that waits without a task, as a plain call does; `final` is never set."""
 
-    __slots__ = ("_is_relayed", "driver", "queue", "waiter")
+    __slots__ = ("driver", "queue", "waiter")
 
     final: FinalMessage | None = None
 
-    def __init__(self, driver: Driver, queue: ResponseQueue, *, is_relayed: bool) -> None:
-        """Wait from now on, so that the exchange may answer at once; `is_relayed`: another replica forwarded it."""
-        self._is_relayed = is_relayed
+    def __init__(self, driver: Driver, queue: ResponseQueue) -> None:
+        """Wait from now on, so that the exchange may answer at once."""
         self.driver = driver
         self.queue = queue
         self.waiter = asyncio.get_running_loop().create_future()
@@ -38,7 +37,7 @@ class Retry:
     def leave(self) -> None:
         """The client, or the replica that forwarded the retry, has closed its connection."""
         self.queue.waits_no_more()
-        self.driver.leave(self.queue.leg, is_relayed=self._is_relayed)
+        self.driver.leave(self.queue.leg)
 
     def promote(self) -> Driver:
         """The exchange of the call."""
@@ -118,7 +117,7 @@ class Legs:
             with _handed_over_in_time(round_, driver):
                 return await round_.write(queue)
         except BaseException:
-            driver.leave(queue.leg, is_relayed=is_relayed)
+            driver.leave(queue.leg)
             raise
         finally:
             _ = waiting.pop(driver, None)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gateway.cluster import peer_listener
 from gateway.config import InForce
+from gateway.exchange.machine import DETACHED
 from gateway.http import connection as connections
 from gateway.protocol import mcp
 from gateway.routes import deadlines
@@ -321,7 +322,7 @@ async def test_a_replica_that_leaves_as_a_task_takes_its_retry_over_is_missed(
         connection.serve_by_task()
         connection.transport.close()
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
-        assert driver._was_relayed, "the leg has ended"
+        assert driver._exchange.state is DETACHED, "the leg has ended"
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done"
 
@@ -404,7 +405,7 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
     assert not one.gateway.downstream.relayed
     (driver,) = one.gateway.lot
-    assert driver._was_relayed, "another replica may have resumed the call"
+    assert driver._exchange.state is DETACHED
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done", "the client may come back"
 

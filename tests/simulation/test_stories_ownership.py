@@ -1,0 +1,67 @@
+"""Stories of who owns a call: replicas that lose sight of each other, and clients that move between them."""
+
+from typing import Any
+
+from tests.simulation import oracle
+from tests.simulation.history import History, Outcome
+from tests.simulation.plan import Call, Fault, Plan
+from tests.simulation.server import Kind
+
+
+def call(*replicas: int, think: float = 3.0, habit: str = "plain", tool: str = "pay", **script: Any) -> Call:
+    """A call of one client, whose requests go to these replicas in turn."""
+    return Call("c1", 0.0, tool, "ann", script, think, habit, replicas)
+
+
+def played(the_call: Call, *faults: Fault, replicas: int = 3, has_events: bool = True, **hold: Any) -> Outcome:
+    """What became of one call in a cluster that lives through these faults."""
+    settings = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0, **hold}
+    config = {"hold": settings, "sessions": {"idle_seconds": 30}}
+    return History(Plan(1, replicas, Kind(has_events=has_events), config, (the_call,), faults)).run()
+
+
+def replies(outcome: Outcome) -> list[str]:
+    """What the client was told by each replica."""
+    return [
+        f"gw-{told.replica} {told.status} {told.reason or told.result.get('resultType')}"
+        for told in outcome.records[0].told
+    ]
+
+
+def complaints(outcome: Outcome) -> list[str]:
+    """Those of the oracle, but for the session that two replicas have shared: neither of them may end it."""
+    return [each for each in oracle.complaints(outcome) if not each.startswith("left: server sessions")]
+
+
+def test_a_former_owner_passes_a_later_round_to_the_replica_that_asked_it() -> None:
+    outcome = played(call(2, 1, 2, questions=2), Fault("part", 1.0, 6.0, target=2))
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", "gw-2 200 complete"]
+    assert complaints(outcome) == []
+
+
+def test_a_former_owner_cancels_its_run_once_the_call_was_run_again_elsewhere() -> None:
+    outcome = played(call(2, 1, 2, tool="search", questions=2), Fault("part", 1.0, 6.0, target=2), has_events=False)
+    assert replies(outcome)[1:] == ["gw-1 200 input_required", "gw-2 200 input_required", "gw-2 200 complete"]
+    former, later = outcome.ledger.of("c1")
+    assert later.result is not None
+    assert former.cancelled is not None
+    assert former.cancelled < 1015.0
+    assert complaints(outcome) == []
+
+
+def test_an_owner_does_not_cancel_a_call_that_another_replica_resumed_when_its_client_left() -> None:
+    """The owner learns that its client left once it is reachable again, when the call has gone on elsewhere."""
+    the_call = call(2, 2, 1, 1, 3, 3, habit="leaves", questions=2, between=6.0)
+    outcome = played(the_call, Fault("part", 4.05, 6.0, target=2))
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", "gw-3 200 complete"]
+    assert outcome.ledger.of("c1")[0].cancelled is None
+    assert complaints(outcome) == []
+
+
+def test_an_owner_that_reaches_no_replica_does_not_cancel_a_call_that_its_client_may_continue_there() -> None:
+    """What the owner sends does not arrive, so the client that left it is served by the replicas that miss it."""
+    the_call = call(2, 2, 1, 1, 3, 3, habit="leaves", questions=2, between=6.0)
+    outcome = played(the_call, Fault("one way", 2.0, 6.0, target=2))
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", "gw-3 200 complete"]
+    assert len(outcome.ledger.of("c1")) == 1
+    assert complaints(outcome) == []
