@@ -7,6 +7,8 @@ from typing import Final, Protocol
 from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, Timer
 from gateway.routes.live_route import LiveRoute
 
+_STALLED_SECONDS: Final = 0.25
+"""A timer that rings so late shows that the event loop stood still."""
 _NONE: Final[dict[Timer, asyncio.TimerHandle]] = {}
 """No timer of the event loop, as nearly always: it is replaced, never changed."""
 
@@ -56,7 +58,7 @@ class Timers:
         elif timer is QUIET:
             seconds = live.config.hold.quiet_seconds
         elif timer is GRACE:
-            seconds = live.config.hold.grace_seconds
+            seconds = live.config.hold.grace_seconds if seconds is None else seconds
         if seconds is None:
             return  # COLD, if calls do not go cold
         guarded = live.process.tasks.guard(partial(self._ring, timer, owner), "timer " + timer)
@@ -102,8 +104,13 @@ class Timers:
             handle.cancel()
 
     def _ring(self, timer: Timer, owner: Owner) -> None:
+        late = asyncio.get_running_loop().time() - self._handles[timer].when()
         self._cancel(timer)
-        owner.fire(timer)
+        if timer is GRACE and late > _STALLED_SECONDS:
+            # The process was stopped. Its client may have come back in time, and waits to be read.
+            self.arm(timer, owner, _STALLED_SECONDS)
+        else:
+            owner.fire(timer)
 
 
 def _fire(owner: Owner, timer: Timer) -> None:

@@ -242,9 +242,11 @@ class UpstreamCall(ABC):
         """Limit how long the upstream may be silent.
 
         The watch begins with the limit of the first leg, which few calls reach, or at once if silence has the shorter
-        limit.
+        limit. A later leg does not begin it anew.
         """
-        self._context.live.deadlines.idle.arm(self, self._check_silence)
+        idle = self._context.live.deadlines.idle
+        if idle.deadline(self) is None:
+            idle.arm(self, self._check_silence)
 
     def _check_silence(self) -> None:
         """End a call whose upstream is silent. A call that waits for its client, or for a session, is not silent."""

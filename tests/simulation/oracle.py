@@ -24,7 +24,13 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"failure: {each}" for each in outcome.failures)
     yield from (f"end: {each}" for each in outcome.ended_badly)
     lost = _lost_a_replica(outcome)
-    yield from (f"left: {each}" for each in outcome.left if not (lost and each.startswith("server ")))
+    # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
+    silent = bool({fault.kind for fault in outcome.plan.faults} & _SILENCES)
+    for each in outcome.left:
+        if each.startswith("server runs") and any(map(_was_passed, outcome.records)):
+            continue
+        if not (lost and each.startswith("server ")) and not (silent and each.startswith("server sessions")):
+            yield f"left: {each}"
     yield from (f"server: {each}" for each in outcome.ledger.strange)
     for line in outcome.lines:
         if line.level in BUG_LEVELS:
@@ -50,7 +56,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     for run in runs:
         if record.call.is_legacy or record.call.path == "/mcp":
             yield from _of_run(record, run, given)
-        if run.ended is None and not _lost_a_replica(outcome):
+        if run.ended is None and not _lost_a_replica(outcome) and not _was_passed(record):
             yield f"run {run.number} is left running"
     yield from _repetitions(outcome, record, runs)
     for told in record.told:
@@ -75,6 +81,11 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
             continue
         if answer is not None and answer not in said:
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
+
+
+def _was_passed(record: Record) -> bool:
+    """Whether its client spoke with the server itself, through the gateway: then it has to cancel, and does not."""
+    return record.call.is_legacy and record.call.path == "/mcp"
 
 
 def _lost_a_replica(outcome: Outcome) -> bool:
@@ -137,7 +148,7 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
         yield f"was told at {told.at - START:.2f} that its state is invalid"
     if told.reason == "owner_lost" and not _was_gone(outcome, message, told.at):
         yield f"was told at {told.at - START:.2f} that a replica is gone, which is not: {message}"
-    if "was cancelled" in message and not _is_server_at_fault(outcome):
+    if "was cancelled" in message and not _is_server_at_fault(outcome) and not _lost_a_replica(outcome):
         yield from (
             f"was told that run {run.number} was cancelled, which it was not"
             for run in before

@@ -90,6 +90,8 @@ class Session:
         self.running: dict[Any, tuple[Run, asyncio.Task[None]]] = {}
         self.refuses: dict[int, str] = {}
         """Questions whose first answer is not taken, and how."""
+        self.was_given_up = False
+        """A call of it was cancelled, perhaps after it had ended."""
         self.next_id = 0
         self.next_stream = 0
 
@@ -123,7 +125,7 @@ class LegacyServer:
         given_up = {run.session for run in self._ledger.runs if run.result is None}
         sessions = self._store.sessions.values()
         return {
-            "sessions": sum(each.name not in given_up for each in sessions),
+            "sessions": sum(each.name not in given_up and not each.was_given_up for each in sessions),
             "streams": sum(_is_read(stream) for each in sessions for stream in each.streams.values()),
             "runs": sum(len(each.running) for each in sessions),
         }
@@ -224,6 +226,7 @@ class LegacyServer:
 
     def _notification(self, session: Session, method: str, params: Any) -> None:
         if method == "notifications/cancelled":
+            session.was_given_up = True
             found = session.running.get(params.get("requestId"))
             if found is not None:
                 found[0].cancelled = self._now()

@@ -5,7 +5,7 @@ Which request gets which session is the matter of `sessions.pool.checkout`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ from gateway.exchange import handshake as negotiate
 from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credentials_in
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable
+from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.tasks import Tasks
@@ -233,16 +233,18 @@ class Pool(Checkout):
     ) -> None:
         """Give up a call that no process reads: answer its questions, cancel it, and end its session if it ended.
 
-        Raises an UpstreamError or TimeoutError if one of that fails.
+        Raises an UpstreamError or TimeoutError if the cancellation or the end of the session fails.
         """
         seconds = self._config.timeouts.cancel_seconds
-        messages = [jsonrpc.answer(id_, body) for id_, body in answers]
-        messages.append(jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason}))
+        cancelled = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason})
         channel, has_ended = self._adopted_channel(whereabouts), False
         try:
+            with suppress(UpstreamError, TimeoutError):  # an answer that is not taken must not keep the call running
+                async with asyncio.timeout(seconds):
+                    for id_, body in answers:
+                        await channel.send(jsonrpc.answer(id_, body), headers)
             async with asyncio.timeout(seconds):
-                for message in messages:
-                    await channel.send(message, headers)
+                await channel.send(cancelled, headers)
             # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.
             async with asyncio.timeout(seconds):
                 await _until_answered(channel, whereabouts, headers)
