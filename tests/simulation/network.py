@@ -60,6 +60,8 @@ class Network:
         return seconds
 
     def is_blocked(self, source: str, target: str) -> bool:
+        if not self.blocked and not self.dark:
+            return False
         return (source, target) in self.blocked or source in self.dark or target in self.dark
 
     def block(self, source: str, target: str) -> None:
@@ -301,13 +303,13 @@ class Way:
     def push(self, data: bytes | None) -> None:
         """Send bytes, an end (`b""`) or a reset (None)."""
         network, kernel = self._network, self._network.kernel
-        for part in self._parts(data):
+        for part in self._parts(data) if network.cut_segments else (data,):
             self._last = max(self._last, kernel.now + network.delay())
             kernel.call_at(self._last, self._arrive, part)
 
     def _parts(self, data: bytes | None) -> list[bytes | None]:
         network, random = self._network, self._network.kernel.random
-        if not data or len(data) < 2 or not network.cut_segments or random.random() >= network.cut_segments:
+        if not data or len(data) < 2 or random.random() >= network.cut_segments:
             return [data]
         cuts = sorted({random.randrange(1, len(data)) for _ in range(random.randrange(1, 4))})
         return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]

@@ -136,6 +136,9 @@ class StandaloneStream:
 
     def _broke(self, *, is_refused: bool = False) -> None:
         """There is no stream any more; `is_refused` if the server may give one later."""
+        if self._is_closing:
+            self._end()  # the server ends it with the session
+            return
         self.is_open = False
         self._let_go()
         if is_refused:

@@ -101,6 +101,23 @@ async def test_a_stream_that_ends_is_opened_again_and_the_gap_is_reported(listen
         await eventually(lambda: it.words == ["one", "changed True", "one"])
 
 
+async def test_a_stream_that_ends_with_its_session_is_not_opened_again(listen: Listen) -> None:
+    ends = asyncio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.say(STREAM, EVENT)
+        await ends.wait()
+
+    async with listen(script) as (it, server):
+        await eventually(lambda: it.words == ["one"])
+        it.stream.stop_reporting()
+        ends.set()
+        await eventually(lambda: not it.stream.is_open)
+        await eventually(lambda: not it.calls.open_connections)
+        assert (it.words, len(server.requests)) == (["one"], 1)
+
+
 async def test_streams_that_end_at_once_are_given_up(listen: Listen) -> None:
     async with listen(says(STREAM)) as (it, server):
         assert await it.ended() == ["changed True", "changed True", "lost", "changed False"]
