@@ -182,6 +182,8 @@ class UpstreamCall(ABC):
         """Send the call once more, and ignore what is still said about the one before."""
         if self._call is not None:
             self._call.listener = _DEAF
+            if self.session is not None:
+                self.session.give_up(self._call)
         self._call, self._is_sent, self._opened = None, False, None
         self.runs += 1
         self._report.run_again()

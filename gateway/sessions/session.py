@@ -244,6 +244,12 @@ class Session(HearingSession):
         if call.reader is None and self.in_flight is call:  # no task notices
             self._settle()
 
+    def give_up(self, call: Call) -> None:
+        """Stop reading a call that may still run. A session of its own is not ended under it."""
+        if self.in_flight is call and not self.group.is_affine:
+            self.shared.must_not_end = True
+        self.leave(call)
+
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:
         """Pick up a call that another process sent, else as `run`. Raises what `Channel.resume` raises."""
         try:

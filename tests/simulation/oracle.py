@@ -31,7 +31,8 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
             continue
         if not (lost and each.startswith("server ")) and not (silent and each.startswith("server sessions")):
             yield f"left: {each}"
-    yield from (f"server: {each}" for each in outcome.ledger.strange)
+    if not _lost_a_replica(outcome):  # what it had begun is known to nobody
+        yield from (f"server: {each}" for each in outcome.ledger.strange)
     for line in outcome.lines:
         if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
@@ -95,7 +96,9 @@ def _lost_a_replica(outcome: Outcome) -> bool:
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
     runs = [run for run in runs if not run.was_referred]
-    if not _may_run_again(outcome, record) and len(runs) > 1:
+    # Who takes a referred call over cannot know whether it was sent again.
+    was_referred = record.call.script.get("urls") and _lost_a_replica(outcome)
+    if not _may_run_again(outcome, record) and len(runs) > 1 and not was_referred:
         yield f"ran {len(runs)} times: {[(run.number, round(run.began, 2)) for run in runs]}"
     for run in runs[:-1]:
         if _may_run_again(outcome, record) and run.cancelled is None and run.result is None and run.ended is None:
