@@ -17,7 +17,7 @@ from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -169,7 +169,10 @@ class UpstreamCall(ABC):
             exc.is_counted = True
         replayable = await may_run_again(self._context, exc)
         if call is None or call is self._call:
-            self._listener.hear(on.Broke(exc, replayable, self._may_run_on()))
+            not_begun = (
+                not self._is_sent and isinstance(exc, Busy | Unreachable) and bool(self._context.exchange.round)
+            )
+            self._listener.hear(on.Broke(_again(exc) if not_begun else exc, replayable, self._may_run_on(), not_begun))
 
     def _may_run_on(self) -> bool:
         """Whether the upstream may still work on the call, and no other replica can have picked it up."""
@@ -399,6 +402,13 @@ class UpstreamCall(ABC):
         self._context.live.deadlines.idle.disarm(self)
         self._call = self._task = None
         self._listener = _DEAF
+
+
+def _again(exc: GatewayError) -> GatewayError:
+    """The error of a run that could not begin, for a client that has a state to come back with."""
+    if isinstance(exc, Busy):
+        return exc  # its status and Retry-After say so
+    return Unreachable(f"{exc.message}. Nothing was run: call again with the same requestState and inputResponses")
 
 
 class _Deaf:

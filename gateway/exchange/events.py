@@ -94,12 +94,13 @@ class Broke(Event, frozen=True):
     """The call will not end: it got no session, its stream broke, HTTP refused it, or the upstream is silent.
 
     `replayable` if that is certain and the call may be run again. `runs_on` if the upstream may still work on it, for
-    nobody: then it is told to stop.
+    nobody: then it is told to stop. `not_begun` if nothing was sent, and the same may succeed later.
     """
 
     error: GatewayError
     replayable: bool = False
     runs_on: bool = False
+    not_begun: bool = False
 
 
 class Undelivered(Event, frozen=True):

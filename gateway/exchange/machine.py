@@ -462,11 +462,20 @@ class Exchange:
         return self._end(do.Fail((), lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
+        if event.not_begun and self.legs and self.round and self.record is not None:
+            return self._begin_later(event.error)
         if not event.replayable or not self._ledger.can_run_again:
             self._forget_withdrawn()  # the call cannot be run again, so late answers are useless
             out = self._cancel("the gateway cannot read the result any more") if event.runs_on else []
             return [*out, *self._end(do.Fail((), event.error), completed=False)]
         return self._run_again_in_time(completed=False, runs_on=event.runs_on)
+
+    def _begin_later(self, error: GatewayError) -> Commands:
+        """A further run could not begin: the client keeps its state, and may come again with the same answers."""
+        legs, self.legs = self.legs, ()
+        self._digests.pop(self.round, None)
+        self.state = BROKEN
+        return [_DISARM_LEG, do.Fail(legs, error), self._release(completed=False), _ARM_TTL]
 
     def _run_again_in_time(self, *, completed: bool, runs_on: bool) -> Commands:
         """Run again now, or, if the client has questions, once it has answered them."""

@@ -1368,3 +1368,12 @@ def test_a_call_that_broke_for_good_is_told_to_stop() -> None:
     play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> on.Broke(LOST, runs_on=True)
     play = play << do.Respond(raw(1), ANY, ANY) << do.CancelCall(ANY)
     assert play.state is State.FINISHED
+
+
+def test_a_run_that_could_not_begin_is_begun_by_the_same_retry() -> None:
+    play = talked((1,)) >> on.Broke(LOST, replayable=True) << ANY << ANY << do.RunAgain()
+    play = play >> on.Broke(LOST, not_begun=True) << do.DisarmLeg() << do.Fail((SECOND,), LOST)
+    play = play << do.ReleaseSession(clean=False) << do.Arm(Timer.TTL)
+    assert play.state is State.BROKEN
+    play = play >> answered(THIRD, 1, **{key(1): reply(1)}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert on_record(rerun(play)) == []
