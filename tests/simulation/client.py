@@ -123,8 +123,10 @@ class Client:
                 if again.result.get("resultType") != "input_required":
                     told = again
                     continue
-                if self._turn % 2:
-                    state = again.result.get("requestState")
+                asked = again.result.get("inputRequests") or {}
+                if self._turn % 2 or asked.keys() != questions.keys():
+                    told = again
+                    state, questions = again.result.get("requestState"), asked
             answers = {key: self._answer(question) for key, question in questions.items()}
             told = await self._retry(state, answers, questions)
 

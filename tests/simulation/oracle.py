@@ -100,7 +100,7 @@ def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[
     was_referred = record.call.script.get("urls") and _lost_a_replica(outcome)
     if not _may_run_again(outcome, record) and len(runs) > 1 and not was_referred:
         yield f"ran {len(runs)} times: {[(run.number, round(run.began, 2)) for run in runs]}"
-    for run in runs[:-1]:
+    for run in [] if _lost_a_replica(outcome) else runs[:-1]:
         if _may_run_again(outcome, record) and run.cancelled is None and run.result is None and run.ended is None:
             yield f"was run again, and run {run.number} was not cancelled"
 
