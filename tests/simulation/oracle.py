@@ -27,7 +27,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
     silent = bool({fault.kind for fault in outcome.plan.faults} & _SILENCES)
     for each in outcome.left:
-        if each.startswith("server runs") and any(map(_was_passed, outcome.records)):
+        if each.startswith("server ") and any(map(_was_passed, outcome.records)):
             continue
         if not (lost and each.startswith("server ")) and not (silent and each.startswith("server sessions")):
             yield f"left: {each}"
@@ -168,6 +168,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True
     hold = outcome.plan.config["hold"]
     age = told.at - record.states.get(told.state or "", told.at)
+    if any(fault.kind == "slow" for fault in outcome.plan.faults):
+        return True  # who is slow comes back after grace
     jumps = [abs(fault.amount) for fault in outcome.plan.faults if fault.kind == "jump"]
     return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
 
@@ -188,7 +190,7 @@ _SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow
 _CAUSES: Final = {
     "owner_lost": _DEATHS,
     "call_lost": frozenset({"server", *_CUTS, "part", "slow", *_DEATHS}),
-    "session_lost": frozenset({"server"}),
+    "session_lost": frozenset({"server", *_DEATHS}),
     "upstream_unreachable": frozenset({"server", "part", "slow"}),
     "stopping": _DEATHS,
     "invalid_request_state": frozenset({"jump"}),
