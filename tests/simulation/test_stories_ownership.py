@@ -81,3 +81,14 @@ def test_a_replica_that_only_asks_again_for_a_silent_owner_leaves_the_call_to_it
     assert {each[5:] for each in replies(outcome)[2:-1]} == {"503 owner_stalled"}
     assert replies(outcome)[-1].endswith("200 complete")
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("replicas", [(3, 2, 2, 1, 3), (3, 2, 2, 1, 1, 3)])
+def test_a_client_that_obeys_a_503_finds_its_call_within_the_grace_period(replicas: tuple[int, ...]) -> None:
+    """It leaves the owner, and comes back at once, through a replica that does not reach the owner."""
+    the_call = call(*replicas, at=0.6, habit="leaves", questions=1, between=6.0)
+    faults = Fault("kill", 0.5, 0.6, target=3), Fault("peers", 2.0, 15.0, target=2, other=1)
+    outcome = played(the_call, *faults, has_events=False)
+    assert "gw-1 503 owner_stalled" in replies(outcome)
+    assert replies(outcome)[-1] == "gw-3 200 complete"
+    assert complaints(outcome) == []
