@@ -92,3 +92,11 @@ def test_a_client_that_obeys_a_503_finds_its_call_within_the_grace_period(replic
     assert "gw-1 503 owner_stalled" in replies(outcome)
     assert replies(outcome)[-1] == "gw-3 200 complete"
     assert complaints(outcome) == []
+
+
+def test_a_dead_owners_call_that_was_cancelled_is_not_resumed_once_more() -> None:
+    """The client comes back 4 s after it left the replica that had taken its call over."""
+    the_call = call(2, 3, 3, 3, 1, 1, habit="leaves", questions=1, between=9.0)
+    outcome = played(the_call, Fault("kill", 2.0, 40.0, target=2), grace_seconds=1.5)
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-3 400 invalid_request_state"]
+    assert complaints(outcome) == []
