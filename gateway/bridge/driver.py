@@ -90,6 +90,9 @@ class Driver(ExchangeRunner):
             self._lot.remove(self)
             self._weight.release()
             raise
+        if self._exchange.state is RESTORED and self._takeover.left is not None:
+            # The client was only asked again, and its state leads to the owner: two replicas must not wait for it.
+            self._feed(on.LetGo(cancel=False))
 
     def answer(self, queue: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError and then leaves the call as it was."""
@@ -127,14 +130,8 @@ class Driver(ExchangeRunner):
         return not self._upstream_call.is_being_resumed and self._lot.has_place(self)
 
     def let_go(self) -> bool:
-        """Keep nothing of an exchange that another replica can continue; returns whether one can.
-
-        A call that a silent owner may hold is not this replica's to cancel. Its client has all that is known of it.
-        """
+        """Keep nothing of an exchange that another replica can continue; returns whether one can."""
         is_resumable = self._upstream_call.is_resumable
-        if self._may_have_an_owner:
-            self._feed(on.LetGo(cancel=False))
-            return True
         begun = self._takeover
         if begun is not None and begun.round == self._exchange.round and self._upstream_call.is_being_resumed:
             # Its answers wait for the stream, so the state of before is still the newest.
@@ -177,12 +174,6 @@ class Driver(ExchangeRunner):
         begun = self._takeover
         return begun is not None and (begun.cold is None or begun.cold.is_taken_over)
 
-    @property
-    def _may_have_an_owner(self) -> bool:
-        """Whether the call is left where a silent replica may hold it."""
-        begun = self._takeover
-        return begun is not None and not begun.owner_is_dead and self._exchange.state is RESTORED
-
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
         self._feed(on.Stopped(error))
@@ -211,7 +202,7 @@ class Driver(ExchangeRunner):
     def _cool(self) -> None:
         """Let go of a parked call that its state alone continues; any other one is looked at again later."""
         call, due = self._upstream_call, self._timers.deadline(TTL)
-        upstream = call.whereabouts() if call.can_be_left and not self._may_have_an_owner else None
+        upstream = call.whereabouts() if call.can_be_left else None
         is_taken_over = self._is_of_another_replica and call.runs == 0
         record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):

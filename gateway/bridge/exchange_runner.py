@@ -207,8 +207,9 @@ class ExchangeRunner(ABC):
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
         self.id = self.id or world.random_bytes(16).hex()
+        left = self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None
         try:
-            body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts())
+            body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts(), left)
             if ask.held and ask.stays:
                 self._lot.park(self)
                 self._context.request = self._context.request.held()

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from gateway import world
 from gateway.bridge.call_context import Context, is_repeatable
 from gateway.exchange import input_requests
@@ -16,14 +18,19 @@ from gateway.seal.request_state import Binding, Envelope, Upstream, bind, pack_r
 _SERVER_INFO: Final = mcp.META_SERVER_INFO.encode()
 
 
-def input_required(context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None) -> bytes:
+def input_required(
+    context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None, left: Envelope | None = None
+) -> bytes:
     """The InputRequiredResult of a round; one without questions only hands the state to the client.
 
-    `upstream` is where another replica would find the call. Raises CallLost if the state is too large and the gateway
-    keeps nothing of the call.
+    `upstream` is where another replica would find the call. `left` is the state of a round that is only asked again,
+    of a call that its owner may still hold: the new state leads to that owner, as long as the owner waits. Raises
+    CallLost if the state is too large and the gateway keeps nothing of the call.
     """
     asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
     envelope = _envelope(context, exchange_id, ask, upstream)
+    if left is not None:
+        envelope = replace(envelope, owner=left.owner, epoch=left.epoch, expires=left.expires)
     info = context.server_info
     state = _sealed(context, envelope, held=ask.held).encode()
     meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, bytes(info)) if info is not None else b""

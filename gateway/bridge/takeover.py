@@ -56,6 +56,11 @@ class Takeover:
         """The round of the state from which the call is continued."""
         return self._envelope.round
 
+    @property
+    def left(self) -> Envelope | None:
+        """The state of a call that its owner may still hold: its client gets no other one before it is picked up."""
+        return None if self.owner_is_dead else self._envelope
+
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
 

@@ -582,7 +582,8 @@ class Exchange:
         return [*out, _DISARM_LEG, *self._part(reason)]
 
     def _grace(self, _: on.GracePassed) -> Commands:
-        return self._give_up("the client closed its request")
+        """Keep the end for a while: without it, the state of a dead replica's call would have it resumed once more."""
+        return [*self._give_up("the client closed its request"), _ARM_LINGER]
 
     def _expire(self, _: on.Expired) -> Commands:
         return self._give_up("the client did not answer in time")

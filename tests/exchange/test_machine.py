@@ -696,7 +696,7 @@ def test_leaving_while_questions_gather_answers_them_with_cancel() -> None:
 def test_leaving_in_a_retry_waits_for_the_grace_period() -> None:
     play = resumed(FIRST, SECOND) >> on.Left(SECOND) << do.DisarmLeg() << do.Arm(Timer.GRACE)
     play = play >> on.GracePassed() << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL)
-    assert play << do.ReleaseSession(clean=False)
+    assert play << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
     play.refuses(answered(THIRD, 1, **{"elicitation-1": ACCEPT}), InvalidState)
 
 

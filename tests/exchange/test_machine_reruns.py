@@ -332,7 +332,7 @@ def test_a_call_lost_within_the_grace_period_runs_again_in_case_its_client_retur
     play = play >> answered(THIRD, 1, **{key(1): ACCEPT}) << do.Disarm(Timer.GRACE) << do.Arm(Timer.LEG)
     assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True) << ANY
     play = rerun(detached(FIRST, SECOND) >> BROKE) >> on.GracePassed() << do.CancelCall(ANY)
-    assert play << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
+    assert play << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False) << ANY
 
 
 def test_two_legs_that_wait_both_get_the_result_of_the_second_run() -> None:
@@ -867,7 +867,9 @@ def test_a_session_that_was_left_dirty_is_not_clean_after_a_run_either() -> None
 def test_the_failure_of_a_run_is_not_kept_once_the_next_has_begun() -> None:
     play = withdrawn() >> on.Resulted(LATE_FAILURE) << ANY << ANY
     play = play >> answered(SECOND, 1, **{key(1): ACCEPT}) << ANY << ANY << ANY
-    play = rerun(play, clean=True) >> on.Left(SECOND) << ANY << ANY >> on.GracePassed() << ANY << ANY << ANY << ANY
+    play = (
+        rerun(play, clean=True) >> on.Left(SECOND) << ANY << ANY >> on.GracePassed() << ANY << ANY << ANY << ANY << ANY
+    )
     play.refuses(answered(THIRD, 1, **{key(1): ACCEPT}), InvalidState)
 
 

@@ -2,15 +2,19 @@
 
 from typing import Any
 
+import pytest
+
 from tests.simulation import oracle
 from tests.simulation.history import History, Outcome
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
 
 
-def call(*replicas: int, think: float = 3.0, habit: str = "plain", tool: str = "pay", **script: Any) -> Call:
+def call(
+    *replicas: int, at: float = 0.0, think: float = 3.0, habit: str = "plain", tool: str = "pay", **script: Any
+) -> Call:
     """A call of one client, whose requests go to these replicas in turn."""
-    return Call("c1", 0.0, tool, "ann", script, think, habit, replicas)
+    return Call("c1", at, tool, "ann", script, think, habit, replicas)
 
 
 def played(the_call: Call, *faults: Fault, replicas: int = 3, has_events: bool = True, **hold: Any) -> Outcome:
@@ -64,4 +68,35 @@ def test_an_owner_that_reaches_no_replica_does_not_cancel_a_call_that_its_client
     outcome = played(the_call, Fault("one way", 2.0, 6.0, target=2))
     assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", "gw-3 200 complete"]
     assert len(outcome.ledger.of("c1")) == 1
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("fault", ["part", "stop"])
+def test_a_replica_that_only_asks_again_for_a_silent_owner_leaves_the_call_to_it(fault: str) -> None:
+    """The first replica is down when the client begins, so that it goes on with the newer one of its two states."""
+    the_call = call(3, 2, 1, 1, 1, 3, 3, at=0.6, habit="asks again", questions=1)
+    faults = Fault("kill", 0.5, 0.6, target=3), Fault(fault, 3.0, 6.0, target=2)
+    outcome = played(the_call, *faults, has_events=False)
+    assert replies(outcome)[:2] == ["gw-2 200 input_required", "gw-1 200 input_required"]
+    assert {each[5:] for each in replies(outcome)[2:-1]} == {"503 owner_stalled"}
+    assert replies(outcome)[-1].endswith("200 complete")
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("replicas", [(3, 2, 2, 1, 3), (3, 2, 2, 1, 1, 3)])
+def test_a_client_that_obeys_a_503_finds_its_call_within_the_grace_period(replicas: tuple[int, ...]) -> None:
+    """It leaves the owner, and comes back at once, through a replica that does not reach the owner."""
+    the_call = call(*replicas, at=0.6, habit="leaves", questions=1, between=6.0)
+    faults = Fault("kill", 0.5, 0.6, target=3), Fault("peers", 2.0, 15.0, target=2, other=1)
+    outcome = played(the_call, *faults, has_events=False)
+    assert "gw-1 503 owner_stalled" in replies(outcome)
+    assert replies(outcome)[-1] == "gw-3 200 complete"
+    assert complaints(outcome) == []
+
+
+def test_a_dead_owners_call_that_was_cancelled_is_not_resumed_once_more() -> None:
+    """The client comes back 4 s after it left the replica that had taken its call over."""
+    the_call = call(2, 3, 3, 3, 1, 1, habit="leaves", questions=1, between=9.0)
+    outcome = played(the_call, Fault("kill", 2.0, 40.0, target=2), grace_seconds=1.5)
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-3 400 invalid_request_state"]
     assert complaints(outcome) == []

@@ -101,8 +101,10 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `principal.trusted_proxies`, IPv6 by its /64. null: no limit."""
     quiet_seconds: QuietSeconds = 0.04
     """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
-    grace_seconds: Seconds = 1.5
-    """When the client of a retry disconnects: how long it may come back before the call is cancelled."""
+    grace_seconds: Seconds = 6.0
+    """When the client of a retry disconnects: how long it may come back before the call is cancelled. A client that
+    obeys the 503 of another replica needs twice `timeouts.peer_connect_seconds` and `timeouts.peer_accept_seconds`,
+    and 2 s."""
     linger_seconds: Seconds = 30.0
     """How long a delivered result is kept in case the client repeats the same retry."""
     drain_delay_seconds: Seconds = 2.0
