@@ -473,9 +473,12 @@ class Exchange:
     def _begin_later(self, error: GatewayError) -> Commands:
         """A further run could not begin: the client keeps its state, and may come again with the same answers."""
         legs, self.legs = self.legs, ()
+        out: Commands = [_DISARM_LEG, do.Fail(legs, error)]
+        if not self._policy.holds:
+            return [*out, *self._part(None)]
         self._digests.pop(self.round, None)
         self.state = BROKEN
-        return [_DISARM_LEG, do.Fail(legs, error), self._release(completed=False), _ARM_TTL]
+        return [*out, self._release(completed=False), _ARM_TTL]
 
     def _run_again_in_time(self, *, completed: bool, runs_on: bool) -> Commands:
         """Run again now, or, if the client has questions, once it has answered them."""

@@ -215,6 +215,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
             return True
     kinds = {fault.kind for fault in outcome.plan.faults}
     script = record.call.script
+    if reason == "call_lost" and _may_belong_to_another_call(outcome):
+        return True
     if "hangs" in script or "refuses" in script:
         return True
     return bool(kinds & _CAUSES.get(reason, frozenset())) or record.outcome in ("result", "abandoned")

@@ -132,12 +132,12 @@ def _call(random: Random, number: int, replicas: int, habits: list[str], tools: 
             script[word] = True
     if random.random() < 0.15:
         script["at once"] = True
-    if random.random() < 0.06:
-        script["hangs"] = random.choice((20.0, 70.0))
-    if random.random() < 0.08:
-        script["refuses"] = random.choice(("503", "cut"))
     if random.random() < 0.15:
         script["patience"] = random.choice((0.3, 2.0, 6.0))
+    if random.random() < 0.06:
+        script["hangs"] = 20.0 if "patience" in script else random.choice((20.0, 70.0))
+    if random.random() < 0.08:
+        script["refuses"] = random.choice(("503", "cut"))
     path = "/modern" if random.random() < 0.15 else "/mcp"
     is_legacy = random.random() < (0.7 if path == "/modern" else 0.1)
     if is_legacy or path == "/modern":
