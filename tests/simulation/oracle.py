@@ -191,7 +191,7 @@ _CAUSES: Final = {
     "owner_lost": _DEATHS,
     "call_lost": frozenset({"server", *_CUTS, "part", "slow", *_DEATHS}),
     "session_lost": frozenset({"server", *_DEATHS}),
-    "upstream_unreachable": frozenset({"server", "part", "slow"}),
+    "upstream_unreachable": frozenset({"server", "part", "slow", "stop"}),
     "stopping": _DEATHS,
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": _SILENCES,
@@ -215,6 +215,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
             return True
     kinds = {fault.kind for fault in outcome.plan.faults}
     script = record.call.script
+    if reason == "busy" and "sessions" in outcome.plan.config.get("route", {}):
+        return True  # another call of its caller has their one session
     if reason == "call_lost" and _may_belong_to_another_call(outcome):
         return True
     if "hangs" in script or "refuses" in script:
