@@ -90,7 +90,7 @@ class Driver(ExchangeRunner):
             self._lot.remove(self)
             self._weight.release()
             raise
-        if self._exchange.state is RESTORED and self._takeover.left is not None:
+        if self._exchange.state is RESTORED and not is_proven:
             # The client was only asked again, and its state leads to the owner: two replicas must not wait for it.
             self._feed(on.LetGo(cancel=False))
 

@@ -23,9 +23,9 @@ def input_required(
 ) -> bytes:
     """The InputRequiredResult of a round; one without questions only hands the state to the client.
 
-    `upstream` is where another replica would find the call. `left` is the state of a round that is only asked again,
-    of a call that its owner may still hold: the new state leads to that owner, as long as the owner waits. Raises
-    CallLost if the state is too large and the gateway keeps nothing of the call.
+    `upstream` is where another replica would find the call. `left` is the state of a call that another process left,
+    and that is not picked up yet: the new state leads to that process, too. Raises CallLost if the state is too large
+    and the gateway keeps nothing of the call.
     """
     asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
     envelope = _envelope(context, exchange_id, ask, upstream)

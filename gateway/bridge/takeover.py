@@ -58,8 +58,16 @@ class Takeover:
 
     @property
     def left(self) -> Envelope | None:
-        """The state of a call that its owner may still hold: its client gets no other one before it is picked up."""
-        return None if self.owner_is_dead else self._envelope
+        """What the state says of the owner as long as the call is not picked up; None if this process let go of it.
+
+        A state that named this replica would be refused once the call was given back. The owner may still hold the
+        call, unless it is dead, and does so no longer than the state said.
+        """
+        if self.cold is not None:
+            return None
+        if not self.owner_is_dead:
+            return self._envelope
+        return replace(self._envelope, expires=world.wall() + wait_seconds(self._context.live.config))
 
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.

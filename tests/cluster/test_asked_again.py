@@ -141,12 +141,15 @@ async def test_a_cold_call_that_finds_no_session_is_kept_as_long_as_its_newest_s
     assert json.loads((await one.client().answer(again)).text) == [ACCEPT]
 
 
+@pytest.mark.parametrize("is_asked_again", [False, True])
 async def test_a_dead_owners_call_for_which_no_session_is_free_can_be_continued_later(
-    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
+    upstream: FakeUpstream, store: FakeStore, cluster: Cluster, *, is_asked_again: bool
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
     asked = await one.client().call()
     await cluster.crash(one)
+    if is_asked_again:
+        asked = await ask_again(two, asked)
     store.hold.clear()
     working = later(two.client().answer(await two.client().call()))
     await upstream.saw("answer")
