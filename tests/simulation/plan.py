@@ -25,12 +25,12 @@ class Call:
     """How long its user thinks about each round."""
     habit: str = "plain"
     """See `client.HABITS`."""
+    replicas: tuple[int, ...] = (1,)
+    """Which replica gets each of its requests in turn."""
     path: str = "/mcp"
     """`/mcp` leads to the legacy server, `/modern` to a modern one."""
     is_legacy: bool = False
     """Whether its client is a legacy one."""
-    replicas: tuple[int, ...] = (1,)
-    """Which replica gets each of its requests in turn."""
 
 
 @dataclass(frozen=True)
