@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         "_socket",
         "_transport",
         "_unsent",
+        "expires",
         "idle_since",
         "keep_alive_seconds",
         "origin",
@@ -77,6 +78,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, origin: Origin, owner: Owner, familiar: FamiliarHeads) -> None:
         """`familiar` is shared by the connections to one server."""
         self.origin = origin
+        self.expires = 0.0
+        """Until when the owner may use the connection again."""
         self.idle_since = 0.0
         """When its last reply was complete, while it carries no request."""
         self.keep_alive_seconds: int | None = None
@@ -188,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     def take_less_memory(self) -> None:
         """Drop the parser if a new one can begin behind the last chunk, and what only an idle connection needs."""
-        self.idle_since = 0.0
+        self.expires = self.idle_since = 0.0
         parser = self._parser
         if parser is not None and parser.is_between_chunks and not parser.is_complete:
             self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds

@@ -43,16 +43,20 @@ class IdleConnections:
 
     def put(self, connection: Connection) -> None:
         """Keep a connection, if its upstream will keep it too."""
-        if self._kept_seconds(connection) <= 0:
-            connection.abort()
-            return
-        connection.idle_since = world.monotonic()
+        said, seconds = connection.keep_alive_seconds, self._seconds
+        if said is not None:
+            seconds = min(seconds, said - _MARGIN_SECONDS)
+            if seconds <= 0:
+                connection.abort()
+                return
+        connection.idle_since = now = world.monotonic()
+        connection.expires = now + seconds
         connections = self._by_origin.get(connection.origin)
         if connections is None:
             connections = self._by_origin[connection.origin] = {}
         connections[connection] = None
-        if (expires := self._expires(connection)) < self._alarm.due:
-            self._alarm.set(expires)
+        if connection.expires < self._alarm.due:
+            self._alarm.set(connection.expires)
 
     def take(self, origin: Origin, *, is_repeatable: bool = False, looks: bool = True) -> Connection | None:
         """Return an open connection; close those that have ended.
@@ -64,11 +68,14 @@ class IdleConnections:
         now = world.monotonic()
         while connections:
             connection = next(reversed(connections))
-            if not is_repeatable and now - connection.idle_since >= self._safe_seconds(connection):
-                return None  # the others have been idle for longer
+            if not is_repeatable and connection.keep_alive_seconds is None:
+                seen = self._seen.get(origin)
+                safe = UNSEEN_SECONDS if seen is None else seen - min(_MARGIN_SECONDS, seen * _MARGIN_SHARE)
+                if now - connection.idle_since >= safe:
+                    return None  # the others have been idle for longer
             del connections[connection]
             is_good = connection.is_usable if looks else connection.is_open
-            if is_good and now < self._expires(connection):
+            if is_good and now < connection.expires:
                 return connection
             connection.abort()
         return None
@@ -85,32 +92,17 @@ class IdleConnections:
             return
         self.remove(connection)
         now = world.monotonic()
-        if now < self._expires(connection):  # else this process was stopped, and the end may have come long before
+        if now < connection.expires:  # else this process was stopped, and the end may have come long before
             _ = self._seen.keep(connection.origin, now - connection.idle_since)
-
-    def _kept_seconds(self, connection: Connection) -> float:
-        """For how long a connection is kept here."""
-        said = connection.keep_alive_seconds
-        return self._seconds if said is None else min(self._seconds, said - _MARGIN_SECONDS)
-
-    def _expires(self, connection: Connection) -> float:
-        return connection.idle_since + self._kept_seconds(connection)
-
-    def _safe_seconds(self, connection: Connection) -> float:
-        """For how long the upstream surely keeps a connection."""
-        if connection.keep_alive_seconds is not None:
-            return self._kept_seconds(connection)
-        seen = self._seen.get(connection.origin)
-        return UNSEEN_SECONDS if seen is None else seen - min(_MARGIN_SECONDS, seen * _MARGIN_SHARE)
 
     def _sweep(self, now: float) -> float | None:
         """Close the connections that were not used for too long."""
         for origin, connections in tuple(self._by_origin.items()):
-            for connection in [each for each in connections if self._expires(each) <= now]:
+            for connection in [each for each in connections if each.expires <= now]:
                 del connections[connection]
                 if connection.is_usable:
                     _ = self._seen.keep(origin, now - connection.idle_since)
                 connection.abort()
             if not connections:
                 del self._by_origin[origin]
-        return min((self._expires(each) for kept in self._by_origin.values() for each in kept), default=None)
+        return min((each.expires for kept in self._by_origin.values() for each in kept), default=None)
