@@ -15,6 +15,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 AddressInfo = tuple[int, int, int, str, Any]
@@ -34,10 +35,10 @@ class HasFileno(Protocol):
         """The number of the file."""
 
 
-def _poll(of: HasFileno) -> Callable[[], bool]:
+def _poll(of: HasFileno) -> Callable[[], object]:
     poll = select.poll()
     poll.register(of, select.POLLIN)
-    return lambda: bool(poll.poll(0))
+    return partial(poll.poll, 0)
 
 
 def _new_socket(to: AddressInfo) -> Socket:
@@ -65,8 +66,8 @@ class World:
     """A number from 0 to 1, to spread what would else come at once; it can be guessed."""
     new_socket: Callable[[AddressInfo], Socket] = _new_socket
     """A socket that can connect to an address. Raises OSError."""
-    poll: Callable[[HasFileno], Callable[[], bool]] = _poll
-    """A function that tells whether there is something to read in a socket now, such as its end."""
+    poll: Callable[[HasFileno], Callable[[], object]] = _poll
+    """A function whose result is true if there is something to read in a socket now, such as its end."""
 
 
 _REAL: Final = World()

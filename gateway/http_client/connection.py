@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         self._familiar = familiar
         self._transport: asyncio.Transport | None = None
         self._socket: world.HasFileno | None = None
-        self._poll: Callable[[], bool] | None = None
+        self._poll: Callable[[], object] | None = None
         """Made when the connection is used again."""
         self._parser: ReplyParser | None = None
         """None before it is needed, and while a stream that has begun has nothing to parse for long."""
