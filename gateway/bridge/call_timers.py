@@ -61,8 +61,9 @@ class Timers:
             seconds = live.config.hold.grace_seconds if seconds is None else seconds
         if seconds is None:
             return  # COLD, if calls do not go cold
-        guarded = live.process.tasks.guard(partial(self._ring, timer, owner), "timer " + timer)
-        handle = asyncio.get_running_loop().call_later(seconds, guarded)
+        loop = asyncio.get_running_loop()
+        ring = partial(self._ring, timer, owner, loop.time() + seconds)
+        handle = loop.call_later(seconds, live.process.tasks.guard(ring, "timer " + timer))
         self._handles = self._handles or {}
         self._handles[timer] = handle
 
@@ -103,10 +104,9 @@ class Timers:
         for handle in handles.values():
             handle.cancel()
 
-    def _ring(self, timer: Timer, owner: Owner) -> None:
-        late = asyncio.get_running_loop().time() - self._handles[timer].when()
+    def _ring(self, timer: Timer, owner: Owner, due: float) -> None:
         self._cancel(timer)
-        if timer is GRACE and late > _STALLED_SECONDS:
+        if timer is GRACE and asyncio.get_running_loop().time() - due > _STALLED_SECONDS:
             # The process was stopped. Its client may have come back in time, and waits to be read.
             self.arm(timer, owner, _STALLED_SECONDS)
         else:

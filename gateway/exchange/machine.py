@@ -477,6 +477,7 @@ class Exchange:
         if not self._policy.holds:
             return [*out, *self._part(None)]
         self._digests.pop(self.round, None)
+        self._ledger.cancel_run()
         self.state = BROKEN
         return [*out, self._release(completed=False), _ARM_TTL]
 

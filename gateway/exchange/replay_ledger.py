@@ -163,6 +163,11 @@ class ReplayLedger:
         self._earlier = earlier
         self._runs += 1
 
+    def cancel_run(self) -> None:
+        """The run that was started could not begin: its answers are on record as before."""
+        if self.record is not None:
+            self.record, self._earlier = (*self.record, *self._earlier), ()
+
     def start_call(self) -> None:
         """Another call of the exchange follows, which has nothing to do with the answers so far."""
         self.record, self._earlier = (), ()

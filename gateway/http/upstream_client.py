@@ -121,7 +121,7 @@ class Client:
             headers,
             body,
             is_lenient=is_lenient,
-            is_repeatable=is_repeatable or is_idempotent,
+            is_repeatable=is_idempotent,
         )
         reply = AwaitedReply(begin)
         try:
@@ -188,14 +188,13 @@ class Client:
                 _prepared[shared] = found
         return found
 
-    def begin_prepared(  # noqa: PLR0913  (what one request consists of)
+    def begin_prepared(
         self,
         prepared: "Prepared",
         line: bytes,
         body: bytes,
         listener: ReplyListener,
         *,
-        is_repeatable: bool = False,
         is_fresh: bool = False,
     ) -> PendingRequest:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
@@ -206,7 +205,6 @@ class Client:
             body,
             listener,
             connect_seconds=self.timeouts.connect_seconds,
-            is_repeatable=is_repeatable,
             is_fresh=is_fresh,
         )
 

@@ -184,15 +184,12 @@ class StreamableChannel(ResumableChannel):
         headers: Headers,
         listener: ReplyListener,
         *,
-        is_repeatable: bool = False,
         is_fresh: bool = False,
     ) -> PendingRequest:
         """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
         client = self._client
         prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
-        return client.begin_prepared(
-            prepared, self._session_line, message, listener, is_repeatable=is_repeatable, is_fresh=is_fresh
-        )
+        return client.begin_prepared(prepared, self._session_line, message, listener, is_fresh=is_fresh)
 
     def accepted(self, headers: Headers) -> None:
         """The server has accepted a request that was sent by callback."""
@@ -249,7 +246,7 @@ class StreamableChannel(ResumableChannel):
         def finish(reply: AwaitedReply) -> None:
             unusual(self._send(Exchange(reply.begun, self._endpoint.where), headers, deadline))
 
-        begin = partial(self.post, message, headers, is_repeatable=True)
+        begin = partial(self.post, message, headers)
         _ = Acceptance(begin, partial(begin, is_fresh=True), note, finish, seconds, self.drain_seconds)
         return True
 
