@@ -586,8 +586,12 @@ class Exchange:
         return [*out, _DISARM_LEG, *self._part(reason)]
 
     def _grace(self, _: on.GracePassed) -> Commands:
-        """Keep the end for a while: without it, the state of a dead replica's call would have it resumed once more."""
-        return [*self._give_up("the client closed its request"), _ARM_LINGER]
+        """Keep the end for a while: without it, the state of a dead replica's call would have it resumed once more.
+
+        A call that no replica holds may have gone on at another one.
+        """
+        ending = self._give_up("the client closed its request")
+        return [*ending, _ARM_LINGER] if self._policy.holds else ending
 
     def _expire(self, _: on.Expired) -> Commands:
         return self._give_up("the client did not answer in time")

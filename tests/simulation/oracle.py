@@ -26,10 +26,13 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     lost = _lost_a_replica(outcome)
     # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
     silent = bool({fault.kind for fault in outcome.plan.faults} & _SILENCES)
+    is_shared = _may_belong_to_another_call(outcome)
     for each in outcome.left:
         if each.startswith("server ") and any(map(_was_passed, outcome.records)):
             continue
-        if not (lost and each.startswith("server ")) and not (silent and each.startswith("server sessions")):
+        if not (lost and each.startswith("server ")) and not (
+            (silent or is_shared) and each.startswith("server sessions")
+        ):
             yield f"left: {each}"
     if not _lost_a_replica(outcome):  # what it had begun is known to nobody
         yield from (f"server: {each}" for each in outcome.ledger.strange)
