@@ -147,8 +147,8 @@ def python_calls(processes: list[Process], operation: Operation, counts: Path) -
         process.popen.send_signal(signal.SIGUSR2)
         written = counts.with_name(f"{counts.name}.{process.popen.pid}")
         deadline = time.monotonic() + DUMP_SECONDS
-        while not written.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        while not (written.exists() and written.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)  # it exists before it has its number
         counted += int(written.read_text())
     return counted / OPERATIONS
 
