@@ -80,8 +80,10 @@ async def test_a_call_survives_its_connection(name: str, monkeypatch: pytest.Mon
     opened: list[AwaitedReply] = []
     original = Client.send
 
-    async def noted(client: Client, method: str, url: URL, headers: Headers, body: bytes) -> AwaitedReply:
-        reply = await original(client, method, url, headers, body)
+    async def noted(
+        client: Client, method: str, url: URL, headers: Headers, body: bytes, *, is_repeatable: bool = False
+    ) -> AwaitedReply:
+        reply = await original(client, method, url, headers, body, is_repeatable=is_repeatable)
         if b"tools/call" in body or mcp.LAST_EVENT_ID in headers:
             opened.append(reply)
         return reply
