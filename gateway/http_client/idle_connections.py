@@ -27,19 +27,31 @@ _SWEEP_SECONDS: Final = 0.5
 """A connection is closed so much later at most; until then it is not used."""
 
 
+class _Kept:
+    """The idle connections to one origin."""
+
+    __slots__ = ("connections", "sure_seconds")
+
+    def __init__(self, sure_seconds: float) -> None:
+        self.connections: dict[Connection, None] = {}
+        """The one that was used last at the end."""
+        self.sure_seconds = sure_seconds
+        """How long the upstream surely keeps them, unless it says so."""
+
+
 class IdleConnections:
     """Hands out the connection that was used last, so that the others can end."""
 
     def __init__(self, tasks: Tasks, seconds: float = KEEP_ALIVE_SECONDS) -> None:
         self._seconds = seconds
-        self._by_origin: dict[Origin, dict[Connection, None]] = {}
-        """The connections of each origin, the one that was used last at the end."""
-        self._seen: Newest[Origin, float] = Newest(_ORIGINS)
-        """For how long an origin has kept a connection that it closed, or that was closed here."""
+        self._by_origin: dict[Origin, _Kept] = {}
+        self._sure_seconds: Newest[Origin, float] = Newest(_ORIGINS)
+        """What was learnt from connections that an origin has kept until it closed them, or until they were closed
+        here."""
         self._alarm = Alarm(self._sweep, min(_SWEEP_SECONDS, seconds), tasks, "idle upstream connections")
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_origin.values()))
+        return sum(len(kept.connections) for kept in self._by_origin.values())
 
     def put(self, connection: Connection) -> None:
         """Keep a connection, if its upstream will keep it too."""
@@ -50,13 +62,14 @@ class IdleConnections:
                 connection.abort()
                 return
         connection.idle_since = now = world.monotonic()
-        connection.expires = now + seconds
-        connections = self._by_origin.get(connection.origin)
-        if connections is None:
-            connections = self._by_origin[connection.origin] = {}
-        connections[connection] = None
-        if connection.expires < self._alarm.due:
-            self._alarm.set(connection.expires)
+        connection.expires = expires = now + seconds
+        origin = connection.origin
+        kept = self._by_origin.get(origin)
+        if kept is None:
+            kept = self._by_origin[origin] = _Kept(self._sure_seconds.get(origin, UNSEEN_SECONDS))
+        kept.connections[connection] = None
+        if expires < self._alarm.due:
+            self._alarm.set(expires)
 
     def take(self, origin: Origin, *, is_repeatable: bool = False, looks: bool = True) -> Connection | None:
         """Return an open connection; close those that have ended.
@@ -64,16 +77,16 @@ class IdleConnections:
         `is_repeatable`: the upstream need not surely keep it, because the request can be sent again. `looks`: look
         into the socket for its end, or for other unread bytes: the event loop knows of them later.
         """
-        connections = self._by_origin.get(origin)
-        now = world.monotonic()
+        kept = self._by_origin.get(origin)
+        if kept is None:
+            return None
+        connections, now = kept.connections, world.monotonic()
         while connections:
-            connection = next(reversed(connections))
-            if not is_repeatable and connection.keep_alive_seconds is None:
-                seen = self._seen.get(origin)
-                safe = UNSEEN_SECONDS if seen is None else seen - min(_MARGIN_SECONDS, seen * _MARGIN_SHARE)
-                if now - connection.idle_since >= safe:
-                    return None  # the others have been idle for longer
-            del connections[connection]
+            connection, _ = connections.popitem()
+            is_sure = now - connection.idle_since < kept.sure_seconds or connection.keep_alive_seconds is not None
+            if not (is_sure or is_repeatable):
+                connections[connection] = None
+                return None  # the others have been idle for longer
             is_good = connection.is_usable if looks else connection.is_open
             if is_good and now < connection.expires:
                 return connection
@@ -82,27 +95,34 @@ class IdleConnections:
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection, if it is kept."""
-        connections = self._by_origin.get(connection.origin)
-        if connections is not None:
-            connections.pop(connection, None)
+        kept = self._by_origin.get(connection.origin)
+        if kept is not None:
+            kept.connections.pop(connection, None)
 
     def ended(self, connection: Connection) -> None:
         """The upstream has closed a connection; if it is kept, that shows for how long the upstream keeps them."""
-        if connection not in self._by_origin.get(connection.origin, ()):
+        kept = self._by_origin.get(connection.origin)
+        if kept is None or connection not in kept.connections:
             return
-        self.remove(connection)
+        del kept.connections[connection]
         now = world.monotonic()
         if now < connection.expires:  # else this process was stopped, and the end may have come long before
-            _ = self._seen.keep(connection.origin, now - connection.idle_since)
+            self._learn(kept, connection, now)
 
     def _sweep(self, now: float) -> float | None:
         """Close the connections that were not used for too long."""
-        for origin, connections in tuple(self._by_origin.items()):
-            for connection in [each for each in connections if each.expires <= now]:
-                del connections[connection]
+        for origin, kept in tuple(self._by_origin.items()):
+            for connection in [each for each in kept.connections if each.expires <= now]:
+                del kept.connections[connection]
                 if connection.is_usable:
-                    _ = self._seen.keep(origin, now - connection.idle_since)
+                    self._learn(kept, connection, now)
                 connection.abort()
-            if not connections:
+            if not kept.connections:
                 del self._by_origin[origin]
-        return min((each.expires for kept in self._by_origin.values() for each in kept), default=None)
+        return min((each.expires for kept in self._by_origin.values() for each in kept.connections), default=None)
+
+    def _learn(self, kept: _Kept, connection: Connection, now: float) -> None:
+        """An origin has kept a connection until now."""
+        seconds = now - connection.idle_since
+        kept.sure_seconds = seconds - min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)
+        _ = self._sure_seconds.keep(connection.origin, kept.sure_seconds)

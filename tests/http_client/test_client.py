@@ -91,7 +91,7 @@ async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_
         sender = Sender(client, server.url)
         await sender.send()
         await eventually(lambda: not client.idle_connections)
-        (seen,) = client._idle._seen.values()
+        (seen,) = client._idle._sure_seconds.values()
         assert 0.03 < seen < 1
 
 
@@ -101,7 +101,7 @@ async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstr
         await heard.over()
         pending.distrust()
         await eventually(lambda: not client.open_connections)
-        assert not client._idle._seen
+        assert not client._idle._sure_seconds
 
 
 # -- no connection ----------------------------------------------------------------------------------------------------

@@ -581,11 +581,14 @@ async def test_a_client_that_retries_learns_that_its_parked_call_broke(
 
     upstream.tool(tool)
     asked = await client.call()
+    await eventually(lambda: stand.held == 1)
     cut.set()
     await eventually(lambda: stand.held == 0)
+    await upstream.saw(mcp.CANCELLED)
     assert (await client.answer(asked)).outcome == (200, -32603, "call_lost")
-    assert "answer" not in upstream.words
     assert (await client.answer(asked)).outcome == (200, -32603, "call_lost"), "a repeat hears the same"
+    (withdrawal,) = upstream.of("answer")
+    assert withdrawal.body["result"] == {"action": "cancel"}, "what the client says comes too late"
 
 
 @pytest.mark.parametrize("how", ["reset", "hang", "500", "404"])
