@@ -186,7 +186,7 @@ class Exchange:
     @property
     def record(self) -> tuple[Recorded, ...] | None:
         """The answers that went upstream so far, in their order; None if the call cannot be run again."""
-        return () if self._answers is None else self._answers.record
+        return () if self._answers is None else self._answers.on_record
 
     @property
     def _ledger(self) -> ReplayLedger:
@@ -462,7 +462,7 @@ class Exchange:
         return self._end(do.Fail((), lost), completed=True)
 
     def _break(self, event: on.Broke) -> Commands:
-        if event.not_begun and self.legs and self.round and self.record is not None:
+        if event.not_begun and self.round and self.record is not None:
             return self._begin_later(event.error)
         if not event.replayable or not self._ledger.can_run_again:
             self._forget_withdrawn()  # the call cannot be run again, so late answers are useless
@@ -472,8 +472,10 @@ class Exchange:
 
     def _begin_later(self, error: GatewayError) -> Commands:
         """A further run could not begin: the client keeps its state, and may come again with the same answers."""
-        legs, self.legs = self.legs, ()
-        out: Commands = [_DISARM_LEG, do.Fail(legs, error)]
+        out: Commands = [_DISARM_GRACE if self.state is DETACHED else _DISARM_LEG]
+        if self.legs:
+            out.append(do.Fail(self.legs, error))
+            self.legs = ()
         if not self._policy.holds:
             return [*out, *self._part(None)]
         self._digests.pop(self.round, None)

@@ -59,6 +59,11 @@ class ReplayLedger:
         """Keys on record whose answers the current run does not get, because it withdrew their questions."""
 
     @property
+    def on_record(self) -> tuple[Recorded, ...] | None:
+        """The answers that another run would get: those of the current run, and those that it has still to get."""
+        return (*self.record, *self._earlier) if self._earlier and self.record is not None else self.record
+
+    @property
     def can_run_again(self) -> bool:
         """Whether every answer is on record and the call has runs left."""
         return self.record is not None and self._runs < MAX_RUNS
@@ -95,7 +100,7 @@ class ReplayLedger:
         if self.record is None:
             return
         self.record = (*self.record, *answers)
-        if sum([len(recorded.answer) for recorded in self.record]) > MAX_RECORD_BYTES:
+        if sum([len(recorded.answer) for recorded in self.on_record or ()]) > MAX_RECORD_BYTES:
             self.record = None
 
     def next_answer(self, question: Question) -> Raw | None:
@@ -158,15 +163,14 @@ class ReplayLedger:
 
     def start_run(self) -> None:
         """The call is sent again: the answers on record are those of the earlier run now."""
-        earlier = self.record or ()
+        earlier = self.on_record or ()
         self.start_call()
         self._earlier = earlier
         self._runs += 1
 
     def cancel_run(self) -> None:
         """The run that was started could not begin: its answers are on record as before."""
-        if self.record is not None:
-            self.record, self._earlier = (*self.record, *self._earlier), ()
+        self.record, self._earlier = self.on_record, ()
 
     def start_call(self) -> None:
         """Another call of the exchange follows, which has nothing to do with the answers so far."""

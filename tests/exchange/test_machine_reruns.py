@@ -188,7 +188,7 @@ def test_a_lost_call_is_run_again_and_the_client_does_not_notice() -> None:
     play = rerun(talked((1,), (2, 3)) >> BROKE)
     assert play.state is State.RUNNING
     assert play.exchange.calling
-    assert on_record(play) == []
+    assert on_record(play) == [entry(1, 1), entry(2, 2), entry(3, 2)]
     play = play >> question(1, "a") << send((key(1), "a", reply(1)))
     play = play >> question(2, "b") << send((key(2), "b", reply(2)))
     play = play >> question(3, "c") << send((key(3), "c", reply(3)))
@@ -275,10 +275,17 @@ def test_answers_used_again_are_on_record_for_a_third_run() -> None:
     assert on_record(play) == [entry(1, 1), entry(2, 2), entry(3, 3)]
 
 
-def test_answers_that_the_second_run_did_not_come_to_are_not_there_for_the_third() -> None:
+def test_answers_that_the_second_run_did_not_come_to_are_there_for_the_third() -> None:
     play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << ANY
     play = rerun(play >> BROKE) >> question(1, "b") << send((key(1), "b", reply(1)))
-    assert play >> question(2, "c") << do.Arm(Timer.QUIET)
+    assert play >> question(2, "c") << send((key(2), "c", reply(2)))
+
+
+def test_answers_that_the_second_run_did_not_come_to_are_in_the_state() -> None:
+    play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << ANY
+    assert on_record(play) == [entry(1, 1), entry(2, 2)]
+    play = play >> question(3, "b") << do.Arm(Timer.QUIET)
+    assert on_record(play) == [entry(1, 1)], "the runs have parted"
 
 
 def test_answers_given_in_advance_are_used_by_the_next_run_too() -> None:
@@ -388,7 +395,7 @@ def test_answers_for_a_lost_session_while_the_next_question_is_with_the_client()
     play = undelivered(round_of(talked((1,)), SECOND, 2, (2,)), 1, replayable=True) << do.ReleaseSession(clean=False)
     assert play.state is State.BROKEN
     play = play >> answered(THIRD, 2, **{key(2): reply(2)}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    assert on_record(rerun(play)) == []
+    assert on_record(rerun(play)) == [entry(1, 1), entry(2, 2)]
     play = play >> question(1, "a") << send((key(1), "a", reply(1)))
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
@@ -422,7 +429,7 @@ def test_refused_credentials_in_a_second_run_put_the_replayed_question_to_the_cl
     left = replace(opened(1), upstream_id=raw("a"), digest=None)
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << do.DisarmLeg()
     play = play << do.Fail((THIRD,), UNAUTHORISED) << do.Arm(Timer.TTL)
-    assert on_record(play) == []
+    assert on_record(play) == [entry(2, 2)]
     play = play >> answered(THIRD, 2, **{key(2): reply(2)}) << ask(THIRD, 2, key(1)) << do.Arm(Timer.TTL)
     play = play >> answered(FOURTH, 2, **{key(1): HUGE}) << ANY << ANY << send((key(1), "a", HUGE))
     # The record is too large from here on, and what follows does not bring a part of it back.
@@ -541,7 +548,7 @@ def test_a_broken_exchange_is_not_broken_again_after_as_many_runs_as_it_has() ->
     play = resumed(FIRST, SECOND)
     for _ in range(MAX_RUNS):
         play = rerun(play >> BROKE)
-    play = play >> asked(9) << ANY >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> question(9) << ANY >> on.QuietPassed() << ANY << ANY << ANY
     play = play >> BROKE << do.DisarmLeg() << do.ReleaseSession(clean=False)
     assert play.state is State.FINISHED
 
@@ -782,7 +789,7 @@ def test_a_late_answer_after_the_last_run_is_ignored() -> None:
     play = resumed(FIRST, SECOND)
     for _ in range(MAX_RUNS):
         play = rerun(play >> BROKE)
-    play = play >> asked(9) << ANY >> on.QuietPassed() << ANY << ANY << ANY >> on.Withdrawn(raw(9), replayable=True)
+    play = play >> question(9) << ANY >> on.QuietPassed() << ANY << ANY << ANY >> on.Withdrawn(raw(9), replayable=True)
     play = play >> answered(THIRD, 2, **{key(1): ACCEPT}) << ANY << ANY
     assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << ANY << ANY
 
@@ -791,7 +798,7 @@ def test_a_late_answer_after_the_failure_of_the_last_run_is_ignored_too() -> Non
     play = resumed(FIRST, SECOND)
     for _ in range(MAX_RUNS):
         play = rerun(play >> BROKE)
-    play = play >> asked(9) << ANY >> on.QuietPassed() << ANY << ANY << ANY >> on.Withdrawn(raw(9), replayable=True)
+    play = play >> question(9) << ANY >> on.QuietPassed() << ANY << ANY << ANY >> on.Withdrawn(raw(9), replayable=True)
     play = play >> on.Resulted(LATE_FAILURE) << ANY << ANY
     assert play >> answered(THIRD, 2, **{key(1): ACCEPT}) << ANY << ANY << do.Reply((THIRD,), LATE_FAILURE) << ANY
 
@@ -1380,3 +1387,20 @@ def test_a_run_that_could_not_begin_is_begun_by_the_same_retry() -> None:
     assert on_record(play) == [entry(1, 1)]
     play = play >> answered(THIRD, 1, **{key(1): reply(1)}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
     assert rerun(play) >> question(1, "a") << send((key(1), "a", reply(1)))
+
+
+def test_a_run_that_could_not_begin_while_no_client_waited_is_begun_by_its_next_retry() -> None:
+    play = waiting(FIRST) >> on.LegLimitPassed() << ANY << ANY << ANY
+    play = play >> on.Broke(LOST, not_begun=True) << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    play = play << do.Arm(Timer.TTL)
+    assert play.state is State.BROKEN
+    assert rerun(play >> answered(SECOND, 1) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG))
+
+
+def test_a_run_that_could_not_begin_after_its_client_had_left_is_begun_by_its_next_retry() -> None:
+    play = talked((1,)) >> on.Broke(LOST, replayable=True) << ANY << ANY << do.RunAgain()
+    play = play >> on.Left(SECOND) << do.DisarmLeg() << do.Arm(Timer.GRACE)
+    play = play >> on.Broke(LOST, not_begun=True) << do.Disarm(Timer.GRACE) << do.ReleaseSession(clean=False)
+    play = play << do.Arm(Timer.TTL)
+    assert play.state is State.BROKEN
+    assert rerun(play >> answered(THIRD, 1, **{key(1): reply(1)}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG))

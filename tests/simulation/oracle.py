@@ -218,7 +218,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
             return True
     kinds = {fault.kind for fault in outcome.plan.faults}
     script = record.call.script
-    if reason == "busy" and "sessions" in outcome.plan.config.get("route", {}):
+    if reason in ("busy", "gave up") and "sessions" in outcome.plan.config.get("route", {}):
         return True  # another call of its caller has their one session
     if reason == "call_lost" and _may_belong_to_another_call(outcome):
         return True
