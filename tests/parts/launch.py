@@ -161,8 +161,8 @@ class OldServer:
         path = self.directory / "ledger"
         if not path.exists():
             return []
-        # Not splitlines: JavaScript leaves U+2028 in strings as it is.
-        entries = [json.loads(line) for line in path.read_text().split("\n") if line]
+        # Not splitlines: JavaScript leaves U+2028 in strings as it is. What has no end yet is being written.
+        entries = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
         return [e for e in entries if event in (None, e["event"]) and tool in (None, e["tool"])]
 
     async def wait_for(
