@@ -110,7 +110,7 @@ async def progress(client: Any) -> list[Any]:
 def runs(event: str) -> int:
     if flags.ledger is None or not flags.ledger.exists():
         return 0
-    lines = [json.loads(line) for line in flags.ledger.read_text().split("\n") if line]
+    lines = [json.loads(line) for line in flags.ledger.read_text().split("\n")[:-1]]
     return sum((line["event"], line["tool"]) == (event, "hang") for line in lines)
 
 
