@@ -1,6 +1,5 @@
 """What goes wrong in a history: each kind begins, and ends after its time."""
 
-import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -39,18 +38,13 @@ def _term(history: "History", fault: Fault) -> None:
     if process.has_ended:
         return
     process.when_ended.append(lambda: history.later(fault.seconds, history.start_gateway, fault.target))
-    process.signal(signal.SIGTERM)
+    history.terminate(process)
 
 
 def _term_twice(history: "History", fault: Fault) -> None:
     process = history.gateway(fault.target)
     _term(history, fault)
-
-    def again() -> None:
-        history.deaths.append((history.now, process.name))
-        process.signal(signal.SIGTERM)
-
-    history.later(fault.seconds / 2, again)
+    history.later(fault.seconds / 2, history.terminate, process)
 
 
 def _stop(history: "History", fault: Fault) -> None:

@@ -88,6 +88,7 @@ class History:
         self._servers: list[LegacyServer] = []
         self._is_over = False
         self.deaths: list[tuple[float, str]] = []
+        self._terminated: dict[Process, None] = {}
 
     # -- for the faults -----------------------------------------------------------------------------------------
 
@@ -140,6 +141,13 @@ class History:
         process = self.simulation.process(name, self.host(number))
         process.when_ended.append(lambda: self.deaths.append((self.now, name)))
         process.start(serve(_config(self.plan, number), is_whole_process=False))
+
+    def terminate(self, process: Process) -> None:
+        """Send SIGTERM to a gateway; the second one has it let go of its calls at once."""
+        if process in self._terminated:
+            self.deaths.append((self.now, process.name))
+        self._terminated[process] = None
+        process.signal(signal.SIGTERM)
 
     def start_server(self) -> None:
         before = self.simulation.processes.get("server")
