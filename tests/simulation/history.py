@@ -1,6 +1,7 @@
 """Runs one history: a cluster of gateways, a server, clients, and what goes wrong."""
 
 import gc
+import importlib
 import io
 import json
 import signal
@@ -8,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from random import Random
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from gateway.config import Config, parse
+from gateway.config import Config
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
 from tests.simulation import faults
@@ -30,6 +31,9 @@ from tests.simulation.server import Ledger, LegacyServer, Store
 from tests.simulation.world import Simulation
 
 KEY: Final = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+# As in `tests/conftest.py`: it never changes.
+load: Any = importlib.import_module("gateway.config.load")  # the package has a function of that name
+load.config_shape = cache(load.config_shape)
 _SERVER: Final = ("10.0.1.1", 9000)
 _MODERN_SERVER: Final = ("10.0.1.2", 9001)
 _CLIENTS: Final = "10.0.9.1"
@@ -37,7 +41,7 @@ _WARM_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 30.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Line:
     """One line of a log."""
 
@@ -333,7 +337,7 @@ def _differences(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
 
 
 def _config(plan: Plan, number: int) -> Config:
-    """The configuration of a replica. Reading one takes longer than anything else at its start."""
+    """The configuration of a replica. Reading one takes longer than anything else at its start, most of it YAML."""
     common = _read(_text(plan))
     if number == 1:
         return common
@@ -344,7 +348,8 @@ def _config(plan: Plan, number: int) -> Config:
 
 @lru_cache(maxsize=512)
 def _read(text: str) -> Config:
-    return parse(text, "simulated", {})
+    config: Config = load._finish(json.loads(text), [], "simulated", {})
+    return config
 
 
 def _text(plan: Plan) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import sys
 import weakref
 from asyncio import events
+from asyncio.events import _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 from typing import Any, Final
+
+from msgspec import Struct
 
 _MAX_TURNS: Final = 100_000
 """Turns without any time passing: by then something spins."""
@@ -34,8 +37,11 @@ class Kernel:
         self.random = random
         self._due: list[tuple[float, int, Loop | None, Any]] = []
         self._numbers = count()
-        self._runnable: list[Loop] = []
+        self.runnable: list[Loop] = []
+        """The processes that have something to run."""
         self.turns = 0
+        self.last_turn = 0
+        """By this turn some time must have passed."""
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Have the world itself do something: no process is running then."""
@@ -49,28 +55,23 @@ class Kernel:
         """Make a timer of a process ready when it is due."""
         heappush(self._due, (handle.due, next(self._numbers), loop, handle))
 
-    def wake(self, loop: "Loop") -> None:
-        """A process has something to run."""
-        self._runnable.append(loop)
-
     def run(self, until: float) -> None:
         """Let time pass up to a moment."""
-        spent = 0
-        runnable, due, random = self._runnable, self._due, self.random
+        runnable, due, below = self.runnable, self._due, self.random._randbelow  # type: ignore[attr-defined]
+        self.last_turn = self.turns + _MAX_TURNS
         while True:
             if runnable:
-                spent += 1
-                if spent > _MAX_TURNS:
+                if self.turns >= self.last_turn:
                     names = sorted({loop.process.name for loop in runnable})
                     raise Spinning(f"at {self.now:.6f} s: {names}")
                 self.turns += 1
                 count = len(runnable)
-                runnable.pop(random.randrange(count) if count > 1 else 0).run_once()
+                (runnable.pop(below(count)) if count > 1 else runnable.pop()).run_turns()
             elif not due or due[0][0] > until:
                 self.now = max(self.now, until)
                 return
             else:
-                spent = 0
+                self.last_turn = self.turns + _MAX_TURNS
                 when, _, loop, what = heappop(due)
                 if loop is None:
                     self.now = max(self.now, when)
@@ -174,22 +175,17 @@ class Process:
             self.loop.call_soon(callback, *args)
 
 
-class Handle:
+class Handle(Struct, eq=False):
     """What `call_soon` and `call_at` return: `asyncio.TimerHandle` without what only its debugger needs.
 
     A history makes thousands, which took a tenth of its time.
     """
 
-    __slots__ = ("args", "callback", "context", "due", "is_cancelled")
-
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, due: float
-    ) -> None:
-        self.callback: Callable[..., object] | None = callback
-        self.args = args
-        self.context = copy_context() if context is None else context
-        self.due = due
-        self.is_cancelled = False
+    callback: Callable[..., object] | None
+    args: tuple[Any, ...]
+    context: Context
+    due: float = 0.0
+    is_cancelled: bool = False
 
     def when(self) -> float:
         return self.due
@@ -212,6 +208,7 @@ class Loop(asyncio.AbstractEventLoop):
         self._never: deque[Handle] = deque()
         """What a dead process would have run."""
         self._is_queued = False
+        self._runnable = process.kernel.runnable
         self.handlers: dict[int, tuple[Callable[..., object], tuple[object, ...]]] = {}
         self.network: Any = None
 
@@ -224,43 +221,50 @@ class Loop(asyncio.AbstractEventLoop):
             self._ready.append(handle)
             if not self._is_queued and not process.is_frozen:
                 self._is_queued = True
-                self._kernel.wake(self)
+                self._runnable.append(self)
 
     def wake(self) -> None:
         """Ask for a turn, if there is anything to do."""
         if self._ready and not self._is_queued and not self.process.is_frozen and self.process.is_alive:
             self._is_queued = True
-            self._kernel.wake(self)
+            self._runnable.append(self)
 
-    def run_once(self) -> None:
-        """Run what is ready now; what becomes ready meanwhile comes in the next turn."""
-        self._is_queued = False
-        process = self.process
-        if process.is_frozen or not process.is_alive:
-            return
-        ready = self._ready
-        events._set_running_loop(self)
+    def run_turns(self) -> None:
+        """Run what is ready now; what becomes ready meanwhile comes in the next turn.
+
+        That one is run too, and so on, as long as no other process has something to run.
+        """
+        process, kernel, ready, runnable = self.process, self._kernel, self._ready, self._runnable
+        _set_running_loop(self)
         try:
-            for _ in range(len(ready)):
-                handle = ready.popleft()
-                callback = handle.callback
-                if callback is not None:
-                    try:
-                        handle.context.run(callback, *handle.args)
-                    except (SystemExit, KeyboardInterrupt):
-                        raise
-                    except BaseException as exc:  # noqa: BLE001 - as asyncio does
-                        self.call_exception_handler(
-                            {"message": f"Exception in callback {callback!r}", "exception": exc}
-                        )
-                if not ready:
-                    break
-                if process.is_frozen:
+            while True:
+                self._is_queued = False
+                if process.is_frozen or not process.is_alive:
                     return
+                for _ in range(len(ready)):
+                    handle = ready.popleft()
+                    callback = handle.callback
+                    if callback is not None:
+                        try:
+                            handle.context.run(callback, *handle.args)
+                        except (SystemExit, KeyboardInterrupt):
+                            raise
+                        except BaseException as exc:  # noqa: BLE001 - as asyncio does
+                            self.call_exception_handler(
+                                {"message": f"Exception in callback {callback!r}", "exception": exc}
+                            )
+                    if not ready:
+                        break
+                    if process.is_frozen:
+                        return
+                if ready:
+                    self.wake()
+                if not self._is_queued or len(runnable) > 1 or kernel.turns >= kernel.last_turn:
+                    return
+                _ = runnable.pop()
+                kernel.turns += 1
         finally:
-            events._set_running_loop(None)
-        if ready:
-            self.wake()
+            _set_running_loop(None)
 
     def drop(self) -> None:
         """Run nothing any more."""
@@ -282,8 +286,13 @@ class Loop(asyncio.AbstractEventLoop):
         return not self.process.is_alive
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, context, 0.0)
-        self.ready(handle)
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        process = self.process
+        if process.is_alive:
+            self._ready.append(handle)
+            if not self._is_queued and not process.is_frozen:
+                self._is_queued = True
+                self._runnable.append(self)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -292,7 +301,7 @@ class Loop(asyncio.AbstractEventLoop):
         return self.call_at(self._kernel.now + delay, callback, *args, context=context)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, context, when)
+        handle = Handle(callback, args, copy_context() if context is None else context, when)
         if self.process.is_alive:
             self._kernel.arm(handle, self)
         return handle

@@ -302,7 +302,8 @@ class Way:
 
     def push(self, data: bytes | None) -> None:
         """Send bytes, an end (`b""`) or a reset (None)."""
-        network, kernel = self._network, self._network.kernel
+        network = self._network
+        kernel = network.kernel
         for part in self._parts(data) if network.cut_segments else (data,):
             self._last = max(self._last, kernel.now + network.delay())
             kernel.call_at(self._last, self._arrive, part)
@@ -317,16 +318,20 @@ class Way:
     def _arrive(self, part: bytes | None) -> None:
         if self._is_dropped:
             return
-        source, target = self._sender.process.host, self.receiver.process.host
-        if self._stuck or self._network.is_blocked(source, target):
+        if self._stuck or self._is_blocked():
             self._stuck.append(part)
         else:
             self.receiver.take(part)
 
+    def _is_blocked(self) -> bool:
+        network = self._network
+        if not network.blocked and not network.dark:
+            return False
+        return network.is_blocked(self._sender.process.host, self.receiver.process.host)
+
     def send_again(self) -> None:
         """The link may be up again."""
-        source, target = self._sender.process.host, self.receiver.process.host
-        if self._stuck and not self._network.is_blocked(source, target):
+        if self._stuck and not self._is_blocked():
             stuck, self._stuck = self._stuck, deque()
             kernel = self._network.kernel
             self._last = max(self._last, kernel.now + 0.2 + kernel.random.random())
@@ -357,9 +362,8 @@ class End:
 
     def take(self, part: bytes | None) -> None:
         """A segment has arrived at this host."""
-        connection = self.connection
         if self.is_closed:
-            if part is not None and connection.network is not None:
+            if part is not None:
                 self.out.push(None)  # nobody is here any more
             return
         if part is None:
@@ -368,6 +372,7 @@ class End:
         if part == _FIN:
             self.is_ended = True
         else:
+            connection = self.connection
             for watch in connection.network.watchers:
                 watch(connection, self is connection.ends[1], part)
             self.unread.append(part)
@@ -450,13 +455,15 @@ class Transport(asyncio.Transport):
         if self._is_lost:
             return
         if not self._is_reading_paused and not self._is_closing and end.unread:
-            size = 0
-            parts = []
-            while end.unread and size < _READ_BYTES:
-                parts.append(end.unread.popleft())
-                size += len(parts[-1])
-            self._credit(size)
-            self._protocol.data_received(b"".join(parts))
+            data = end.unread.popleft()
+            if end.unread:
+                parts, size = [data], len(data)
+                while end.unread and size < _READ_BYTES:
+                    parts.append(end.unread.popleft())
+                    size += len(parts[-1])
+                data = b"".join(parts)
+            self._credit(len(data))
+            self._protocol.data_received(data)
             self.readable()
             return
         if end.is_reset:
@@ -489,6 +496,12 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         data = bytes(data)
         if not data or self._is_lost or self._ends_after_buffer:
+            return
+        way = self._end.out
+        if not self._buffer and way.count + len(data) <= _KERNEL_BYTES and not self._is_closing:
+            way.count += len(data)
+            if not self._end.is_closed:
+                way.push(data)
             return
         self._buffer.append(data)
         self._buffered += len(data)

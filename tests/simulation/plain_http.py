@@ -102,7 +102,7 @@ class ServerConnection(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        if self._now is not None or self._transport.is_closing():
+        if not self._data or self._now is not None or self._transport.is_closing():
             return
         head, found, rest = self._data.partition(b"\r\n\r\n")
         if not found:
