@@ -81,6 +81,7 @@ FAULTS: Final = (
     *("kill", "power", "term", "term twice", "stop", "stall", "part", "one way", "peers", "server", "cut"),
     *("slow", "split", "dns", "jump", "drift", "cold cut"),
 )
+_AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 
 def draw(seed: int) -> Plan:
@@ -112,6 +113,7 @@ def draw(seed: int) -> Plan:
     kinds = random.sample(FAULTS, random.randrange(1, 5))
     density = random.choice((1, 1, 2, 3))
     faults = tuple(_fault(random, kind, replicas) for kind in kinds for _ in range(random.randrange(1, density + 1)))
+    faults += _aimed(Random(f"aimed {seed}"), calls, replicas)
     return Plan(seed, replicas, server, config, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -168,3 +170,16 @@ def _fault(random: Random, kind: str, replicas: int) -> Fault:
         other=other,
         amount=random.choice((-300.0, -20.0, 20.0, 90.0, 400.0)),
     )
+
+
+def _aimed(random: Random, calls: tuple[Call, ...], replicas: int) -> tuple[Fault, ...]:
+    """Sometimes a fault of the replica that holds a call, or runs it: the others seldom meet one."""
+    asking = [call for call in calls if call.script["questions"] and call.path == "/mcp" and not call.is_legacy]
+    if not asking or random.random() < 0.4:
+        return ()
+    call = random.choice(asking)
+    target = call.replicas[0]
+    other = random.choice([number for number in range(1, replicas + 1) if number != target])
+    lasts = call.script.get("before", 0.0) + call.think + call.script.get("between", 0.0)
+    at = round(call.at + 0.1 + random.random() * lasts, 3)
+    return (Fault(random.choice(_AIMED), at, random.choice((2.0, 6.0)), target, other),)
