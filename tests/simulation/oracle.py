@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tests.simulation.client import Record, Told
-from tests.simulation.history import WARM_SECONDS, Outcome
+from tests.simulation.history import WARM_SECONDS, Line, Outcome
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.server import Run
 from tests.simulation.world import START
@@ -42,6 +42,24 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     for line in outcome.lines:
         if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
+        if line.event == "call.taken_over" and not _may_take_over(outcome, line):
+            yield f"{line.process} took a call of {line.fields['owner']} over at {line.at - START:.2f}, which lives"
+
+
+def _may_take_over(outcome: Outcome, line: Line) -> bool:
+    """Whether the owner of a call had ended, or let go of it; or was silent, not only to the one that says so."""
+    owner = line.fields["owner"]
+    if not owner or any(name == owner and when <= line.at for when, name in outcome.deaths):
+        return True
+    if line.fields["owner_is_dead"]:
+        return False
+    faults = [each for each in outcome.plan.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
+    number = int(owner.removeprefix("gw-"))
+    parted = {frozenset((each.target, each.other)) for each in faults if each.kind == "peers"}
+    return sum(number in pair for pair in parted) > 1 or any(
+        each.kind == "slow" or (each.kind in _SILENCES | _DEATHS - {"peers"} and each.target == number)
+        for each in faults
+    )
 
 
 def _of_calls(outcome: Outcome) -> Iterator[str]:
