@@ -69,6 +69,8 @@ class Record:
     """The replicas that it has sent requests to."""
     unsent: int = 0
     """Answers of a legacy client that were not accepted."""
+    unanswered: list[str] = field(default_factory=list)
+    """Requests that got no reply in two minutes: to which replica, and when that was."""
     came_back_late: bool = False
     """It left during a retry for so long that the gateway may have cancelled the call."""
     strange: list[str] = field(default_factory=list)
@@ -256,6 +258,7 @@ class Client:
                 finally:
                     reply.close()
         except TimeoutError as exc:
+            self.record.unanswered.append(f"{replica} at {self._now():.2f}")
             raise http.Broken("too slow") from exc
         if message.get("id") not in (body["id"], None):
             self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")

@@ -49,17 +49,21 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
 def _may_take_over(outcome: Outcome, line: Line) -> bool:
     """Whether the owner of a call had ended, or let go of it; or was silent, not only to the one that says so."""
     owner = line.fields["owner"]
-    if not owner or any(name == owner and when <= line.at for when, name in outcome.deaths):
+    drains = [(each.at, each.process) for each in outcome.lines if each.event == "server.draining"]
+    if not owner or any(name == owner and when <= line.at for when, name in (*outcome.deaths, *drains)):
         return True
     if line.fields["owner_is_dead"]:
         return False
     faults = [each for each in outcome.plan.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
     number = int(owner.removeprefix("gw-"))
-    parted = {frozenset((each.target, each.other)) for each in faults if each.kind == "peers"}
-    return sum(number in pair for pair in parted) > 1 or any(
-        each.kind == "slow" or (each.kind in _SILENCES | _DEATHS - {"peers"} and each.target == number)
-        for each in faults
-    )
+    failing = {each.target for each in faults if each.kind in _SILENCES | _DEATHS - {"peers", "slow"}}
+    parted = {each.target + each.other - number for each in faults if number in _ends_of(each)}
+    others = set(range(1, outcome.plan.replicas + 1)) - {number, int(line.process.removeprefix("gw-"))}
+    return number in failing or any(each.kind == "slow" for each in faults) or others <= failing | parted
+
+
+def _ends_of(fault: Fault) -> tuple[int, ...]:
+    return (fault.target, fault.other) if fault.kind == "peers" else ()
 
 
 def _of_calls(outcome: Outcome) -> Iterator[str]:
@@ -81,8 +85,10 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     for run in runs:
         if record.call.is_legacy or record.call.path == "/mcp":
             yield from _of_run(record, run, given)
-        if run.ended is None and not _lost_its_replica(outcome, record) and not _was_passed(record):
+        if run.ended is None and not _may_be_uncancelled(outcome, record) and not _was_passed(record):
             yield f"run {run.number} is left running"
+    if not _met(outcome, record, _SILENCES | {"power"}):
+        yield from (f"got no reply from gw-{each}" for each in record.unanswered)
     yield from _repetitions(outcome, record, runs)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
@@ -123,13 +129,18 @@ def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
     return bool(_met(outcome, record, _DEATHS, until=math.inf))
 
 
+def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
+    """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
+    return bool(_met(outcome, record, _DEATHS | {"slow", "part"}, until=math.inf))
+
+
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
     runs = [run for run in runs if not run.was_referred]
     # Who takes a referred call over cannot know whether it was sent again.
     was_referred = record.call.script.get("urls") and _lost_its_replica(outcome, record)
     if not _may_run_again(outcome, record) and len(runs) > 1 and not was_referred:
         yield f"ran {len(runs)} times: {[(run.number, round(run.began, 2)) for run in runs]}"
-    for run in [] if _lost_its_replica(outcome, record) else runs[:-1]:
+    for run in [] if _may_be_uncancelled(outcome, record) else runs[:-1]:
         if _may_run_again(outcome, record) and run.cancelled is None and run.result is None and run.ended is None:
             yield f"was run again, and run {run.number} was not cancelled"
 
@@ -238,7 +249,7 @@ _CAUSES: Final = {
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": _SILENCES,
     "gave up": frozenset({*_SILENCES, *_DEATHS}),
-    "broken": frozenset({*_DEATHS, *_CUTS, "part", "stop", "slow"}),
+    "broken": frozenset({*_DEATHS, *_CUTS, "part", "stop", "slow"} - {"term"}),
 }
 """What can be the cause of an end that is no result, by its reason."""
 _EVERYWHERE: Final = frozenset({"server", "cut", "cold cut", "slow", "split", "dns"})
@@ -267,7 +278,15 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
-    return bool(_met(outcome, record, _CAUSES.get(reason, frozenset())))
+    causes = _CAUSES.get(reason, frozenset())
+    if reason in ("owner_lost", "call_lost") and _is_left_behind(outcome):
+        causes -= {"term"}
+    return bool(_met(outcome, record, causes))
+
+
+def _is_left_behind(outcome: Outcome) -> bool:
+    """Whether a replica that ends as it should leaves its calls to the others, which can resume their streams."""
+    return outcome.plan.server.has_events and "sessions" not in outcome.plan.config.get("route", {})
 
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:

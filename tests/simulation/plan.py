@@ -114,6 +114,7 @@ def draw(seed: int) -> Plan:
     density = random.choice((1, 1, 2, 3))
     faults = tuple(_fault(random, kind, replicas) for kind in kinds for _ in range(random.randrange(1, density + 1)))
     faults += _aimed(Random(f"aimed {seed}"), calls, replicas)
+    calls += _close(Random(f"close {seed}"), server)
     return Plan(seed, replicas, server, config, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -177,9 +178,24 @@ def _aimed(random: Random, calls: tuple[Call, ...], replicas: int) -> tuple[Faul
     asking = [call for call in calls if call.script["questions"] and call.path == "/mcp" and not call.is_legacy]
     if not asking or random.random() < 0.4:
         return ()
-    call = random.choice(asking)
+    peculiar = [call for call in asking if call.habit != "plain"]
+    call = random.choice(peculiar if peculiar and random.random() < 0.7 else asking)
     target = call.replicas[0]
-    other = random.choice([number for number in range(1, replicas + 1) if number != target])
+    others = random.sample([number for number in range(1, replicas + 1) if number != target], replicas - 1)
     lasts = call.script.get("before", 0.0) + call.think + call.script.get("between", 0.0)
     at = round(call.at + 0.1 + random.random() * lasts, 3)
-    return (Fault(random.choice(_AIMED), at, random.choice((2.0, 6.0)), target, other),)
+    kind, seconds = random.choice(_AIMED), random.choice((2.0, 6.0))
+    count = 2 if kind == "peers" else 1
+    return tuple(Fault(kind, at, seconds, target, other) for other in others[:count])
+
+
+def _close(random: Random, server: Kind) -> tuple[Call, ...]:
+    """Sometimes calls that come just when the server closes the connection of the one before."""
+    if server.idle_seconds > LOAD_SECONDS or random.random() < 0.5:
+        return ()
+    at, calls, replica = 18.0, [], random.randrange(1, 4)
+    while at < LOAD_SECONDS and len(calls) < 8:
+        tag = f"c{len(calls) + 20}"
+        calls.append(Call(tag, round(at, 3), "pay", "kim", {"questions": 0}, 0.01, replicas=(replica,)))
+        at += server.idle_seconds + random.randrange(-1, 5) / 1000
+    return tuple(calls)
