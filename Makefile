@@ -15,7 +15,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick unit test fuzz soak simulate coverage check format lint types install parts conformance bench bench-instructions image interop release clean
+.PHONY: help demo quick unit test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ soak: $(VENV)/stamp parts ## faults and hostile clients for MINUTES=30; what is 
 
 simulate: $(VENV)/stamp ## clusters in one process, on virtual time: SEED=17 tells a history, SEEDS=0:100000 runs many
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
+
+plant: $(VENV)/stamp ## plants faults in a copy of the gateway, one at a time: how soon does the simulation notice each?
+	$(BIN)/python -m tests.simulation.planted $(FAULT)
 
 coverage: $(VENV)/stamp ## the branch coverage of each synchronous file by its own test file
 	$(BIN)/python scripts/coverage_by_file

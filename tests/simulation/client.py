@@ -31,6 +31,8 @@ class Told:
     is_first: bool
     """Whether its request had no state."""
     state: str | None = None
+    carried: dict[str, str] = field(default_factory=dict)
+    """What its request answered, by the names of the questions."""
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -63,8 +65,12 @@ class Record:
     """When each of its states was new."""
     asked: list[str] = field(default_factory=list)
     sent: int = 0
+    used: set[int] = field(default_factory=set)
+    """The replicas that it has sent requests to."""
     unsent: int = 0
     """Answers of a legacy client that were not accepted."""
+    unanswered: list[str] = field(default_factory=list)
+    """Requests that got no reply in two minutes: to which replica, and when that was."""
     came_back_late: bool = False
     """It left during a retry for so long that the gateway may have cancelled the call."""
     strange: list[str] = field(default_factory=list)
@@ -170,7 +176,8 @@ class Client:
             told = await asyncio.gather(*works)
             found = [each for each in told if each is not None]
             good = [each for each in found if each.error is None]
-            return (good or found or [None])[0]
+            truest = [each for each in found if each.reason != "invalid_request_state"]
+            return (good or truest or found or [None])[0]
         if habit == "leaves":
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(self._until_told(state, answers))
@@ -241,6 +248,7 @@ class Client:
             "Authorization": f"Bearer {call.caller}",
         }
         self.record.sent += 1
+        self.record.used.add(replica)
         where = self._addresses[replica - 1]
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
@@ -250,10 +258,12 @@ class Client:
                 finally:
                     reply.close()
         except TimeoutError as exc:
+            self.record.unanswered.append(f"{replica} at {self._now():.2f}")
             raise http.Broken("too slow") from exc
         if message.get("id") not in (body["id"], None):
             self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")
-        told = Told(self._now(), replica, reply.status, message, state is None, state)
+        carried = {said.partition("=")[0]: said for said in map(_said, answers.values()) if said}
+        told = Told(self._now(), replica, reply.status, message, state is None, state, carried)
         told.message["_headers"] = reply.headers
         self.record.told.append(told)
         if (new := told.result.get("requestState")) is not None:
@@ -290,6 +300,13 @@ def _pause(told: Told) -> float | None:
     if told.reason == "owner_stalled":
         return 1.0  # the head of its reply was sent before that was known
     return None
+
+
+def _said(answer: Any) -> str:
+    """The text of an answer; empty if it declines, or is to a URL."""
+    if "role" in answer:
+        return str(answer["content"]["text"])
+    return str(answer.get("content", {}).get("name", ""))
 
 
 def name_of(question: Any) -> str:

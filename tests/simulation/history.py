@@ -37,7 +37,7 @@ load.config_shape = cache(load.config_shape)
 _SERVER: Final = ("10.0.1.1", 9000)
 _MODERN_SERVER: Final = ("10.0.1.2", 9001)
 _CLIENTS: Final = "10.0.9.1"
-_WARM_SECONDS: Final = 1.0
+WARM_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 30.0
 
 
@@ -198,7 +198,7 @@ class History:
             self._start_modern_server()
             for number in range(1, plan.replicas + 1):
                 self.start_gateway(number)
-            self.kernel.run(self.now + _WARM_SECONDS)
+            self.kernel.run(self.now + WARM_SECONDS)
             at_first = self._held()
             clients = self.simulation.process("clients", _CLIENTS)
             addresses = [(self.host(number), 8080) for number in range(1, plan.replicas + 1)]
@@ -310,7 +310,11 @@ def _gateway_of(process: Process) -> Gateway | None:
 
 
 def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
+    metrics = gateway.metrics
+    gauges = {"held": metrics._held, "cold": metrics._cold, "sessions": metrics._sessions, "legacy": metrics._relayed}
     return {
+        **{f"gauge {name}": sum(count.value for count in gauge.values()) for name, gauge in gauges.items()},
+        **{f"budget {name}": status.used for name, status in metrics.budgets().items()},
         "calls": len(gateway.lot),
         "cold": len(gateway.lot.cold),
         "running": len(gateway.downstream.running),

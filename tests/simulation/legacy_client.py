@@ -65,7 +65,9 @@ class LegacyClient(Client):
     async def _send(self, message: dict[str, Any]) -> http.Reply:
         self.record.sent += 1
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        where = self._addresses[self._replica() - 1]
+        replica = self._replica()
+        self.record.used.add(replica)
+        where = self._addresses[replica - 1]
         reply = await http.request(where, "POST", self._call.path, self._headers(), body)
         if reply.status not in (200, 202):
             reply.close()

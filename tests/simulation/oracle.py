@@ -1,16 +1,19 @@
 """Judges a history: what the clients were told must be true in the light of what the server did."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from tests.simulation.client import Record, Told
-from tests.simulation.history import Outcome
+from tests.simulation.history import WARM_SECONDS, Line, Outcome
+from tests.simulation.plan import Fault, Plan
 from tests.simulation.server import Run
 from tests.simulation.world import START
 
 BUG_LEVELS: Final = ("error", "critical", "exception")
+_LACKS_CAPABILITY: Final = -32021
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -34,11 +37,33 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
             (silent or is_shared) and each.startswith("server sessions")
         ):
             yield f"left: {each}"
-    if not _lost_a_replica(outcome):  # what it had begun is known to nobody
+    if not lost:  # what it had begun is known to nobody
         yield from (f"server: {each}" for each in outcome.ledger.strange)
     for line in outcome.lines:
         if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
+        if line.event == "call.taken_over" and not _may_take_over(outcome, line):
+            yield f"{line.process} took a call of {line.fields['owner']} over at {line.at - START:.2f}, which lives"
+
+
+def _may_take_over(outcome: Outcome, line: Line) -> bool:
+    """Whether the owner of a call had ended, or let go of it; or was silent, not only to the one that says so."""
+    owner = line.fields["owner"]
+    drains = [(each.at, each.process) for each in outcome.lines if each.event == "server.draining"]
+    if not owner or any(name == owner and when <= line.at for when, name in (*outcome.deaths, *drains)):
+        return True
+    if line.fields["owner_is_dead"]:
+        return False
+    faults = [each for each in outcome.plan.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
+    number = int(owner.removeprefix("gw-"))
+    failing = {each.target for each in faults if each.kind in _SILENCES | _DEATHS - {"peers", "slow"}}
+    parted = {each.target + each.other - number for each in faults if number in _ends_of(each)}
+    others = set(range(1, outcome.plan.replicas + 1)) - {number, int(line.process.removeprefix("gw-"))}
+    return number in failing or any(each.kind == "slow" for each in faults) or others <= failing | parted
+
+
+def _ends_of(fault: Fault) -> tuple[int, ...]:
+    return (fault.target, fault.other) if fault.kind == "peers" else ()
 
 
 def _of_calls(outcome: Outcome) -> Iterator[str]:
@@ -60,8 +85,10 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     for run in runs:
         if record.call.is_legacy or record.call.path == "/mcp":
             yield from _of_run(record, run, given)
-        if run.ended is None and not _lost_a_replica(outcome) and not _was_passed(record):
+        if run.ended is None and not _may_be_uncancelled(outcome, record) and not _was_passed(record):
             yield f"run {run.number} is left running"
+    if not _met(outcome, record, _SILENCES | {"power"}):
+        yield from (f"got no reply from gw-{each}" for each in record.unanswered)
     yield from _repetitions(outcome, record, runs)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
@@ -97,13 +124,23 @@ def _lost_a_replica(outcome: Outcome) -> bool:
     return any(fault.kind in _DEATHS for fault in outcome.plan.faults)
 
 
+def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
+    """Whether that may have happened to a call: it can be held for long after its client has gone."""
+    return bool(_met(outcome, record, _DEATHS, until=math.inf))
+
+
+def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
+    """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
+    return bool(_met(outcome, record, _DEATHS | {"slow", "part"}, until=math.inf))
+
+
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
     runs = [run for run in runs if not run.was_referred]
     # Who takes a referred call over cannot know whether it was sent again.
-    was_referred = record.call.script.get("urls") and _lost_a_replica(outcome)
+    was_referred = record.call.script.get("urls") and _lost_its_replica(outcome, record)
     if not _may_run_again(outcome, record) and len(runs) > 1 and not was_referred:
         yield f"ran {len(runs)} times: {[(run.number, round(run.began, 2)) for run in runs]}"
-    for run in [] if _lost_a_replica(outcome) else runs[:-1]:
+    for run in [] if _may_be_uncancelled(outcome, record) else runs[:-1]:
         if _may_run_again(outcome, record) and run.cancelled is None and run.result is None and run.ended is None:
             yield f"was run again, and run {run.number} was not cancelled"
 
@@ -116,6 +153,7 @@ def _of_told(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> I
     result = told.result
     if told.error is None and "content" in result:
         yield from _of_result(outcome, record, result, runs)
+        yield from _of_other_answers(outcome, record, told)
     if told.error is not None:
         yield from _of_error(outcome, record, told, runs)
 
@@ -138,6 +176,19 @@ def _of_result(outcome: Outcome, record: Record, result: dict[str, Any], runs: l
             yield f"got a result with the answer {answer}, which it did not give"
 
 
+def _of_other_answers(outcome: Outcome, record: Record, told: Told) -> Iterator[str]:
+    """A request whose answers came too late is refused, and does not get the result of the other ones.
+
+    Who takes a call over cannot know what was answered before.
+    """
+    if _met(outcome, record, _DEATHS | _SILENCES):
+        return
+    for answer in json.loads(told.result["content"][0]["text"])["answers"]:
+        name, _, _ = answer.partition("=") if isinstance(answer, str) else ("", "", "")
+        if told.carried.get(name, answer) != answer:
+            yield f"answered {told.carried[name]}, and got a result with {answer}"
+
+
 def _may_belong_to_another_call(outcome: Outcome) -> bool:
     """Whether calls share a session in which a question came that names none of them: it is refused."""
     is_shared = "sessions" in outcome.plan.config.get("route", {})
@@ -154,7 +205,8 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
         yield f"was told at {told.at - START:.2f} that its state is invalid"
     if told.reason == "owner_lost" and not _was_gone(outcome, message, told.at):
         yield f"was told at {told.at - START:.2f} that a replica is gone, which is not: {message}"
-    if "was cancelled" in message and not _is_server_at_fault(outcome) and not _lost_a_replica(outcome):
+    met = _met(outcome, record, _DEATHS | {"server", "part", "slow"}, until=told.at)
+    if "was cancelled" in message and not met:
         yield from (
             f"was told that run {run.number} was cancelled, which it was not"
             for run in before
@@ -167,13 +219,15 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
 
 def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
-    if record.call.habit == "rivals" or record.came_back_late:
+    if record.came_back_late:
         return True
+    if record.call.habit == "rivals" and told.carried and told is not record.final:
+        return True  # the other answers came first
     hold = outcome.plan.config["hold"]
     age = told.at - record.states.get(told.state or "", told.at)
-    if any(fault.kind == "slow" for fault in outcome.plan.faults):
+    if _met(outcome, record, frozenset({"slow"}), until=told.at):
         return True  # who is slow comes back after grace
-    jumps = [abs(fault.amount) for fault in outcome.plan.faults if fault.kind == "jump"]
+    jumps = [abs(fault.amount) for fault in _met(outcome, record, frozenset({"jump"}), until=told.at)]
     return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
 
 
@@ -181,10 +235,6 @@ def _was_gone(outcome: Outcome, message: str, at: float) -> bool:
     """Whether the replica that an error names had ended, or let go of its calls."""
     found = re.search(r"replica (gw-\d+)", message)
     return found is not None and any(name == found[1] and when <= at for when, name in outcome.deaths)
-
-
-def _is_server_at_fault(outcome: Outcome) -> bool:
-    return bool({fault.kind for fault in outcome.plan.faults} & {"server", "part", "slow"})
 
 
 _DEATHS: Final = frozenset({"kill", "power", "term", "term twice"})
@@ -199,29 +249,71 @@ _CAUSES: Final = {
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": _SILENCES,
     "gave up": frozenset({*_SILENCES, *_DEATHS}),
-    "broken": frozenset({*_DEATHS, *_CUTS, "part", "stop", "slow"}),
+    "broken": frozenset({*_DEATHS, *_CUTS, "part", "stop", "slow"} - {"term"}),
 }
 """What can be the cause of an end that is no result, by its reason."""
+_EVERYWHERE: Final = frozenset({"server", "cut", "cold cut", "slow", "split", "dns"})
+"""Faults that are not those of one replica."""
+_AFTER_SECONDS: Final = {"split": math.inf, "drift": math.inf}
+"""How long a fault is felt after its end, if that is not half a second."""
 
 
 def _is_explained(outcome: Outcome, record: Record) -> bool:
     """Whether something happened that can cost a client its result in this way."""
-    reason = record.outcome
-    if record.call.habit == "cannot be asked":
+    reason, script = record.outcome, record.call.script
+    if reason in ("result", "abandoned"):
         return True
     if record.call.is_legacy:  # it has one connection, and one replica
-        return bool(outcome.plan.faults) or record.outcome == "result"
+        return "refuses" in script or bool(_met(outcome, record, _DEATHS | _CUTS | _SILENCES | {"server"}))
     if reason == "error":
         assert record.final is not None
         reason = record.final.reason
+        if record.call.habit == "cannot be asked" and (record.final.error or {}).get("code") == _LACKS_CAPABILITY:
+            return True
         if reason == "invalid_request_state" and _may_be_invalid(outcome, record, record.final):
             return True
-    kinds = {fault.kind for fault in outcome.plan.faults}
-    script = record.call.script
     if reason in ("busy", "gave up") and "sessions" in outcome.plan.config.get("route", {}):
         return True  # another call of its caller has their one session
     if reason == "call_lost" and _may_belong_to_another_call(outcome):
         return True
-    if "hangs" in script or "refuses" in script:
+    if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
-    return bool(kinds & _CAUSES.get(reason, frozenset())) or record.outcome in ("result", "abandoned")
+    causes = _CAUSES.get(reason, frozenset())
+    if reason in ("owner_lost", "call_lost") and _is_left_behind(outcome):
+        causes -= {"term"}
+    return bool(_met(outcome, record, causes))
+
+
+def _is_left_behind(outcome: Outcome) -> bool:
+    """Whether a replica that ends as it should leaves its calls to the others, which can resume their streams."""
+    return outcome.plan.server.has_events and "sessions" not in outcome.plan.config.get("route", {})
+
+
+def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:
+    return bool(record.call.script.get("hangs", 0.0) >= outcome.plan.config["timeouts"]["idle_seconds"])
+
+
+def _met(outcome: Outcome, record: Record, kinds: frozenset[str], until: float | None = None) -> list[Fault]:
+    """The faults of these kinds that a call has met: they overlap its life, and touch a process that it used.
+
+    If one of its replicas could fail it, others may have served it.
+    """
+    plan, end = outcome.plan, until or record.ended or math.inf
+    faults = [each for each in plan.faults if _begins(each) <= end and _ends(plan, each) >= record.began]
+    is_anywhere = any(each.kind in _DEATHS | _SILENCES and _touches(each, record.used) for each in faults)
+    return [each for each in faults if each.kind in kinds and (is_anywhere or _touches(each, record.used))]
+
+
+def _begins(fault: Fault) -> float:
+    return START + WARM_SECONDS + fault.at
+
+
+def _ends(plan: Plan, fault: Fault) -> float:
+    """When nobody feels a fault any more."""
+    hold = plan.config["hold"]
+    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 2.0 if fault.kind in ("term", "term twice") else 0.0
+    return _begins(fault) + fault.seconds + drain + _AFTER_SECONDS.get(fault.kind, 0.5)
+
+
+def _touches(fault: Fault, replicas: set[int]) -> bool:
+    return fault.kind in _EVERYWHERE or fault.target in replicas or (fault.kind == "peers" and fault.other in replicas)

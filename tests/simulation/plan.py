@@ -81,6 +81,7 @@ FAULTS: Final = (
     *("kill", "power", "term", "term twice", "stop", "stall", "part", "one way", "peers", "server", "cut"),
     *("slow", "split", "dns", "jump", "drift", "cold cut"),
 )
+_AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 
 def draw(seed: int) -> Plan:
@@ -112,6 +113,8 @@ def draw(seed: int) -> Plan:
     kinds = random.sample(FAULTS, random.randrange(1, 5))
     density = random.choice((1, 1, 2, 3))
     faults = tuple(_fault(random, kind, replicas) for kind in kinds for _ in range(random.randrange(1, density + 1)))
+    faults += _aimed(Random(f"aimed {seed}"), calls, replicas)
+    calls += _close(Random(f"close {seed}"), server)
     return Plan(seed, replicas, server, config, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -168,3 +171,31 @@ def _fault(random: Random, kind: str, replicas: int) -> Fault:
         other=other,
         amount=random.choice((-300.0, -20.0, 20.0, 90.0, 400.0)),
     )
+
+
+def _aimed(random: Random, calls: tuple[Call, ...], replicas: int) -> tuple[Fault, ...]:
+    """Sometimes a fault of the replica that holds a call, or runs it: the others seldom meet one."""
+    asking = [call for call in calls if call.script["questions"] and call.path == "/mcp" and not call.is_legacy]
+    if not asking or random.random() < 0.4:
+        return ()
+    peculiar = [call for call in asking if call.habit != "plain"]
+    call = random.choice(peculiar if peculiar and random.random() < 0.7 else asking)
+    target = call.replicas[0]
+    others = random.sample([number for number in range(1, replicas + 1) if number != target], replicas - 1)
+    lasts = call.script.get("before", 0.0) + call.think + call.script.get("between", 0.0)
+    at = round(call.at + 0.1 + random.random() * lasts, 3)
+    kind, seconds = random.choice(_AIMED), random.choice((2.0, 6.0))
+    count = 2 if kind == "peers" else 1
+    return tuple(Fault(kind, at, seconds, target, other) for other in others[:count])
+
+
+def _close(random: Random, server: Kind) -> tuple[Call, ...]:
+    """Sometimes calls that come just when the server closes the connection of the one before."""
+    if server.idle_seconds > LOAD_SECONDS or random.random() < 0.5:
+        return ()
+    at, calls, replica = 18.0, [], random.randrange(1, 4)
+    while at < LOAD_SECONDS and len(calls) < 8:
+        tag = f"c{len(calls) + 20}"
+        calls.append(Call(tag, round(at, 3), "pay", "kim", {"questions": 0}, 0.01, replicas=(replica,)))
+        at += server.idle_seconds + random.randrange(-1, 5) / 1000
+    return tuple(calls)

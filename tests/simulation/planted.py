@@ -1,0 +1,396 @@
+"""`make plant`: plants one fault after another in a copy of the gateway, and tells how soon the oracle notices it."""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.simulation.history import History
+from tests.simulation.oracle import complaints
+from tests.simulation.plan import draw
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+class Planted(NamedTuple):
+    """A fault: in this file, the text `before` is replaced, which occurs in it once."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    met_by: frozenset[str] = frozenset()
+    """Without one of these faults no history can notice it; empty if any can."""
+
+
+_DRAINS: Final = frozenset({"term", "term twice"})
+_SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "power"})
+_DEATHS: Final = frozenset({"kill", "power", *_DRAINS})
+_MACHINE: Final = "exchange/machine.py"
+FAULTS: Final = (
+    Planted(
+        "exchange: a repeated answer is not compared with the first",
+        _MACHINE,
+        "        if self._digests.get(event.round) != event.digest:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "exchange: the questions of a round are not shown again",
+        _MACHINE,
+        "            return self._ask_again(event.leg)\n        self._nested_requests.check",
+        "            return self._ask(PARKED)\n        self._nested_requests.check",
+    ),
+    Planted(
+        "exchange: a call that breaks is not cancelled",
+        _MACHINE,
+        'self._cancel("the gateway cannot read the result any more") if event.runs_on else []',
+        "[]",
+    ),
+    Planted(
+        "exchange: a run is not cancelled before the next",
+        _MACHINE,
+        "        out: Commands = self._cancel(_AGAIN) if runs_on else []\n",
+        "        out: Commands = []\n",
+    ),
+    Planted(
+        "exchange: expiry does not cancel",
+        _MACHINE,
+        'return self._give_up("the client did not answer in time")',
+        "return [_DISARM_LEG, *self._part(None)]",
+    ),
+    Planted(
+        "exchange: a retry that came twice gets no reply",
+        _MACHINE,
+        "        self.legs += (event.leg,)\n",
+        "",
+    ),
+    Planted(
+        "exchange: the time to live is not armed",
+        _MACHINE,
+        "            return [_DISARM_LEG, ask, _ARM_TTL]\n",
+        "            return [_DISARM_LEG, ask]\n",
+    ),
+    Planted(
+        "exchange: a call that must not be repeated is run again",
+        _MACHINE,
+        "if not event.replayable or not self._ledger.can_run_again:",
+        "if not self._ledger.can_run_again:",
+    ),
+    Planted(
+        "exchange: grace is not disarmed by the retry",
+        _MACHINE,
+        "return [_DISARM_GRACE, _ARM_LEG, *self._resume_waiting()]",
+        "return [_ARM_LEG, *self._resume_waiting()]",
+    ),
+    Planted(
+        "exchange: a leg that left still counts",
+        _MACHINE,
+        "        self.legs = tuple(leg for leg in self.legs if leg is not event.leg)\n        if self.legs:\n",
+        "        if len(self.legs) > 1:\n",
+    ),
+    Planted(
+        "exchange: the final message is not kept for a repeated retry",
+        _MACHINE,
+        "        self._final = final\n",
+        "",
+    ),
+    Planted(
+        "bridge: others are not asked before a cancel",
+        "bridge/driver.py",
+        "        if is_left and self._upstream_call.may_be_resumed_elsewhere:\n",
+        "        if False:\n",
+        _SILENCES,
+    ),
+    Planted(
+        "bridge: the former owner keeps a lost call",
+        "downstream/continuation.py",
+        "if driver is None or not self._is_elsewhere(envelope) or not driver.is_behind(envelope):",
+        "if True:",
+        _SILENCES,
+    ),
+    Planted(
+        "bridge: who only asked again for a silent owner keeps the call",
+        "bridge/driver.py",
+        "        if self._exchange.state is RESTORED and not is_proven:\n",
+        "        if False:\n",
+        _SILENCES,
+    ),
+    Planted(
+        "bridge: the state of a re-ask names the stand-in",
+        "bridge/exchange_runner.py",
+        "self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None",
+        "None",
+        _SILENCES,
+    ),
+    Planted(
+        "bridge: the bytes of a call are not given back",
+        "bridge/exchange_runner.py",
+        "    def _ended(self) -> None:\n        self._weight.release()\n",
+        "    def _ended(self) -> None:\n",
+    ),
+    Planted(
+        "sessions: a session is ended under its call",
+        "sessions/session.py",
+        "return is_ours and not (shared.must_not_end or shared.joiners or self.pending)",
+        "return is_ours",
+    ),
+    Planted(
+        "sessions: a lost session is kept",
+        "sessions/pool/checkout.py",
+        "is_useless = session.lost or session.adopted or self.closed",
+        "is_useless = session.adopted or self.closed",
+    ),
+    Planted(
+        "sessions: an adopted session is kept",
+        "sessions/pool/checkout.py",
+        "is_useless = session.lost or session.adopted or self.closed",
+        "is_useless = session.lost or self.closed",
+    ),
+    Planted(
+        "sessions: idle sessions are not swept",
+        "sessions/pool/checkout.py",
+        "                self._drop(session)\n            self._groups.forget_if_empty",
+        "                break\n            self._groups.forget_if_empty",
+    ),
+    Planted(
+        "sessions: a call that was given up does not keep its session from its end",
+        "sessions/session.py",
+        "        if self.in_flight is call and not self.group.is_affine:\n",
+        "        if False:\n",
+    ),
+    Planted(
+        "sessions: who joined a session does not leave it",
+        "sessions/pool/checkout.py",
+        "        joiner.shared.leave(joiner)\n",
+        "",
+    ),
+    Planted(
+        "peers: silence is death",
+        "cluster/peer_connections.py",
+        "            return self.slow(member)\n",
+        "            return PeerDead(member)\n",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: a restarted owner does not say that the call is gone",
+        "downstream/continuation.py",
+        "is_own = (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch)",
+        "is_own = envelope.owner == self._process.owner",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: no witness is needed",
+        "cluster/retry_routing.py",
+        "return not silence.is_local and await self._witness.confirms(owner)",
+        "return True",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: a witness that reached the owner does not count",
+        "cluster/witness.py",
+        'verdict = "silent" in words and "reached" not in words',
+        'verdict = "silent" in words',
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: a parted replica still takes calls over",
+        "cluster/retry_routing.py",
+        "        self._has_parted = True\n",
+        "",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: who is asked about a call never has it",
+        "cluster/witness.py",
+        'return "yes" if found is not None and found.has_taken_over(round_) else "no"',
+        'return "no"',
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: a new call whose taker broke off goes to another",
+        "cluster/peer_client.py",
+        '            if kind == "new":\n',
+        "            if False:\n",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: a silent owner's call is taken for a dead one's",
+        "cluster/retry_routing.py",
+        '                kind = "resume"\n        candidates',
+        "                pass\n        candidates",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "peers: a reply that breaks off counts as whole",
+        "cluster/reply_relay.py",
+        '                    raise ReplyBroken(f"{self._member} ended its reply half-way")\n',
+        "                    return await self._reply.whole(bytes(self._body), 200, {}, Ending()), Ending()\n",
+        _SILENCES | _DEATHS,
+    ),
+    Planted(
+        "http: a connection is used however long it was idle",
+        "http_client/idle_connections.py",
+        "            if not (is_sure or is_repeatable):\n",
+        "            if False:\n",
+    ),
+    Planted(
+        "http: nobody looks for the end of an idle connection",
+        "http_client/idle_connections.py",
+        "is_good = connection.is_usable if looks else connection.is_open",
+        "is_good = connection.is_open",
+    ),
+    Planted(
+        "http: a reply that is cut counts as none",
+        "http_client/connection.py",
+        "        if self._heard:\n            return ReplyCut()\n",
+        "",
+    ),
+    Planted(
+        "http: an answer is not sent again on a new connection",
+        "upstream/http/plain_reply.py",
+        "isinstance(failure, NoReply) and failure.reused:",
+        "False:",
+    ),
+    Planted(
+        "http: a request is sent again whatever became of the first",
+        "upstream/http/plain_reply.py",
+        "isinstance(failure, NoReply) and failure.reused:",
+        "True:",
+    ),
+    Planted(
+        "http: what is left of a line is dropped",
+        "protocol/sse.py",
+        "        self._keep(chunk[end:])\n",
+        "",
+    ),
+    Planted(
+        "drain: waiting legs are not handed over",
+        "server/drain.py",
+        "                    driver.hand_over()\n",
+        "                    pass\n",
+        _DRAINS,
+    ),
+    Planted(
+        "drain: calls that others can resume are cancelled",
+        "bridge/driver.py",
+        "        self._feed(on.LetGo(cancel=not is_resumable))\n        return True",
+        "        self._feed(on.LetGo(cancel=True))\n        return True",
+        _DRAINS,
+    ),
+    Planted(
+        "drain: nobody is told that the calls were let go",
+        "server/drain.py",
+        "            self._downstream.part(let_go)\n",
+        "            pass\n",
+        _DRAINS,
+    ),
+    Planted(
+        "drain: new calls are begun until the end",
+        "server/drain.py",
+        "        self._downstream.stop(None if alone else ends_at)\n",
+        "",
+        _DRAINS,
+    ),
+    Planted(
+        "drain: calls that nobody can continue are forgotten",
+        "server/drain.py",
+        "                driver.stop(error)\n",
+        "                pass\n",
+        _DRAINS,
+    ),
+    Planted(
+        "timers: a silent server is not noticed",
+        "bridge/upstream_call.py",
+        "        self._listener.hear(on.Stopped(self._silent_upstream(limit)))\n",
+        "",
+    ),
+    Planted(
+        "timers: an alarm that rang is not set again",
+        "runtime/coarse_timer.py",
+        "                self.set(following)\n",
+        "                pass\n",
+    ),
+    Planted(
+        "timers: a time that was restarted ends when it would have",
+        "runtime/coarse_timer.py",
+        "            if entry is not None and entry[0] <= now:\n",
+        "            if entry is not None:\n",
+    ),
+    Planted(
+        "timers: a key that was disarmed rings",
+        "runtime/coarse_timer.py",
+        "        self._waiting.pop(key, None)\n",
+        "",
+    ),
+    Planted(
+        "timers: the client's time counts as the server's silence",
+        "bridge/upstream_call.py",
+        "            self._call.heard = world.monotonic()  # until now the client was silent, not the upstream\n",
+        "            pass\n",
+    ),
+    Planted(
+        "timers: grace ends though the process was stopped",
+        "bridge/call_timers.py",
+        "if timer is GRACE and asyncio.get_running_loop().time() - due > _STALLED_SECONDS:",
+        "if False:",
+    ),
+)
+
+
+def noticed(fault: Planted, most: int, seconds: float) -> str:
+    """The number of histories after which the oracle complains, and what it says."""
+    until = time.process_time() + seconds
+    for seed in range(most):
+        plan = draw(seed)
+        if fault.met_by and not fault.met_by & {each.kind for each in plan.faults}:
+            continue
+        found = complaints(History(plan).run())
+        if found:
+            return f"{seed + 1}: {found[0][:110]}"
+        if time.process_time() > until:
+            return f"not within {seed + 1}"
+    return f"not within {most}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=__doc__)
+    parser.add_argument("names", nargs="*", help="plant only faults whose names contain one of these")
+    parser.add_argument("--most", type=int, default=600, help="histories for each fault")
+    parser.add_argument("--seconds", type=float, default=600.0, help="processor time for each fault")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.here is not None:
+        print(noticed(next(each for each in FAULTS if each.name == args.here), args.most, args.seconds))
+        return 0
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("gateway", "tests/simulation"):
+            _ = shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        for fault in FAULTS:
+            if not args.names or any(name in fault.name for name in args.names):
+                said = _plant(copy, fault, args.most, args.seconds)
+                unnoticed += not said[:1].isdigit()
+                print(f"{fault.name}: {said}", flush=True)
+    return bool(unnoticed)
+
+
+def _plant(copy: Path, fault: Planted, most: int, seconds: float) -> str:
+    file = copy / "gateway" / fault.file
+    text = file.read_text()
+    _ = file.write_text(text.replace(fault.before, fault.after))
+    command = (sys.executable, "-m", __spec__.name, "--here", fault.name, "--most", str(most))
+    command += ("--seconds", str(seconds))
+    try:
+        run = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    finally:
+        _ = file.write_text(text)
+    return run.stdout.strip() or f"1: {run.stderr.strip().splitlines()[-1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
