@@ -554,9 +554,10 @@ async def give_up(s: Stage) -> None:
     assert reply.kinds == ["elicit"]
 
 
-@case("client cancels a running call", hang=1)
+@case("client cancels a running call", echo=1, hang=1)
 async def cancelled(s: Stage) -> None:
     client = await s.client()
+    await s.call("echo", {"text": "hi"}, client)  # so that a session is at hand: a child takes its time to start
     tool, arguments = s.translated("hang", {})
     work = asyncio.get_running_loop().create_task(client.cancel_call(tool, arguments, after_seconds=0.3))
     assert (await work).cancelled is True

@@ -221,8 +221,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
     if record.came_back_late:
         return True
-    if record.call.habit == "rivals" and told.carried and told is not record.final:
-        return True  # the other answers came first
+    if record.call.habit == "rivals" and told.carried and (told is not record.final or _met(outcome, record, _DEATHS)):
+        return True  # the other answers came first, and their result is here or was lost with a replica
     hold = outcome.plan.config["hold"]
     age = told.at - record.states.get(told.state or "", told.at)
     if _met(outcome, record, frozenset({"slow"}), until=told.at):
