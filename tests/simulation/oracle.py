@@ -47,7 +47,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
 
 
 def _may_take_over(outcome: Outcome, line: Line) -> bool:
-    """Whether the owner of a call had ended, or let go of it; or was silent, not only to the one that says so."""
+    """Whether the owner of a call had ended, or let go of it; or was silent to everybody who could be asked."""
     owner = line.fields["owner"]
     drains = [(each.at, each.process) for each in outcome.lines if each.event == "server.draining"]
     if not owner or any(name == owner and when <= line.at for when, name in (*outcome.deaths, *drains)):
@@ -58,7 +58,7 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
     number = int(owner.removeprefix("gw-"))
     failing = {each.target for each in faults if each.kind in _SILENCES | _DEATHS - {"peers", "slow"}}
     parted = {each.target + each.other - number for each in faults if number in _ends_of(each)}
-    others = set(range(1, outcome.plan.replicas + 1)) - {number, int(line.process.removeprefix("gw-"))}
+    others = set(range(1, outcome.plan.replicas + 1)) - {number}
     return number in failing or any(each.kind == "slow" for each in faults) or others <= failing | parted
 
 
@@ -131,7 +131,9 @@ def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
 
 def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
-    return bool(_met(outcome, record, _DEATHS | {"slow", "part"}, until=math.inf))
+    # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
+    deaths = _DEATHS if outcome.plan.server.has_events else _DEATHS - {"term"}
+    return bool(_met(outcome, record, deaths | {"slow", "part"}, until=math.inf))
 
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
@@ -281,7 +283,12 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     causes = _CAUSES.get(reason, frozenset())
     if reason in ("owner_lost", "call_lost") and _is_left_behind(outcome):
         causes -= {"term"}
-    return bool(_met(outcome, record, causes))
+    return any(_may_have_begun(outcome, record, each) for each in _met(outcome, record, causes))
+
+
+def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
+    """Whether a call began before a replica drained, so that this can have ended it: others begin the new calls."""
+    return fault.kind != "term" or record.began < _begins(fault) + outcome.plan.config["hold"]["drain_delay_seconds"]
 
 
 def _is_left_behind(outcome: Outcome) -> bool:

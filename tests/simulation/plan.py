@@ -96,6 +96,8 @@ def draw(seed: int) -> Plan:
     hold: dict[str, Any] = {"ttl_seconds": random.choice((40.0, 90.0, 120.0))}
     if server.has_events and random.random() < 0.2:
         hold["cold_seconds"] = random.choice((2.0, 5.0))
+    if Random(f"ttl {seed}").random() < 0.2:
+        hold["ttl_seconds"] = 10.0
     sessions = {"idle_seconds": 30}
     hold["drain_delay_seconds"], hold["drain_seconds"] = random.choice(((1.0, 4.0), (0.5, 1.0), (2.0, 10.0)))
     config: dict[str, Any] = {"hold": hold, "sessions": sessions, "timeouts": {"idle_seconds": 60}}

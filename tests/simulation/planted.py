@@ -139,12 +139,6 @@ FAULTS: Final = (
         "return is_ours",
     ),
     Planted(
-        "sessions: a lost session is kept",
-        "sessions/pool/checkout.py",
-        "is_useless = session.lost or session.adopted or self.closed",
-        "is_useless = session.adopted or self.closed",
-    ),
-    Planted(
         "sessions: an adopted session is kept",
         "sessions/pool/checkout.py",
         "is_useless = session.lost or session.adopted or self.closed",
@@ -197,13 +191,6 @@ FAULTS: Final = (
         _SILENCES | _DEATHS,
     ),
     Planted(
-        "peers: a parted replica still takes calls over",
-        "cluster/retry_routing.py",
-        "        self._has_parted = True\n",
-        "",
-        _SILENCES | _DEATHS,
-    ),
-    Planted(
         "peers: who is asked about a call never has it",
         "cluster/witness.py",
         'return "yes" if found is not None and found.has_taken_over(round_) else "no"',
@@ -211,24 +198,10 @@ FAULTS: Final = (
         _SILENCES | _DEATHS,
     ),
     Planted(
-        "peers: a new call whose taker broke off goes to another",
-        "cluster/peer_client.py",
-        '            if kind == "new":\n',
-        "            if False:\n",
-        _SILENCES | _DEATHS,
-    ),
-    Planted(
         "peers: a silent owner's call is taken for a dead one's",
         "cluster/retry_routing.py",
         '                kind = "resume"\n        candidates',
         "                pass\n        candidates",
-        _SILENCES | _DEATHS,
-    ),
-    Planted(
-        "peers: a reply that breaks off counts as whole",
-        "cluster/reply_relay.py",
-        '                    raise ReplyBroken(f"{self._member} ended its reply half-way")\n',
-        "                    return await self._reply.whole(bytes(self._body), 200, {}, Ending()), Ending()\n",
         _SILENCES | _DEATHS,
     ),
     Planted(
@@ -254,12 +227,6 @@ FAULTS: Final = (
         "upstream/http/plain_reply.py",
         "isinstance(failure, NoReply) and failure.reused:",
         "False:",
-    ),
-    Planted(
-        "http: a request is sent again whatever became of the first",
-        "upstream/http/plain_reply.py",
-        "isinstance(failure, NoReply) and failure.reused:",
-        "True:",
     ),
     Planted(
         "http: what is left of a line is dropped",
