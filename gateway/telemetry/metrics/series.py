@@ -108,17 +108,22 @@ class Series(Collector):
         self._registry.register(self)
         self.declared: list[Counts | Histogram] = []
         self._of_routes: list[tuple[Counts, Zero]] = []
+        self._routes: dict[str, None] = {}
+        """Those whose series are created at the next reading: they are hundreds, and not every process is asked."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, in the order in which they were declared."""
+        for route in self._routes:
+            for series, values in self._of_routes:
+                for labels in product((route,), *values):
+                    _ = series[labels]
+        self._routes.clear()
         for each in self.declared:
             yield each.collected()
 
     def show_zeroes(self, route: str) -> None:
-        """Create the series of a route at zero: otherwise an alert misses a counter's first step."""
-        for series, values in self._of_routes:
-            for labels in product((route,), *values):
-                _ = series[labels]
+        """Show the series of a route from zero on: otherwise an alert misses a counter's first step."""
+        self._routes[route] = None
 
     def _counter(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
         return self._declare(CounterMetricFamily(f"mcp_gateway_{name}", text, labels=labels), labels, zero)
