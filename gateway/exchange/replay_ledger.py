@@ -157,8 +157,8 @@ class ReplayLedger:
     # -- runs ---------------------------------------------------------------------------------------------------
 
     def start_run(self) -> None:
-        """The call is sent again: the answers on record are those of the earlier run now."""
-        earlier = self.record or ()
+        """The call is sent again: the answers on record, and those not asked for yet, are of the earlier run now."""
+        earlier = (*(self.record or ()), *self._earlier)
         self.start_call()
         self._earlier = earlier
         self._runs += 1
