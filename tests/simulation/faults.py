@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.plan import Fault
@@ -9,9 +10,27 @@ from tests.simulation.plan import Fault
 if TYPE_CHECKING:
     from tests.simulation.history import History
 
+_WAITS_SECONDS: Final = 20.0
+_LOOKS_SECONDS: Final = 0.02
+
 
 def begin(history: "History", fault: Fault) -> None:
-    """Begin a fault, and have it end."""
+    """Begin a fault, and have it end; one that waits for a state of a call looks again for a while."""
+    if fault.when:
+        _wait(history, fault, history.now + _WAITS_SECONDS)
+    else:
+        _begin(history, fault)
+
+
+def _wait(history: "History", fault: Fault, until: float) -> None:
+    number = history.replica_with(fault.when)
+    if number is not None:
+        _begin(history, replace(fault, target=number))
+    elif history.now < until:
+        history.later(_LOOKS_SECONDS, _wait, history, fault, until)
+
+
+def _begin(history: "History", fault: Fault) -> None:
     kind = _KINDS[fault.kind]
     history.noted.append((history.now, f"fault: {fault.kind} of gw-{fault.target} for {fault.seconds} s"))
     kind(history, fault)
@@ -34,12 +53,20 @@ def _power(history: "History", fault: Fault) -> None:
     history.later(fault.seconds, restore)
 
 
-def _term(history: "History", fault: Fault) -> None:
+def _term(history: "History", fault: Fault, number: signal.Signals = signal.SIGTERM) -> None:
     process = history.gateway(fault.target)
     if process.has_ended:
         return
+    if process in history.draining:  # the second signal ends it at once
+        history.deaths.append((history.now, process.name))
+    history.draining[process] = None
     process.when_ended.append(lambda: history.later(fault.seconds, history.start_gateway, fault.target))
-    process.signal(signal.SIGTERM)
+    process.signal(number)
+
+
+def _int(history: "History", fault: Fault) -> None:
+    """As `term`, but for its delay."""
+    _term(history, fault, signal.SIGINT)
 
 
 def _term_twice(history: "History", fault: Fault) -> None:
@@ -143,6 +170,7 @@ _KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
     "power": _power,
     "term": _term,
     "term twice": _term_twice,
+    "int": _int,
     "stop": _stop,
     "stall": _stop,
     "part": _part,

@@ -88,6 +88,8 @@ class History:
         self._servers: list[LegacyServer] = []
         self._is_over = False
         self.deaths: list[tuple[float, str]] = []
+        self.draining: dict[Process, None] = {}
+        """Replicas that got a signal."""
 
     # -- for the faults -----------------------------------------------------------------------------------------
 
@@ -111,6 +113,21 @@ class History:
 
     def gateway(self, number: int) -> Process:
         return self.simulation.processes[f"gw-{number}"]
+
+    def replica_with(self, when: str) -> int | None:
+        """The replica that has a call in this state; `unread` if a reply of it is not read, though it is all there."""
+        is_unread, state = when.startswith("unread "), when.removeprefix("unread ")
+        for number in range(1, self.plan.replicas + 1):
+            process = self.gateway(number)
+            gateway = _gateway_of(process) if process.is_alive else None
+            if gateway is None:
+                continue
+            legs = gateway.downstream._legs
+            drivers = [*legs._running, *legs.relayed, *(() if is_unread else gateway.lot)]
+            exchanges = [driver._exchange for driver in drivers]
+            if any(each.state == state and not (is_unread and each.legs) for each in exchanges):
+                return number
+        return None
 
     @property
     def server(self) -> Process:
@@ -246,7 +263,10 @@ class History:
 
     def _partings(self) -> list[tuple[float, str]]:
         """When replicas let go of their calls, at the end of a drain."""
-        return [(line.at, line.process) for line in self.lines if line.event == "server.parted"]
+        parted = [(line.at, line.process) for line in self.lines if line.event == "server.parted"]
+        # A replica whose calls have all ended does not say that it parts, but lets go of their results.
+        drains = [line for line in self.lines if line.event == "server.draining"]
+        return [*parted, *((line.at + float(line.fields["deadline_seconds"]), line.process) for line in drains)]
 
     def _found_failures(self) -> list[str]:
         return [

@@ -170,6 +170,10 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if record.call.habit == "rivals" or record.came_back_late:
         return True
     hold = outcome.plan.config["hold"]
+    if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
+        return True  # it was told a round of another run, whose keys are the same, and answered the one before
+    if record.left_unread and "cold_seconds" in hold:
+        return True  # nothing is left of the questions of a cold call but their state, which it did not read
     age = told.at - record.states.get(told.state or "", told.at)
     if any(fault.kind == "slow" for fault in outcome.plan.faults):
         return True  # who is slow comes back after grace
@@ -187,7 +191,7 @@ def _is_server_at_fault(outcome: Outcome) -> bool:
     return bool({fault.kind for fault in outcome.plan.faults} & {"server", "part", "slow"})
 
 
-_DEATHS: Final = frozenset({"kill", "power", "term", "term twice"})
+_DEATHS: Final = frozenset({"kill", "power", "term", "term twice", "int"})
 _CUTS: Final = frozenset({"cut", "cold cut"})
 _SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
 _CAUSES: Final = {

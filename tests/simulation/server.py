@@ -87,11 +87,14 @@ class Session:
         self.side = Stream(f"{name}-side")
         self.streams[self.side.name] = self.side
         self.waiting: dict[int, asyncio.Future[Any]] = {}
-        self.running: dict[Any, tuple[Run, asyncio.Task[None]]] = {}
+        self.running: dict[Any, tuple[Run, asyncio.Task[None], bool]] = {}
+        """The last is whether it goes on when it is cancelled."""
         self.refuses: dict[int, str] = {}
         """Questions whose first answer is not taken, and how."""
         self.was_given_up = False
         """A call of it was cancelled, perhaps after it had ended."""
+        self.has_forgotten = False
+        """It asked in a call, and ended that without an answer: another replica may have answered, so none ends it."""
         self.next_id = 0
         self.next_stream = 0
 
@@ -125,7 +128,9 @@ class LegacyServer:
         given_up = {run.session for run in self._ledger.runs if run.result is None}
         sessions = self._store.sessions.values()
         return {
-            "sessions": sum(each.name not in given_up and not each.was_given_up for each in sessions),
+            "sessions": sum(
+                each.name not in given_up and not (each.was_given_up or each.has_forgotten) for each in sessions
+            ),
             "streams": sum(_is_read(stream) for each in sessions for stream in each.streams.values()),
             "runs": sum(len(each.running) for each in sessions),
         }
@@ -187,7 +192,7 @@ class LegacyServer:
             request.reply(404)
             return
         del self._store.sessions[session.name]
-        for run, task in list(session.running.values()):
+        for run, task, _ in list(session.running.values()):
             self._ledger.strange.append(f"a session was deleted while {run.tag} ran in it")
             task.cancel()
         for stream in session.streams.values():
@@ -229,11 +234,16 @@ class LegacyServer:
             session.was_given_up = True
             found = session.running.get(params.get("requestId"))
             if found is not None:
-                found[0].cancelled = self._now()
-                found[1].cancel()
+                run, task, is_deaf = found
+                run.cancelled = self._now()
+                if not is_deaf:
+                    task.cancel()
 
     async def _answer(self, request: Request, session: Session, message: Any) -> None:
         how = session.refuses.pop(message["id"], None) if isinstance(message["id"], int) else None
+        if how is not None and how.startswith("late "):
+            await asyncio.sleep(3.0)
+            how = how.removeprefix("late ")
         if how == "cut":
             request.cut()
             return
@@ -273,14 +283,14 @@ class LegacyServer:
         token = (params.get("_meta") or {}).get("progressToken")
         task = self._process.loop.create_task(self._run(session, stream, run, message["id"], arguments, token))
         self._process.keep(task)
-        session.running[message["id"]] = run, task
+        session.running[message["id"]] = run, task, bool(arguments.get("deaf"))
 
     async def _run(self, session: Session, stream: Stream, run: Run, id_: Any, script: Any, token: Any) -> None:
         try:
             await asyncio.sleep(script.get("before", 0.0))
-            if script.get("urls") and not any(each.was_referred for each in self._ledger.of(run.tag)):
-                run.was_referred = True
-                self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+            refers = bool(script.get("urls")) and not any(each.was_referred for each in self._ledger.of(run.tag))
+            if refers and script["urls"] != "later":
+                self._refer(stream, run, id_)
                 return
             count = script.get("questions", 0)
             at_once: list[Any] = []
@@ -298,6 +308,9 @@ class LegacyServer:
                     params = {"progressToken": token, "progress": number + 1}
                     note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
                     self._send(stream, note)
+                if refers:
+                    self._refer(stream, run, id_)
+                    return
                 await asyncio.sleep(script.get("between", 0.0))
             await asyncio.sleep(script.get("hangs", 0.0))
             run.effects.append((self._now(), "done"))
@@ -326,6 +339,11 @@ class LegacyServer:
             if not self._kind.has_events:
                 session.streams.pop(stream.name, None)
 
+    def _refer(self, stream: Stream, run: Run, id_: Any) -> None:
+        """End a call with -32042: its user has to visit a URL first."""
+        run.was_referred = True
+        self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+
     async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
         session.next_id += 1
         nested, name = session.next_id, f"{run.tag}/{number}"
@@ -342,10 +360,13 @@ class LegacyServer:
             method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
         self._send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
-        patience = script.get("patience")
+        patience = script.get("hasty", script.get("patience"))
         _ = await asyncio.wait((waiting,), timeout=patience)
         session.waiting.pop(nested, None)
         if not waiting.done():
+            if "hasty" in script:  # it does not withdraw its question
+                session.has_forgotten = True
+                return WITHDRAWN
             params = {"requestId": nested, "reason": "too slow"}
             self._send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
             return WITHDRAWN
