@@ -123,7 +123,7 @@ class History:
             if gateway is None:
                 continue
             legs = gateway.downstream._legs
-            drivers = [*legs._running, *legs.relayed, *(() if is_unread else gateway.lot)]
+            drivers = [*legs._running.values(), *legs.relayed, *(() if is_unread else gateway.lot)]
             exchanges = [driver._exchange for driver in drivers]
             if any(each.state == state and not (is_unread and each.legs) for each in exchanges):
                 return number
