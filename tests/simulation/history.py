@@ -16,7 +16,9 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
+from gateway.bridge.plain_call import PlainCall
 from gateway.config import Config, parse
+from gateway.downstream.legs import Retry
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
 from tests.simulation import faults
@@ -123,7 +125,12 @@ class History:
             if gateway is None:
                 continue
             legs = gateway.downstream._legs
-            drivers = [*legs._running.values(), *legs.relayed, *(() if is_unread else gateway.lot)]
+            drivers = [*legs._running.values(), *legs.relayed]
+            if not is_unread:  # else a task serves it
+                direct = (*gateway.downstream._direct, *gateway.downstream._hops)
+                begun = [*legs._plain, *(each.plain for each in direct)]
+                drivers += [each.driver for each in begun if isinstance(each, PlainCall | Retry) and each.driver]
+                drivers += gateway.lot
             exchanges = [driver._exchange for driver in drivers]
             if any(each.state == state and not (is_unread and each.legs) for each in exchanges):
                 return number

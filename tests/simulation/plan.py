@@ -195,7 +195,8 @@ class _Theme:
     quiet: tuple[float, ...] = ()
     thinks: tuple[float, ...] = ()
     has_short_legs: bool = False
-    has_events: bool | None = None
+    has_events: tuple[bool | None, ...] = (None,)
+    has_tasks: bool = False
     loses_owners: bool = False
 
 
@@ -222,17 +223,19 @@ _THEMES: Final = (
             {**_LATE, "refuses": "late 503", "hasty": 2.5, "questions": 3, "at once": True},
             {**_LATE, "refuses": "late 503", "hasty": 1.5, "questions": 2, "urls": "later"},
         ),
-        states=("broken", "referred", "finished", "asking"),
+        states=("broken", "referred", "finished", "asking", "parked", "parked"),
         tools=("search", "search", "pay"),
         thinks=(0.3, 1.0, 4.0),
         has_short_legs=True,
+        has_events=(None, False),
     ),
     # calls that another replica has taken over, and that nobody comes back for
     _Theme(
         habits=("asks again, goes", "asks again", "plain"),
         scripts=({"questions": 2}, {"questions": 1, "urls": True}, {"questions": 1, "hasty": 3.0}),
-        states=("restored", "restored", "referred", "parked"),
-        kinds=("int", "int", "term", "kill"),
+        states=("restored", "restored", "restored", "referred", "parked"),
+        kinds=("int", "int", "int", "term", "kill"),
+        has_events=(None, False),
         loses_owners=True,
     ),
     # questions that are gathered for long
@@ -245,6 +248,7 @@ _THEMES: Final = (
             {"questions": 2, "hasty": 0.2, "fails": True},
         ),
         states=("asking", "asking", "detached"),
+        has_events=(None, False),
         quiet=(0.5, 2.0, 4.0),
     ),
     # calls that are lost while nobody waits for them
@@ -254,7 +258,19 @@ _THEMES: Final = (
         states=("detached", "broken", "finished"),
         kinds=("int", "int", "cold cut", "server"),
         tools=("search", "pay"),
-        has_events=False,
+        has_events=(False,),
+    ),
+    # calls of a tool that runs as a task, in sessions of their own
+    _Theme(
+        habits=("plain", "leaves", "asks again"),
+        scripts=(
+            {"questions": 1},
+            {"questions": 1, "urls": True, "babbles": True},
+            {"questions": 2, "urls": "later", "patience": 2.0},
+        ),
+        states=("referred", "parked", "detached"),
+        tools=("job", "job", "pay"),
+        has_tasks=True,
     ),
 )
 
@@ -271,9 +287,11 @@ def _more(plan: Plan) -> Plan:
     if theme.has_short_legs:
         config["legs"] = {"limit_seconds": 1.0}
     server = plan.server
-    if theme.has_events is not None:
-        server = replace(server, has_events=theme.has_events)
+    if (has_events := random.choice(theme.has_events)) is not None:
+        server = replace(server, has_events=has_events)
         config["hold"].pop("cold_seconds", None)
+    if theme.has_tasks:
+        server = replace(server, has_tasks=True)
     is_held = config.get("route", {}).get("continuation") != "replay"
     calls = tuple(
         _with_theme(random, call, theme, is_held) if call.path == "/mcp" and not call.is_legacy else call
@@ -285,7 +303,7 @@ def _more(plan: Plan) -> Plan:
         faults += (replace(lost, seconds=30.0, at=round(1.0 + 8.0 * random.random(), 3), when="parked"),)
     faults += tuple(_fault_when(random, plan.replicas, theme) for _ in range(random.choice((0, 1, 1, 2))))
     plan = replace(plan, server=server, config=config, calls=calls, faults=faults)
-    return _alone(plan) if random.random() < 0.06 else plan
+    return _alone(random, plan) if random.random() < 0.08 else plan
 
 
 def _with_theme(random: Random, call: Call, theme: _Theme, is_held: bool) -> Call:  # noqa: FBT001
@@ -314,8 +332,10 @@ def _fault_when(random: Random, replicas: int, theme: _Theme) -> Fault:
     return replace(fault, at=round(1.0 + random.random() * 10.0, 3), when=random.choice(theme.states))
 
 
-def _alone(plan: Plan) -> Plan:
-    """With one replica."""
+def _alone(random: Random, plan: Plan) -> Plan:
+    """With one replica, which may have keys that nobody else has."""
     calls = tuple(replace(call, replicas=(1,)) for call in plan.calls)
     faults = tuple(replace(fault, target=1, other=2) for fault in plan.faults)
-    return replace(plan, replicas=1, calls=calls, faults=faults)
+    own_keys = {"state": {}, "replica": {"id": "gw-1"}} if random.random() < 0.7 else {}
+    config = {**plan.config, **own_keys}
+    return replace(plan, replicas=1, config=config, calls=calls, faults=faults)

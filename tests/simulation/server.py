@@ -66,6 +66,8 @@ class Kind:
     says_keep_alive: bool = False
     answers_late: bool = False
     """It accepts an answer a while after it came."""
+    has_tasks: bool = False
+    """It has a tool that runs as a task only. Of such calls, each ends before there is a task."""
 
 
 class Stream:
@@ -167,7 +169,11 @@ class LegacyServer:
         elif method == "tools/call":
             self._begin(request, session, message)
         elif method == "tools/list":
-            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
+            tools: list[Any] = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
+            if self._kind.has_tasks:
+                tools.append(
+                    {"name": "job", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+                )
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": tools}})
         elif method in ("ping", "logging/setLevel"):
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
@@ -179,9 +185,10 @@ class LegacyServer:
         self._store.opened += 1
         session = Session(f"s{self._store.opened}")
         self._store.sessions[session.name] = session
+        tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.has_tasks else {}
         result = {
             "protocolVersion": VERSION,
-            "capabilities": {"tools": {}, "logging": {}},
+            "capabilities": {"tools": {}, "logging": {}, **tasks},
             "serverInfo": {"name": "simulated", "version": "1"},
         }
         headers = {"Mcp-Session-Id": session.name}
@@ -291,6 +298,8 @@ class LegacyServer:
             refers = bool(script.get("urls")) and not any(each.was_referred for each in self._ledger.of(run.tag))
             if refers and script["urls"] != "later":
                 self._refer(stream, run, id_)
+                if script.get("babbles") and run.tool == "job":  # which has a session of its own
+                    self._process.keep(asyncio.get_running_loop().create_task(self._babble(session, run)))
                 return
             count = script.get("questions", 0)
             at_once: list[Any] = []
@@ -343,6 +352,19 @@ class LegacyServer:
         """End a call with -32042: its user has to visit a URL first."""
         run.was_referred = True
         self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+
+    async def _babble(self, session: Session, run: Run) -> None:
+        """Say what belongs to no call, unless the next one is very quick."""
+        await asyncio.sleep(0.003)
+        session.next_id += 1
+        run.asked.append("too late")
+        said = {"message": "too late", "requestedSchema": {"type": "object", "properties": {}}}
+        for message in (
+            {"id": session.next_id, "method": "elicitation/create", "params": said},
+            {"method": "notifications/message", "params": {"level": "info", "data": "babble"}},
+            {"method": "notifications/cancelled", "params": {"requestId": session.next_id}},
+        ):
+            self._send(session.side, {"jsonrpc": "2.0", **message})
 
     async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
         session.next_id += 1
