@@ -148,7 +148,8 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
     error = told.error or {}
     message = str(error.get("message", ""))
     before = [run for run in runs if run.began <= told.at]
-    if told.is_first and told.reason in _NOTHING_RAN and before and len(record.told) == 1:
+    has_claimed = told.reason in _NOTHING_RAN and "may have had effects" not in message
+    if told.is_first and has_claimed and before and len(record.told) == 1:
         yield f"was told that nothing ran ({message}), but it did"
     if told.reason == "invalid_request_state" and not _may_be_invalid(outcome, record, told):
         yield f"was told at {told.at - START:.2f} that its state is invalid"
@@ -172,6 +173,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     hold = outcome.plan.config["hold"]
     if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
         return True  # it was told a round of another run, whose keys are the same, and answered the one before
+    if "state" in outcome.plan.config and any(when <= told.at for when, _ in outcome.deaths):
+        return True  # its keys ended with the replica
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     age = told.at - record.states.get(told.state or "", told.at)
