@@ -23,7 +23,7 @@ from gateway.downstream.task_requests import TaskRequests
 from gateway.downstream.unread_retry import UnreadRetry
 from gateway.exchange import handshake
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError, Stopping, UpstreamError
+from gateway.protocol.errors import GatewayError, ShuttingDown, UpstreamError
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
 from gateway.tasks.task_call import TaskCall
@@ -113,7 +113,7 @@ class Dispatcher:
                 replied = await self._continuation.new_calls.send_on(incoming, round_.reply)
             if replied is not None:
                 return replied
-        raise Stopping("The gateway is shutting down; call again, another replica or a new process will answer")
+        raise ShuttingDown("call again")
 
     async def _discover(self, round_: Round) -> Replied:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""

@@ -81,16 +81,22 @@ class Legs:
     """The exchanges whose messages a request waits for."""
 
     def __init__(self) -> None:
-        self._running: dict[Driver, None] = {}
-        """Those with a leg of a client of this replica."""
+        self._running: dict[ResponseQueue, Driver] = {}
+        """The legs of clients of this replica; an exchange may have several."""
         self._plain: dict[PlainCall, None] = {}
-        self.relayed: dict[Driver, None] = {}
-        """Those with a leg of a request that another replica forwarded."""
+        self._relayed: dict[ResponseQueue, Driver] = {}
+        """The legs of requests that another replica forwarded."""
 
     @property
     def running(self) -> dict[Driver, None]:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
-        return self._running | {plain.promote(): None for plain in self._plain if plain.final is None}
+        plain = [plain.promote() for plain in self._plain if plain.final is None]
+        return dict.fromkeys((*self._running.values(), *plain))
+
+    @property
+    def relayed(self) -> dict[Driver, None]:
+        """The exchanges with a leg of a request that another replica forwarded."""
+        return dict.fromkeys(self._relayed.values())
 
     async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
@@ -109,8 +115,8 @@ class Legs:
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:
         """Write what an exchange sends to a round, until its final message."""
         is_relayed = round_.incoming.peer_request is not None
-        waiting = self.relayed if is_relayed else self._running
-        waiting[driver] = None
+        waiting = self._relayed if is_relayed else self._running
+        waiting[queue] = driver
         try:
             if not is_relayed:
                 return await round_.write(queue)
@@ -120,7 +126,7 @@ class Legs:
             driver.leave(queue.leg)
             raise
         finally:
-            _ = waiting.pop(driver, None)
+            del waiting[queue]
 
 
 @contextmanager

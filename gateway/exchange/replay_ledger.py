@@ -162,7 +162,7 @@ class ReplayLedger:
     # -- runs ---------------------------------------------------------------------------------------------------
 
     def start_run(self) -> None:
-        """The call is sent again: the answers on record are those of the earlier run now."""
+        """The call is sent again: the answers on record, and those not asked for yet, are of the earlier run now."""
         earlier = self.on_record or ()
         self.start_call()
         self._earlier = earlier

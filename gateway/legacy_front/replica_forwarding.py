@@ -81,6 +81,7 @@ class Forwarding:
 def _stalled(owner: str) -> Stopping:
     error = Stopping(f"The replica {owner} that has this session does not react; send the request again")
     error.data = {"reason": "owner_stalled"}
+    error.headers = {"Retry-After": "1"}
     return error
 
 

@@ -424,13 +424,15 @@ class Stopping(GatewayError):
     """This replica shuts down, and can neither finish the call nor hand it over."""
 
     reason = "stopping"
-    retry_after_seconds = 1
+    retry_after_seconds = 0  # a repeated call may run twice
     fix = "raise hold.drain_seconds to give calls more time to end, or add a replica that takes them over"
     status = 503
 
 
 class ShuttingDown(Stopping):
     """This replica begins nothing new; `what` says what its client can do."""
+
+    retry_after_seconds = 1
 
     def __init__(self, what: str) -> None:
         super().__init__(f"The gateway is shutting down; {what}, another replica or a new process will answer")

@@ -107,6 +107,16 @@ def test_an_answer_of_a_later_round_is_not_replayed_before_its_turn() -> None:
     assert (replayed(ledger, 2), replayed(ledger, 1)) == (None, None), "the runs parted"
 
 
+def test_a_run_that_is_lost_before_it_asked_everything_leaves_all_answers_to_the_next_one() -> None:
+    ledger = ReplayLedger()
+    ledger.note(answers(1), 1)
+    ledger.note(answers(2), 2)
+    ledger.start_run()
+    assert replayed(ledger, 1) == bytes(reply(1))
+    ledger.start_run()
+    assert (replayed(ledger, 1), replayed(ledger, 2)) == (bytes(reply(1)), bytes(reply(2)))
+
+
 def test_a_new_question_parts_the_runs() -> None:
     ledger = ReplayLedger()
     ledger.note(answers(1, 2), 1)

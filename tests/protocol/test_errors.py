@@ -9,7 +9,7 @@ UNAVAILABLE = [
     (errors.NoKeys("no keys"), 503, "no_keys", "10"),
     (errors.OwnerStalled("gw-1"), 503, "owner_stalled", "1"),
     (errors.OwnerSilent("gw-1", "is silent"), 503, "owner_stalled", "1"),
-    (errors.Stopping("ends"), 503, "stopping", "1"),
+    (errors.ShuttingDown("call again"), 503, "stopping", "1"),
 ]
 
 
@@ -20,6 +20,11 @@ def test_a_condition_that_passes_names_its_reason_and_when_to_retry(
     assert (error.code, error.status) == (-32603, status)
     assert error.data == {"reason": reason}
     assert error.headers == {"Retry-After": seconds}
+
+
+def test_a_call_that_a_drain_has_ended_is_not_to_be_repeated() -> None:
+    """It may have had effects, and clients repeat by themselves what has this header."""
+    assert errors.Stopping("ends").headers == {}
 
 
 def test_every_rejected_state_looks_the_same_to_the_client() -> None:

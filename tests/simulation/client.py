@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -73,6 +74,8 @@ class Record:
     """Requests that got no reply in two minutes: to which replica, and when that was."""
     came_back_late: bool = False
     """It left during a retry for so long that the gateway may have cancelled the call."""
+    left_unread: bool = False
+    """It left a retry whose reply it had not read."""
     strange: list[str] = field(default_factory=list)
 
 
@@ -84,6 +87,7 @@ class Client:
         self._turn = 0
         self._ids = 0
         self._gave = 0
+        self._has_copied = False
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -133,6 +137,12 @@ class Client:
                 if self._turn % 2 or asked.keys() != questions.keys():
                     told = again
                     state, questions = again.result.get("requestState"), asked
+            if habit == "asks again, goes" and questions:
+                _ = await self._until_told(state, {})
+                record.outcome = "abandoned"
+                return
+            if habit == "one by one":
+                questions = dict(list(questions.items())[:1])
             answers = {key: self._answer(question) for key, question in questions.items()}
             told = await self._retry(state, answers, questions)
 
@@ -178,7 +188,12 @@ class Client:
             good = [each for each in found if each.error is None]
             truest = [each for each in found if each.reason != "invalid_request_state"]
             return (good or truest or found or [None])[0]
-        if habit == "leaves":
+        if habit == "unread copy" and not self._has_copied:
+            self._has_copied = True
+            loop = http.running_loop()
+            loop.process.keep(loop.create_task(self._copy_unread(state, answers)))
+            return await self._until_told(state, answers)
+        if habit in ("leaves", "unread copy"):
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(self._until_told(state, answers))
                 _ = await asyncio.wait((task,), timeout=0.02 + 0.1 * (self._turn % 3))
@@ -192,6 +207,11 @@ class Client:
             else:
                 return task.result()
         return await self._until_told(state, answers)
+
+    async def _copy_unread(self, state: str | None, answers: dict[str, Any]) -> None:
+        """Send a request once more, read nothing of its reply for a while, and leave."""
+        with suppress(OSError, TimeoutError, http.Broken):
+            _ = await self._post(self._replica(), state, answers, http.Pause(6.0, leaves=True))
 
     async def _until_told(self, state: str | None, answers: dict[str, Any]) -> Told | None:
         """Send a retry, again and again while it may succeed."""
@@ -223,7 +243,20 @@ class Client:
             return {"role": "assistant", "content": {"type": "text", "text": said}, "model": "m"}
         return {"action": "accept", "content": {"name": said}}
 
-    async def _post(self, replica: int, state: str | None, answers: dict[str, Any]) -> Told:
+    def _pause_of(self, state: str | None) -> http.Pause | None:
+        """How it reads the reply to its next request."""
+        turn = self._ids % 3
+        if self._call.habit == "reads late":
+            return http.Pause((0.5, 2.0, 5.0)[turn])
+        if self._call.habit == "leaves unread" and state is not None and turn:
+            return http.Pause((0.0, 1.5, 3.0)[turn], leaves=True)
+        return None
+
+    async def _post(
+        self, replica: int, state: str | None, answers: dict[str, Any], pause: http.Pause | None = None
+    ) -> Told:
+        pause = pause or self._pause_of(state)
+        self.record.left_unread |= pause is not None and pause.leaves
         self._ids += 1
         call = self._call
         arguments = {"tag": call.tag, **call.script}
@@ -252,7 +285,8 @@ class Client:
         where = self._addresses[replica - 1]
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                reply = await http.request(where, "POST", self._call.path, headers, json.dumps(body).encode())
+                sent = json.dumps(body).encode()
+                reply = await http.request(where, "POST", self._call.path, headers, sent, pause=pause)
                 try:
                     message = await self._read(reply)
                 finally:

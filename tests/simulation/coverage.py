@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.exchange.machine import TRANSITIONS, Exchange
 from gateway.protocol import errors
-from tests.simulation.plan import FAULTS, HABITS, Plan
+from tests.simulation.plan import FAULTS, HABITS, MORE_FAULTS, MORE_HABITS, Plan
 
 Row = tuple[str, str]
 
@@ -70,8 +70,8 @@ def report(found: Met) -> list[str]:
     """The tables, as lines."""
     return [
         *_table("rows of the exchange", map(" ".join, all_rows()), {" ".join(k): n for k, n in found.rows.items()}),
-        *_table("faults", FAULTS, found.faults),
-        *_table("habits of clients", HABITS, found.habits),
+        *_table("faults", (*FAULTS, *MORE_FAULTS), found.faults),
+        *_table("habits of clients", (*HABITS, *MORE_HABITS), found.habits),
         *_table(
             "pairs of faults",
             (" + ".join(pair) for pair in combinations(sorted(FAULTS), 2)),

@@ -1,6 +1,8 @@
 """What goes wrong in a history: each kind begins, and ends after its time."""
 
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.plan import Fault
@@ -8,10 +10,29 @@ from tests.simulation.plan import Fault
 if TYPE_CHECKING:
     from tests.simulation.history import History
 
+_WAITS_SECONDS: Final = 20.0
+_LOOKS_SECONDS: Final = 0.02
+
 
 def begin(history: "History", fault: Fault) -> None:
-    """Begin a fault, and have it end."""
+    """Begin a fault, and have it end; one that waits for a state of a call looks again for a while."""
+    if fault.when:
+        _wait(history, fault, history.now + _WAITS_SECONDS)
+    else:
+        _begin(history, fault)
+
+
+def _wait(history: "History", fault: Fault, until: float) -> None:
+    number = history.replica_with(fault.when)
+    if number is not None:
+        _begin(history, replace(fault, target=number))
+    elif history.now < until:
+        history.later(_LOOKS_SECONDS, _wait, history, fault, until)
+
+
+def _begin(history: "History", fault: Fault) -> None:
     kind = _KINDS[fault.kind]
+    history.begun.append(replace(fault, at=history.now - history.load_began))
     history.noted.append((history.now, f"fault: {fault.kind} of gw-{fault.target} for {fault.seconds} s"))
     kind(history, fault)
 
@@ -33,12 +54,17 @@ def _power(history: "History", fault: Fault) -> None:
     history.later(fault.seconds, restore)
 
 
-def _term(history: "History", fault: Fault) -> None:
+def _term(history: "History", fault: Fault, number: signal.Signals = signal.SIGTERM) -> None:
     process = history.gateway(fault.target)
     if process.has_ended:
         return
     process.when_ended.append(lambda: history.later(fault.seconds, history.start_gateway, fault.target))
-    history.terminate(process)
+    history.terminate(process, number)
+
+
+def _int(history: "History", fault: Fault) -> None:
+    """As `term`, but for its delay."""
+    _term(history, fault, signal.SIGINT)
 
 
 def _term_twice(history: "History", fault: Fault) -> None:
@@ -137,6 +163,7 @@ _KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
     "power": _power,
     "term": _term,
     "term twice": _term_twice,
+    "int": _int,
     "stop": _stop,
     "stall": _stop,
     "part": _part,

@@ -17,7 +17,9 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
+from gateway.bridge.plain_call import PlainCall
 from gateway.config import Config
+from gateway.downstream.legs import Retry
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
 from tests.simulation import faults
@@ -26,7 +28,7 @@ from tests.simulation.kernel import Process, Spinning
 from tests.simulation.legacy_client import LegacyClient
 from tests.simulation.modern_server import ModernServer
 from tests.simulation.network import Connection
-from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Plan
+from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Fault, Plan
 from tests.simulation.server import Ledger, LegacyServer, Store
 from tests.simulation.world import Simulation
 
@@ -65,6 +67,8 @@ class Outcome:
     noted: list[tuple[float, str]]
     deaths: list[tuple[float, str]]
     """When a replica ended, or let go of its calls."""
+    faults: list[Fault]
+    """Those that have begun, with the time and the replica that the ones found which wait for a state."""
     trace: list[str]
     """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
     ended_badly: list[str] = field(default_factory=list)
@@ -92,6 +96,8 @@ class History:
         self._servers: list[LegacyServer] = []
         self._is_over = False
         self.deaths: list[tuple[float, str]] = []
+        self.begun: list[Fault] = []
+        self.load_began = 0.0
         self._terminated: dict[Process, None] = {}
 
     # -- for the faults -----------------------------------------------------------------------------------------
@@ -116,6 +122,26 @@ class History:
 
     def gateway(self, number: int) -> Process:
         return self.simulation.processes[f"gw-{number}"]
+
+    def replica_with(self, when: str) -> int | None:
+        """The replica that has a call in this state; `unread` if a reply of it is not read, though it is all there."""
+        is_unread, state = when.startswith("unread "), when.removeprefix("unread ")
+        for number in range(1, self.plan.replicas + 1):
+            process = self.gateway(number)
+            gateway = _gateway_of(process) if process.is_alive else None
+            if gateway is None:
+                continue
+            legs = gateway.downstream._legs
+            drivers = [*legs._running.values(), *legs.relayed]
+            if not is_unread:  # else a task serves it
+                direct = (*gateway.downstream._direct, *gateway.downstream._hops)
+                begun = [*legs._plain, *(each.plain for each in direct)]
+                drivers += [each.driver for each in begun if isinstance(each, PlainCall | Retry) and each.driver]
+                drivers += gateway.lot
+            exchanges = [driver._exchange for driver in drivers]
+            if any(each.state == state and not (is_unread and each.legs) for each in exchanges):
+                return number
+        return None
 
     @property
     def server(self) -> Process:
@@ -146,12 +172,12 @@ class History:
         process.when_ended.append(lambda: self.deaths.append((self.now, name)))
         process.start(serve(_config(self.plan, number), is_whole_process=False))
 
-    def terminate(self, process: Process) -> None:
-        """Send SIGTERM to a gateway; the second one has it let go of its calls at once."""
+    def terminate(self, process: Process, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask a gateway to end; the second time, it lets go of its calls at once."""
         if process in self._terminated:
             self.deaths.append((self.now, process.name))
         self._terminated[process] = None
-        process.signal(signal.SIGTERM)
+        process.signal(number)
 
     def start_server(self) -> None:
         before = self.simulation.processes.get("server")
@@ -207,6 +233,7 @@ class History:
                     kind = LegacyClient if record.call.is_legacy else Client
                     work = kind(record.call, addresses, record).play()
                     clients.keep(clients.loop.create_task(work, name=record.call.tag))
+            self.load_began = self.now
             for fault in plan.faults:
                 self.later(fault.at, faults.begin, self, fault)
             try:
@@ -236,6 +263,7 @@ class History:
             left,
             self.noted,
             [*self.deaths, *self._partings()],
+            self.begun,
             self.trace,
             ended_badly,
         )
@@ -258,7 +286,10 @@ class History:
 
     def _partings(self) -> list[tuple[float, str]]:
         """When replicas let go of their calls, at the end of a drain."""
-        return [(line.at, line.process) for line in self.lines if line.event == "server.parted"]
+        parted = [(line.at, line.process) for line in self.lines if line.event == "server.parted"]
+        # A replica whose calls have all ended does not say that it parts, but lets go of their results.
+        drains = [line for line in self.lines if line.event == "server.draining"]
+        return [*parted, *((line.at + float(line.fields["deadline_seconds"]), line.process) for line in drains)]
 
     def _found_failures(self) -> list[str]:
         return [

@@ -299,6 +299,8 @@ class Way:
         self._is_dropped = False
         self.count = 0
         """Bytes that the kernels keep: under way, or not read."""
+        self.room = _KERNEL_BYTES
+        """How many they keep at most."""
 
     def push(self, data: bytes | None) -> None:
         """Send bytes, an end (`b""`) or a reset (None)."""
@@ -491,6 +493,16 @@ class Transport(asyncio.Transport):
     def is_reading(self) -> bool:
         return not self._is_reading_paused and not self._is_closing
 
+    def stop_reading(self) -> None:
+        """Read nothing, and have the kernels keep next to nothing, so that the other end notices."""
+        self._end.peer.out.room = 64
+        self.pause_reading()
+
+    def read_on(self) -> None:
+        """Read what came meanwhile, and all the rest."""
+        self._end.peer.out.room = _KERNEL_BYTES
+        self.resume_reading()
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
@@ -517,8 +529,8 @@ class Transport(asyncio.Transport):
         if self._is_lost:
             return
         way = self._end.out
-        while self._buffer and way.count < _KERNEL_BYTES:
-            room = _KERNEL_BYTES - way.count
+        while self._buffer and way.count < way.room:
+            room = way.room - way.count
             data = self._buffer.popleft()
             if len(data) > room:
                 self._buffer.appendleft(data[room:])

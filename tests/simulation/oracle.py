@@ -28,7 +28,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"end: {each}" for each in outcome.ended_badly)
     lost = _lost_a_replica(outcome)
     # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
-    silent = bool({fault.kind for fault in outcome.plan.faults} & _SILENCES)
+    silent = bool({fault.kind for fault in outcome.faults} & _SILENCES)
     is_shared = _may_belong_to_another_call(outcome)
     for each in outcome.left:
         if each.startswith("server ") and any(map(_was_passed, outcome.records)):
@@ -54,7 +54,7 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
         return True
     if line.fields["owner_is_dead"]:
         return False
-    faults = [each for each in outcome.plan.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
+    faults = [each for each in outcome.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
     number = int(owner.removeprefix("gw-"))
     failing = {each.target for each in faults if each.kind in _SILENCES | _DEATHS - {"peers", "slow"}}
     parted = {each.target + each.other - number for each in faults if number in _ends_of(each)}
@@ -121,7 +121,7 @@ def _was_passed(record: Record) -> bool:
 
 def _lost_a_replica(outcome: Outcome) -> bool:
     """Whether a replica ended without a word: nobody may be left who can cancel its calls."""
-    return any(fault.kind in _DEATHS for fault in outcome.plan.faults)
+    return any(fault.kind in _DEATHS for fault in outcome.faults)
 
 
 def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
@@ -201,7 +201,8 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
     error = told.error or {}
     message = str(error.get("message", ""))
     before = [run for run in runs if run.began <= told.at]
-    if told.is_first and told.reason in _NOTHING_RAN and before and len(record.told) == 1:
+    has_claimed = told.reason in _NOTHING_RAN and "may have had effects" not in message
+    if told.is_first and has_claimed and before and len(record.told) == 1:
         yield f"was told that nothing ran ({message}), but it did"
     if told.reason == "invalid_request_state" and not _may_be_invalid(outcome, record, told):
         yield f"was told at {told.at - START:.2f} that its state is invalid"
@@ -226,6 +227,12 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if record.call.habit == "rivals" and told.carried and (told is not record.final or _met(outcome, record, _DEATHS)):
         return True  # the other answers came first, and their result is here or was lost with a replica
     hold = outcome.plan.config["hold"]
+    if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
+        return True  # it was told a round of another run, whose keys are the same, and answered the one before
+    if "state" in outcome.plan.config and any(when <= told.at for when, _ in outcome.deaths):
+        return True  # its keys ended with the replica
+    if record.left_unread and "cold_seconds" in hold:
+        return True  # nothing is left of the questions of a cold call but their state, which it did not read
     age = told.at - record.states.get(told.state or "", told.at)
     if _met(outcome, record, frozenset({"slow"}), until=told.at):
         return True  # who is slow comes back after grace
@@ -239,7 +246,8 @@ def _was_gone(outcome: Outcome, message: str, at: float) -> bool:
     return found is not None and any(name == found[1] and when <= at for when, name in outcome.deaths)
 
 
-_DEATHS: Final = frozenset({"kill", "power", "term", "term twice"})
+_DRAINS: Final = frozenset({"term", "term twice", "int"})
+_DEATHS: Final = frozenset({"kill", "power", *_DRAINS})
 _CUTS: Final = frozenset({"cut", "cold cut"})
 _SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
 _CAUSES: Final = {
@@ -306,7 +314,7 @@ def _met(outcome: Outcome, record: Record, kinds: frozenset[str], until: float |
     If one of its replicas could fail it, others may have served it.
     """
     plan, end = outcome.plan, until or record.ended or math.inf
-    faults = [each for each in plan.faults if _begins(each) <= end and _ends(plan, each) >= record.began]
+    faults = [each for each in outcome.faults if _begins(each) <= end and _ends(plan, each) >= record.began]
     is_anywhere = any(each.kind in _DEATHS | _SILENCES and _touches(each, record.used) for each in faults)
     return [each for each in faults if each.kind in kinds and (is_anywhere or _touches(each, record.used))]
 
@@ -318,7 +326,7 @@ def _begins(fault: Fault) -> float:
 def _ends(plan: Plan, fault: Fault) -> float:
     """When nobody feels a fault any more."""
     hold = plan.config["hold"]
-    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 2.0 if fault.kind in ("term", "term twice") else 0.0
+    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 2.0 if fault.kind in _DRAINS else 0.0
     return _begins(fault) + fault.seconds + drain + _AFTER_SECONDS.get(fault.kind, 0.5)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tests.simulation.kernel import Loop
@@ -221,8 +222,23 @@ class Reply:
             self._writer.transport.abort()
 
 
+@dataclass(frozen=True)
+class Pause:
+    """How long a client reads nothing of a reply, and whether it leaves after that."""
+
+    seconds: float
+    leaves: bool = False
+
+
 async def request(
-    address: tuple[str, int], method: str, path: str, headers: Headers, body: bytes = b"", *, seconds: float = 10.0
+    address: tuple[str, int],
+    method: str,
+    path: str,
+    headers: Headers,
+    body: bytes = b"",
+    *,
+    seconds: float = 10.0,
+    pause: Pause | None = None,
 ) -> Reply:
     """Send a request on a connection of its own; return the head of the reply. Raises Broken, or OSError if unsent."""
     async with asyncio.timeout(seconds):
@@ -235,6 +251,8 @@ async def request(
     ]
     try:
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + body)
+        if pause is not None:
+            await _read_nothing(writer.transport, pause)
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
     except (OSError, asyncio.IncompleteReadError) as exc:
         writer.transport.abort()
@@ -245,6 +263,14 @@ async def request(
     first, *fields = head[:-4].split("\r\n")
     found = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     return Reply(int(first.split(" ")[1]), found, reader, writer)
+
+
+async def _read_nothing(transport: Any, pause: Pause) -> None:
+    transport.stop_reading()
+    await asyncio.sleep(pause.seconds)
+    if pause.leaves:
+        raise Broken("the client has left")
+    transport.read_on()
 
 
 def running_loop() -> Loop:

@@ -43,6 +43,8 @@ class Fault:
     target: int = 1
     other: int = 2
     amount: float = 0.0
+    when: str = ""
+    """It waits for a call in this state, and meets the replica that has it; see `History.replica_with`."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,17 @@ FAULTS: Final = (
 _AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 
+MORE_HABITS: Final = ("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes")
+MORE_FAULTS: Final = ("int",)
+
+
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
+    return _more(_first(seed))
+
+
+def _first(seed: int) -> Plan:
+    """What the first draws say; those of `_more` came later, and leave many plans as they were."""
     random = Random(f"plan {seed}")
     replicas = random.randrange(3, 6)
     server = Kind(
@@ -198,6 +209,166 @@ def _close(random: Random, server: Kind) -> tuple[Call, ...]:
     at, calls, replica = 18.0, [], random.randrange(1, 4)
     while at < LOAD_SECONDS and len(calls) < 8:
         tag = f"c{len(calls) + 20}"
-        calls.append(Call(tag, round(at, 3), "pay", "kim", {"questions": 0}, 0.01, replicas=(replica,)))
+        calls.append(Call(tag, round(at, 3), "pay", "kim", {"questions": 0}, 0.01, replicas=(replica, replica)))
         at += server.idle_seconds + random.randrange(-1, 5) / 1000
     return tuple(calls)
+
+
+@dataclass(frozen=True)
+class _Theme:
+    """Things that meet only together."""
+
+    habits: tuple[str, ...]
+    scripts: tuple[dict[str, Any], ...]
+    """Each is added to some calls."""
+    states: tuple[str, ...]
+    """Some faults wait for these."""
+    kinds: tuple[str, ...] = ("int", "int", "term", "kill", "cold cut", "part")
+    tools: tuple[str, ...] = ()
+    quiet: tuple[float, ...] = ()
+    thinks: tuple[float, ...] = ()
+    has_short_legs: bool = False
+    has_events: tuple[bool | None, ...] = (None,)
+    has_tasks: bool = False
+    loses_owners: bool = False
+
+
+_LATE: Final[dict[str, Any]] = {"logs": True, "reports": True, "between": 0.2, "deaf": True}
+_THEMES: Final = (
+    # replies that are not read, while their calls go on
+    _Theme(
+        habits=("leaves unread", "leaves unread", "unread copy", "reads late"),
+        scripts=(
+            {"logs": True, "between": 0.3, "questions": 2},
+            {"logs": True, "between": 0.2, "questions": 3, "hasty": 1.0},
+            {"logs": True, "between": 1.0, "questions": 1, "urls": "later"},
+        ),
+        states=tuple(f"unread {state}" for state in ("parked", "referred", "broken", "detached", "finished", "ended")),
+        kinds=("int", "int", "int", "term", "cold cut"),
+        thinks=(0.2, 1.0),
+    ),
+    # answers that are refused so late that the call has moved on
+    _Theme(
+        habits=("plain", "one by one"),
+        scripts=(
+            {**_LATE, "refuses": "late 503", "patience": 1.5, "questions": 3},
+            {**_LATE, "refuses": "late cut", "patience": 1.5, "questions": 3, "fails": True},
+            {**_LATE, "refuses": "late 503", "hasty": 2.5, "questions": 3, "at once": True},
+            {**_LATE, "refuses": "late 503", "hasty": 1.5, "questions": 2, "urls": "later"},
+        ),
+        states=("broken", "referred", "finished", "asking", "parked", "parked"),
+        tools=("search", "search", "pay"),
+        thinks=(0.3, 1.0, 4.0),
+        has_short_legs=True,
+        has_events=(None, False),
+    ),
+    # calls that another replica has taken over, and that nobody comes back for
+    _Theme(
+        habits=("asks again, goes", "asks again", "plain"),
+        scripts=({"questions": 2}, {"questions": 1, "urls": True}, {"questions": 1, "hasty": 3.0}),
+        states=("restored", "restored", "restored", "referred", "parked"),
+        kinds=("int", "int", "int", "term", "kill"),
+        has_events=(None, False),
+        loses_owners=True,
+    ),
+    # questions that are gathered for long
+    _Theme(
+        habits=("one by one", "plain", "leaves"),
+        scripts=(
+            {"questions": 3, "at once": True},
+            {"questions": 2, "at once": True, "refuses": "late 503"},
+            {"questions": 2, "hasty": 0.2, "logs": True},
+            {"questions": 2, "hasty": 0.2, "fails": True},
+        ),
+        states=("asking", "asking", "detached"),
+        has_events=(None, False),
+        quiet=(0.5, 2.0, 4.0),
+    ),
+    # calls that are lost while nobody waits for them
+    _Theme(
+        habits=("leaves", "asks again", "plain"),
+        scripts=({"questions": 2, "between": 6.0}, {"questions": 2, "patience": 2.0}, {"questions": 2, "deaf": True}),
+        states=("detached", "broken", "finished"),
+        kinds=("int", "int", "cold cut", "server"),
+        tools=("search", "pay"),
+        has_events=(False,),
+    ),
+    # calls of a tool that runs as a task, in sessions of their own
+    _Theme(
+        habits=("plain", "leaves", "asks again"),
+        scripts=(
+            {"questions": 1},
+            {"questions": 1, "urls": True, "babbles": True},
+            {"questions": 2, "urls": "later", "patience": 2.0},
+        ),
+        states=("referred", "parked", "detached"),
+        tools=("job", "job", "pay"),
+        has_tasks=True,
+    ),
+)
+
+
+def _more(plan: Plan) -> Plan:
+    """A plan with what was added since seeds have a meaning; four of ten remain as they were."""
+    random = Random(f"more {plan.seed}")
+    if random.random() < 0.4:
+        return plan
+    theme = random.choice(_THEMES)
+    config = {**plan.config, "hold": dict(plan.config["hold"])}
+    if theme.quiet:
+        config["hold"]["quiet_seconds"] = random.choice(theme.quiet)
+    if theme.has_short_legs:
+        config["legs"] = {"limit_seconds": 1.0}
+    server = plan.server
+    if (has_events := random.choice(theme.has_events)) is not None:
+        server = replace(server, has_events=has_events)
+        config["hold"].pop("cold_seconds", None)
+    if theme.has_tasks:
+        server = replace(server, has_tasks=True)
+    is_held = config.get("route", {}).get("continuation") != "replay"
+    calls = tuple(
+        _with_theme(random, call, theme, is_held) if call.path == "/mcp" and not call.is_legacy else call
+        for call in plan.calls
+    )
+    faults = plan.faults if random.random() < 0.5 else plan.faults[:1]
+    if theme.loses_owners:
+        lost = _fault(random, random.choice(("kill", "power")), plan.replicas)
+        faults += (replace(lost, seconds=30.0, at=round(1.0 + 8.0 * random.random(), 3), when="parked"),)
+    faults += tuple(_fault_when(random, plan.replicas, theme) for _ in range(random.choice((0, 1, 1, 2))))
+    plan = replace(plan, server=server, config=config, calls=calls, faults=faults)
+    return _alone(random, plan) if random.random() < 0.08 else plan
+
+
+def _with_theme(random: Random, call: Call, theme: _Theme, is_held: bool) -> Call:  # noqa: FBT001
+    # Who leaves a call that nobody holds, and comes back elsewhere, has it go on at both, in different rounds.
+    habits = theme.habits if is_held else ("plain",)
+    if random.random() < 0.3:
+        return call
+    script = {**call.script, **random.choice(theme.scripts)}
+    if script.get("deaf"):
+        script.setdefault("patience", 4.0)
+        script.pop("aside", None)  # what a call that goes on asks there is taken for a question of the next one
+    first, other = call.replicas[:2]
+    return replace(
+        call,
+        script=script,
+        tool=random.choice(theme.tools or (call.tool,)),
+        think=random.choice(theme.thinks or (call.think,)),
+        habit=random.choice(habits),
+        replicas=random.choice((call.replicas, (first,) * 6, (first, *[other] * 5))),
+    )
+
+
+def _fault_when(random: Random, replicas: int, theme: _Theme) -> Fault:
+    """A fault that waits for a state."""
+    fault = _fault(random, random.choice(theme.kinds), replicas)
+    return replace(fault, at=round(1.0 + random.random() * 10.0, 3), when=random.choice(theme.states))
+
+
+def _alone(random: Random, plan: Plan) -> Plan:
+    """With one replica, which may have keys that nobody else has."""
+    calls = tuple(replace(call, replicas=(1,)) for call in plan.calls)
+    faults = tuple(replace(fault, target=1, other=2) for fault in plan.faults)
+    own_keys = {"state": {}, "replica": {"id": "gw-1"}} if random.random() < 0.7 else {}
+    config = {**plan.config, **own_keys}
+    return replace(plan, replicas=1, config=config, calls=calls, faults=faults)

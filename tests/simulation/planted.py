@@ -27,7 +27,7 @@ class Planted(NamedTuple):
     """Without one of these faults no history can notice it; empty if any can."""
 
 
-_DRAINS: Final = frozenset({"term", "term twice"})
+_DRAINS: Final = frozenset({"term", "term twice", "int"})
 _SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "power"})
 _DEATHS: Final = frozenset({"kill", "power", *_DRAINS})
 _MACHINE: Final = "exchange/machine.py"

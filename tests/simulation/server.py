@@ -66,6 +66,8 @@ class Kind:
     says_keep_alive: bool = False
     answers_late: bool = False
     """It accepts an answer a while after it came."""
+    has_tasks: bool = False
+    """It has a tool that runs as a task only. Of such calls, each ends before there is a task."""
 
 
 class Stream:
@@ -87,11 +89,14 @@ class Session:
         self.side = Stream(f"{name}-side")
         self.streams[self.side.name] = self.side
         self.waiting: dict[int, asyncio.Future[Any]] = {}
-        self.running: dict[Any, tuple[Run, asyncio.Task[None]]] = {}
+        self.running: dict[Any, tuple[Run, asyncio.Task[None], bool]] = {}
+        """The last is whether it goes on when it is cancelled."""
         self.refuses: dict[int, str] = {}
         """Questions whose first answer is not taken, and how."""
         self.was_given_up = False
         """A call of it was cancelled, perhaps after it had ended."""
+        self.has_forgotten = False
+        """It asked in a call, and ended that without an answer: another replica may have answered, so none ends it."""
         self.next_id = 0
         self.next_stream = 0
 
@@ -125,7 +130,9 @@ class LegacyServer:
         given_up = {run.session for run in self._ledger.runs if run.result is None}
         sessions = self._store.sessions.values()
         return {
-            "sessions": sum(each.name not in given_up and not each.was_given_up for each in sessions),
+            "sessions": sum(
+                each.name not in given_up and not (each.was_given_up or each.has_forgotten) for each in sessions
+            ),
             "streams": sum(_is_read(stream) for each in sessions for stream in each.streams.values()),
             "runs": sum(len(each.running) for each in sessions),
         }
@@ -162,7 +169,11 @@ class LegacyServer:
         elif method == "tools/call":
             self._begin(request, session, message)
         elif method == "tools/list":
-            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
+            tools: list[Any] = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
+            if self._kind.has_tasks:
+                tools.append(
+                    {"name": "job", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+                )
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": tools}})
         elif method in ("ping", "logging/setLevel"):
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
@@ -174,9 +185,10 @@ class LegacyServer:
         self._store.opened += 1
         session = Session(f"s{self._store.opened}")
         self._store.sessions[session.name] = session
+        tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.has_tasks else {}
         result = {
             "protocolVersion": VERSION,
-            "capabilities": {"tools": {}, "logging": {}},
+            "capabilities": {"tools": {}, "logging": {}, **tasks},
             "serverInfo": {"name": "simulated", "version": "1"},
         }
         headers = {"Mcp-Session-Id": session.name}
@@ -187,7 +199,7 @@ class LegacyServer:
             request.reply(404)
             return
         del self._store.sessions[session.name]
-        for run, task in list(session.running.values()):
+        for run, task, _ in list(session.running.values()):
             self._ledger.strange.append(f"a session was deleted while {run.tag} ran in it")
             task.cancel()
         for stream in session.streams.values():
@@ -229,11 +241,16 @@ class LegacyServer:
             session.was_given_up = True
             found = session.running.get(params.get("requestId"))
             if found is not None:
-                found[0].cancelled = self._now()
-                found[1].cancel()
+                run, task, is_deaf = found
+                run.cancelled = self._now()
+                if not is_deaf:
+                    task.cancel()
 
     async def _answer(self, request: Request, session: Session, message: Any) -> None:
         how = session.refuses.pop(message["id"], None) if isinstance(message["id"], int) else None
+        if how is not None and how.startswith("late "):
+            await asyncio.sleep(3.0)
+            how = how.removeprefix("late ")
         if how == "cut":
             request.cut()
             return
@@ -273,14 +290,16 @@ class LegacyServer:
         token = (params.get("_meta") or {}).get("progressToken")
         task = self._process.loop.create_task(self._run(session, stream, run, message["id"], arguments, token))
         self._process.keep(task)
-        session.running[message["id"]] = run, task
+        session.running[message["id"]] = run, task, bool(arguments.get("deaf"))
 
     async def _run(self, session: Session, stream: Stream, run: Run, id_: Any, script: Any, token: Any) -> None:
         try:
             await asyncio.sleep(script.get("before", 0.0))
-            if script.get("urls") and not any(each.was_referred for each in self._ledger.of(run.tag)):
-                run.was_referred = True
-                self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+            refers = bool(script.get("urls")) and not any(each.was_referred for each in self._ledger.of(run.tag))
+            if refers and script["urls"] != "later":
+                self._refer(stream, run, id_)
+                if script.get("babbles") and run.tool == "job":  # which has a session of its own
+                    self._process.keep(asyncio.get_running_loop().create_task(self._babble(session, run)))
                 return
             count = script.get("questions", 0)
             at_once: list[Any] = []
@@ -298,6 +317,9 @@ class LegacyServer:
                     params = {"progressToken": token, "progress": number + 1}
                     note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
                     self._send(stream, note)
+                if refers:
+                    self._refer(stream, run, id_)
+                    return
                 await asyncio.sleep(script.get("between", 0.0))
             await asyncio.sleep(script.get("hangs", 0.0))
             run.effects.append((self._now(), "done"))
@@ -326,6 +348,24 @@ class LegacyServer:
             if not self._kind.has_events:
                 session.streams.pop(stream.name, None)
 
+    def _refer(self, stream: Stream, run: Run, id_: Any) -> None:
+        """End a call with -32042: its user has to visit a URL first."""
+        run.was_referred = True
+        self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+
+    async def _babble(self, session: Session, run: Run) -> None:
+        """Say what belongs to no call, unless the next one is very quick."""
+        await asyncio.sleep(0.003)
+        session.next_id += 1
+        run.asked.append("too late")
+        said = {"message": "too late", "requestedSchema": {"type": "object", "properties": {}}}
+        for message in (
+            {"id": session.next_id, "method": "elicitation/create", "params": said},
+            {"method": "notifications/message", "params": {"level": "info", "data": "babble"}},
+            {"method": "notifications/cancelled", "params": {"requestId": session.next_id}},
+        ):
+            self._send(session.side, {"jsonrpc": "2.0", **message})
+
     async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
         session.next_id += 1
         nested, name = session.next_id, f"{run.tag}/{number}"
@@ -342,10 +382,13 @@ class LegacyServer:
             method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
         self._send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
-        patience = script.get("patience")
+        patience = script.get("hasty", script.get("patience"))
         _ = await asyncio.wait((waiting,), timeout=patience)
         session.waiting.pop(nested, None)
         if not waiting.done():
+            if "hasty" in script:  # it does not withdraw its question
+                session.has_forgotten = True
+                return WITHDRAWN
             params = {"requestId": nested, "reason": "too slow"}
             self._send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
             return WITHDRAWN

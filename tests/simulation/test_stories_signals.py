@@ -9,6 +9,7 @@ from tests.simulation.history import History
 from tests.simulation.oracle import BUG_LEVELS
 from tests.simulation.plan import Call, Plan
 from tests.simulation.server import Kind
+from tests.simulation.world import START
 
 _SOON_SECONDS = 2.1
 """`timeouts.cancel_seconds`, which cancellations of the calls may take, and a little more."""
@@ -82,3 +83,17 @@ def test_a_signal_while_the_gateway_starts_ends_it_soon(
     )
     drain = 1.0 + 0.2 if first >= 0.5 else 0.0  # it was ready
     assert first <= ended <= first + drain + 0.1
+
+
+def test_a_drain_sends_a_client_away_though_another_request_of_it_has_ended() -> None:
+    """The copy of its retry is not read, and ends after 6 s; the drain begins after that, and lasts 4 s."""
+    script = {"questions": 2, "between": 12.0, "logs": True}
+    the_call = Call("c1", 0.0, "pay", "ann", script, 0.2, "unread copy", (1, 1, 1, 2))
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    plan = Plan(1, 2, Kind(), {"hold": hold, "sessions": {"idle_seconds": 30}}, (the_call,), ())
+    history = History(plan)
+    history.later(8.0, lambda: history.gateway(1).signal(signal.SIGINT))
+    (record,) = history.run().records
+    assert [told.result.get("inputRequests") is None for told in record.told[:2]] == [False, True]
+    assert record.told[1].at - START == pytest.approx(8.0, abs=0.2)
+    assert record.outcome == "result"
