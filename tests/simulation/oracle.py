@@ -87,7 +87,9 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
             yield from _of_run(record, run, given)
         if run.ended is None and not _may_be_uncancelled(outcome, record) and not _was_passed(record):
             yield f"run {run.number} is left running"
-    if not _met(outcome, record, _SILENCES | {"power"}):
+    is_queued = "sessions" in outcome.plan.config.get("route", {})  # behind calls that may hang for longer than that
+    hangs = is_queued or "hangs" in record.call.script
+    if not hangs and not _met(outcome, record, _SILENCES | {"power"}):
         yield from (f"got no reply from gw-{each}" for each in record.unanswered)
     yield from _repetitions(outcome, record, runs)
     for told in record.told:
@@ -234,8 +236,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     age = told.at - record.states.get(told.state or "", told.at)
-    if _met(outcome, record, frozenset({"slow"}), until=told.at):
-        return True  # who is slow comes back after grace
+    if _met(outcome, record, frozenset({"slow", "power"}), until=told.at):
+        return True  # who is slow, or asks a host without power first, comes back after grace
     jumps = [abs(fault.amount) for fault in _met(outcome, record, frozenset({"jump"}), until=told.at)]
     return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
 
@@ -286,6 +288,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True  # another call of its caller has their one session
     if reason == "call_lost" and _may_belong_to_another_call(outcome):
         return True
+    if reason == "call_lost" and script.get("aside") and _met(outcome, record, _SILENCES):
+        return True  # who takes a call over does not hear what comes on the side stream of its former owner
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
     causes = _CAUSES.get(reason, frozenset())
@@ -326,7 +330,7 @@ def _begins(fault: Fault) -> float:
 def _ends(plan: Plan, fault: Fault) -> float:
     """When nobody feels a fault any more."""
     hold = plan.config["hold"]
-    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 2.0 if fault.kind in _DRAINS else 0.0
+    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 7.0 if fault.kind in _DRAINS else 0.0
     return _begins(fault) + fault.seconds + drain + _AFTER_SECONDS.get(fault.kind, 0.5)
 
 
