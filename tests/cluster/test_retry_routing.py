@@ -94,7 +94,7 @@ async def test_a_stopping_owner_reports_that_through_other_replicas(upstream: Fa
     await one.gateway.drain(delay_seconds=0)
     reply = await waiting
     assert reply.outcome == (503, -32603, "stopping")
-    assert reply.headers["Retry-After"] == "1"
+    assert "Retry-After" not in reply.headers, "the call was cancelled, and may have had effects"
     await upstream.saw(mcp.CANCELLED)
     gate.go.set()
 

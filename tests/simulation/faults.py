@@ -158,6 +158,11 @@ def _drift(history: "History", fault: Fault) -> None:
     history.gateway(fault.target).wall_drift = fault.amount / 100_000
 
 
+def _replay(history: "History", fault: Fault) -> None:
+    assert history.attacker is not None, "the plan has it"
+    history.attacker.strike(fault.target)
+
+
 _KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
     "kill": _kill,
     "power": _power,
@@ -177,4 +182,5 @@ _KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
     "dns": _dns,
     "jump": _jump,
     "drift": _drift,
+    "replay": _replay,
 }

@@ -23,6 +23,7 @@ from gateway.downstream.legs import Retry
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
 from tests.simulation import faults
+from tests.simulation.attacker import Attacker
 from tests.simulation.client import Client, Record
 from tests.simulation.kernel import Process, Spinning
 from tests.simulation.legacy_client import LegacyClient
@@ -69,6 +70,8 @@ class Outcome:
     """When a replica ended, or let go of its calls."""
     faults: list[Fault]
     """Those that have begun, with the time and the replica that the ones found which wait for a state."""
+    learnt: list[str]
+    """What an attacker was told that is not its own."""
     trace: list[str]
     """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
     ended_badly: list[str] = field(default_factory=list)
@@ -99,6 +102,8 @@ class History:
         self.begun: list[Fault] = []
         self.load_began = 0.0
         self._terminated: dict[Process, None] = {}
+        attacks = any(fault.kind == "replay" for fault in plan.faults)
+        self.attacker = Attacker(self) if attacks else None
 
     # -- for the faults -----------------------------------------------------------------------------------------
 
@@ -264,6 +269,7 @@ class History:
             self.noted,
             [*self.deaths, *self._partings()],
             self.begun,
+            [] if self.attacker is None else self.attacker.learnt,
             self.trace,
             ended_badly,
         )

@@ -24,6 +24,7 @@ def complaints(outcome: Outcome) -> list[str]:
 
 
 def _of_processes(outcome: Outcome) -> Iterator[str]:
+    yield from (f"attacker: {each}" for each in outcome.learnt)
     yield from (f"failure: {each}" for each in outcome.failures)
     yield from (f"end: {each}" for each in outcome.ended_badly)
     lost = _lost_a_replica(outcome)

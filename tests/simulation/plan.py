@@ -87,7 +87,7 @@ _AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 
 MORE_HABITS: Final = ("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes")
-MORE_FAULTS: Final = ("int",)
+MORE_FAULTS: Final = ("int", "replay")
 
 
 def draw(seed: int) -> Plan:
@@ -127,6 +127,7 @@ def _first(seed: int) -> Plan:
     density = random.choice((1, 1, 2, 3))
     faults = tuple(_fault(random, kind, replicas) for kind in kinds for _ in range(random.randrange(1, density + 1)))
     faults += _aimed(Random(f"aimed {seed}"), calls, replicas)
+    faults += _replays(Random(f"replays {seed}"), faults, replicas)
     calls += _close(Random(f"close {seed}"), server)
     return Plan(seed, replicas, server, config, calls, tuple(sorted(faults, key=lambda fault: fault.at)))
 
@@ -200,6 +201,16 @@ def _aimed(random: Random, calls: tuple[Call, ...], replicas: int) -> tuple[Faul
     kind, seconds = random.choice(_AIMED), random.choice((2.0, 6.0))
     count = 2 if kind == "peers" else 1
     return tuple(Fault(kind, at, seconds, target, other) for other in others[:count])
+
+
+def _replays(random: Random, faults: tuple[Fault, ...], replicas: int) -> tuple[Fault, ...]:
+    """Sometimes an attacker sends again what it has heard: any time, and right after a drain has sent new calls on."""
+    if random.random() < 0.7:
+        return ()
+    spans = (LOAD_SECONDS, LOAD_SECONDS, 4.0 * LOAD_SECONDS)
+    times = [2.0 + random.random() * random.choice(spans) for _ in range(random.randrange(1, 9))]
+    times += [fault.at + 4.0 * random.random() for fault in faults if fault.kind.startswith("term") for _ in range(3)]
+    return tuple(Fault("replay", round(at, 3), 0.0, random.randrange(1, replicas + 1)) for at in times)
 
 
 def _close(random: Random, server: Kind) -> tuple[Call, ...]:

@@ -305,6 +305,13 @@ FAULTS: Final = (
         "if timer is GRACE and asyncio.get_running_loop().time() - due > _STALLED_SECONDS:",
         "if False:",
     ),
+    Planted(
+        "seal: a message between replicas is accepted twice",
+        "seal/peer_messages.py",
+        "        if nonce in self._seen:\n",
+        "        if False:\n",
+        frozenset({"replay"}),
+    ),
 )
 
 
