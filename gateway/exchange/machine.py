@@ -185,7 +185,7 @@ class Exchange:
 
     @property
     def record(self) -> tuple[Recorded, ...] | None:
-        """The answers that went upstream so far, in their order; None if the call cannot be run again."""
+        """The answers that another run would get, in their order; None if the call cannot be run again."""
         return () if self._answers is None else self._answers.on_record
 
     @property
@@ -471,7 +471,7 @@ class Exchange:
         return self._run_again_in_time(completed=False, runs_on=event.runs_on)
 
     def _begin_later(self, error: GatewayError) -> Commands:
-        """A further run could not begin: the client keeps its state, and may come again with the same answers."""
+        """A run could not begin: the client keeps its state, and may come again with the same answers."""
         out: Commands = [_DISARM_GRACE if self.state is DETACHED else _DISARM_LEG]
         if self.legs:
             out.append(do.Fail(self.legs, error))

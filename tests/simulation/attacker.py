@@ -53,8 +53,9 @@ class Attacker:
         if not is_to_server or not server.process.name.startswith("gw-") or client.process is self._process:
             return
         data = self._arriving.pop(connection, b"") + data
-        while (found := _first(data, server.place)) is not None:
-            heard, data = found
+        while (found := http.first_request(data)) is not None:
+            method, path, headers, body, data = found
+            heard = Heard(method, path, headers, body, server.place)
             if heard.path.startswith("/peer"):
                 self._messages.append(heard)
             elif heard.path == "/mcp" and b'"requestState"' in heard.body:
@@ -89,17 +90,3 @@ class Attacker:
             return
         if any(secret in told for secret in _SECRETS):
             self.learnt.append(f"{heard.method} {heard.path} of another told it {told[:200]!r}")
-
-
-def _first(data: bytes, to: tuple[str, int]) -> tuple[Heard, bytes] | None:
-    """The first request of a connection, and what follows it; None while it is not complete."""
-    head, found, rest = data.partition(b"\r\n\r\n")
-    if not found:
-        return None
-    line, *fields = head.decode().split("\r\n")
-    method, path, _ = line.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-    length = int(headers.get("content-length", 0))
-    if len(rest) < length:
-        return None
-    return Heard(method, path, headers, rest[:length], to), rest[length:]

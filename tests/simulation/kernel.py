@@ -287,12 +287,7 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         handle = Handle(callback, args, copy_context() if context is None else context)
-        process = self.process
-        if process.is_alive:
-            self._ready.append(handle)
-            if not self._is_queued and not process.is_frozen:
-                self._is_queued = True
-                self._runnable.append(self)
+        self.ready(handle)
         return handle
 
     call_soon_threadsafe = call_soon

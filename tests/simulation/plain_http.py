@@ -76,6 +76,18 @@ def _head(status: int, headers: Headers) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+def first_request(data: bytes) -> tuple[str, str, Headers, bytes, bytes] | None:
+    """Method, path, headers and body of a connection's first request, and what follows it; None until it is here."""
+    head, found, rest = data.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    line, *fields = head.decode().split("\r\n")
+    method, path, _ = line.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+    length = int(headers.get("content-length", 0))
+    return (method, path, headers, rest[:length], rest[length:]) if len(rest) >= length else None
+
+
 class ServerConnection(asyncio.Protocol):
     """One connection of a simulated server."""
 
@@ -105,20 +117,14 @@ class ServerConnection(asyncio.Protocol):
     def _next(self) -> None:
         if not self._data or self._now is not None or self._transport.is_closing():
             return
-        head, found, rest = self._data.partition(b"\r\n\r\n")
-        if not found:
+        found = first_request(self._data)
+        if found is None:
             return
-        line, *fields = head.decode().split("\r\n")
-        method, path, _ = line.split(" ")
-        headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-        length = int(headers.get("content-length", 0))
-        if len(rest) < length:
-            return
-        self._data = rest[length:]
+        method, path, headers, body, self._data = found
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        request = self._now = Request(method, path, headers, rest[:length], self)
+        request = self._now = Request(method, path, headers, body, self)
         loop = running_loop()
         loop.process.keep(loop.create_task(self._run(request)))
 
