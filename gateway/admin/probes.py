@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from aiohttp import web
 
 from gateway.admin.cluster_status import Heard, chosen
 from gateway.admin.cluster_view import ClusterView
@@ -14,6 +13,8 @@ from gateway.admin.documents import document
 from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, TextResponse, WholeResponse
 from gateway.protocol.errors import Forbidden
 from gateway.telemetry.process_status import Status
 
@@ -26,43 +27,43 @@ OTHERS_PATH: Final = "/others.json"
 class Probes(ABC):
     """The handler of the admin listener."""
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: HttpRequest) -> Response:
         """Answer one request."""
         if http.method not in ("GET", "HEAD"):
-            return web.Response(status=405, headers={"Allow": "GET"}, text="GET only\n")
+            return TextResponse("GET only\n", 405, {"Allow": "GET"})
         try:
             self._check_host(http)
         except Forbidden as exc:
-            return web.Response(status=exc.status, text=f"{exc.message}\n")
+            return TextResponse(f"{exc.message}\n", exc.status)
         return await self._serve(http)
 
-    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _serve(self, http: HttpRequest) -> Response:
         match http.path:
             case "/healthz":
-                return web.Response(text="ok\n")
+                return TextResponse("ok\n")
             case "/readyz":
                 # A failing upstream does not make this replica unready: other replicas use the same upstream.
                 reason = await self.unready()
-                return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
+                return TextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
             case "/metrics":
                 body, content_type = await self.exposition()
-                return web.Response(body=body, headers={"Content-Type": content_type})
+                return WholeResponse(body=body, headers={"Content-Type": content_type})
             case "/status" | "/status.json":
                 return await self._status(http)
             case path if path.startswith(_DOCS) and (text := document(path.removeprefix(_DOCS))) is not None:
-                return web.Response(text=text, headers=HEADERS)
+                return TextResponse(text, headers=HEADERS)
             case _:
-                return web.Response(status=404, text="try /healthz /readyz /metrics /status\n")
+                return TextResponse("try /healthz /readyz /metrics /status\n", 404)
 
-    def _check_host(self, http: web.BaseRequest) -> None:
+    def _check_host(self, http: HttpRequest) -> None:
         """Raise Forbidden for a name that may have been rebound; simple health checks of HTTP/1.0 name no host."""
         names, host = self.names(), http.headers.get("Host")
         if names is None or (host is None and http.path in _HEALTH):
             return
         check_admin(host, names)
 
-    async def _status(self, http: web.BaseRequest) -> web.StreamResponse:
-        replica = http.query.get("replica")
+    async def _status(self, http: HttpRequest) -> Response:
+        replica = http.url.query.get("replica")
         if replica == self.name():
             status = await self.status()  # without a wait for a replica that is silent
         else:
@@ -71,10 +72,10 @@ class Probes(ABC):
         if http.path == "/status.json" or prefers_json(http.headers.get("Accept", "")):
             body, content_type = msgspec.json.encode(status), "application/json"
         else:
-            refresh, route = every_seconds(http.query.get("refresh")), http.query.get("route")
+            refresh, route = every_seconds(http.url.query.get("refresh")), http.url.query.get("route")
             only_replica = replica if replica == status.replica and status.covers == "replica" else None
             body, content_type = page(status, refresh, route, only_replica).encode(), "text/html"
-        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=HEADERS)
+        return WholeResponse(body, headers={"Content-Type": f"{content_type}; charset=utf-8", **HEADERS})
 
     @abstractmethod
     async def unready(self) -> str | None:
@@ -113,9 +114,9 @@ class Admin(Probes):
         self._cluster = cluster
         self._is_private = is_private
 
-    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _serve(self, http: HttpRequest) -> Response:
         if self._is_private and http.path == OTHERS_PATH:
-            return web.Response(body=msgspec.json.encode(await self._cluster.others()))
+            return WholeResponse(body=msgspec.json.encode(await self._cluster.others()))
         return await super()._serve(http)
 
     async def unready(self) -> str | None:

@@ -22,7 +22,7 @@ from gateway.admin.snapshot import about
 from gateway.auth.host_check import admin_names
 from gateway.cluster.worker import host_id
 from gateway.config import Config, InForce
-from gateway.http.listener import UNIX
+from gateway.http.server.listener import UNIX
 from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import Status
 

@@ -15,12 +15,13 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import urljoin
 
-from aiohttp import web
 from multidict import MultiMapping
 
 from gateway.auth.oauth_upstream import OAuthUpstream, Published, body_of, where
 from gateway.config import Config, InForce, Route
-from gateway.http.body import BodyReader
+from gateway.http.server.body import BodyReader
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_client import REDIRECTS, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
 from gateway.identity import oauth_metadata
@@ -80,7 +81,7 @@ class OAuthProxy:
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
         self._upstream.clear()
 
-    def challenge(self, http: web.BaseRequest, value: str) -> str:
+    def challenge(self, http: HttpRequest, value: str) -> str:
         """Rewrite a WWW-Authenticate value so that it points the client to the gateway."""
         suffix = http.path.rstrip("/")
         route = self._routes.get(suffix)
@@ -93,7 +94,7 @@ class OAuthProxy:
             pass
         return value
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse | None:
+    async def handle(self, http: HttpRequest) -> Response | None:
         """Serve a request for an OAuth path, after the check of Host and Origin; None for any other path.
 
         Raises GatewayError.
@@ -115,7 +116,7 @@ class OAuthProxy:
             response.headers["Vary"] = "Origin"
         return response
 
-    async def _answer(self, http: web.BaseRequest, asked: _Target, methods: tuple[str, ...]) -> web.Response:
+    async def _answer(self, http: HttpRequest, asked: _Target, methods: tuple[str, ...]) -> WholeResponse:
         if http.method == "OPTIONS":
             return _preflight(methods)
         if http.method not in methods:
@@ -159,12 +160,12 @@ class OAuthProxy:
 
     # -- the public URL -----------------------------------------------------------------------------------------
 
-    def _place(self, http: web.BaseRequest, route: Route) -> Place:
+    def _place(self, http: HttpRequest, route: Route) -> Place:
         upstream = oauth_metadata.origin(route.upstream.url)
         assert upstream is not None, "the configuration admits http(s) URLs only"
         return Place(self._public(http), route.path.rstrip("/"), upstream)
 
-    def _public(self, http: web.BaseRequest) -> str:
+    def _public(self, http: HttpRequest) -> str:
         """The origin under which the client of this request reaches the gateway; raises InvalidRequest."""
         if self._config.public_url is not None:
             return oauth_metadata.origin(self._config.public_url) or self._config.public_url
@@ -179,7 +180,7 @@ class OAuthProxy:
 
     # -- metadata -----------------------------------------------------------------------------------------------
 
-    async def _metadata(self, asked: _Target, route: Route, place: Place) -> web.Response:
+    async def _metadata(self, asked: _Target, route: Route, place: Place) -> WholeResponse:
         published = await self._upstream.published(route, place)
         if asked.kind == oauth_metadata.RESOURCE:
             document = published.resource
@@ -200,9 +201,7 @@ class OAuthProxy:
 
     # -- endpoints ----------------------------------------------------------------------------------------------
 
-    async def _forward(
-        self, http: web.BaseRequest, body: bytes, kind: str, route: Route, place: Place
-    ) -> web.Response:
+    async def _forward(self, http: HttpRequest, body: bytes, kind: str, route: Route, place: Place) -> WholeResponse:
         published = await self._upstream.published(route, place)
         server = published.server or {}
         target = oauth_metadata.endpoint(server, oauth_metadata.ENDPOINTS[kind], place)
@@ -212,7 +211,7 @@ class OAuthProxy:
                 "upstream's own origin"
             )
         named = _renamed(published.resource, place)
-        query = oauth_metadata.replaced(http.rel_url.raw_query_string, named)
+        query = oauth_metadata.replaced(http.url.raw_query_string, named)
         if query:
             target += f"{'&' if '?' in target else '?'}{query}"
         if not _is_plain(target) or " " in target:
@@ -231,7 +230,7 @@ class OAuthProxy:
             if location is not None and reply.status in REDIRECTS and _is_plain(location):
                 with suppress(ValueError):  # `//[` is not a URL
                     kept["Location"] = _location(place.upstream + target, location, published, place)
-            return web.Response(body=await body_of(reply, route), status=reply.status, headers=kept)
+            return WholeResponse(body=await body_of(reply, route), status=reply.status, headers=kept)
 
 
 def _target(path: str) -> _Target | None:
@@ -244,9 +243,9 @@ def _target(path: str) -> _Target | None:
     return None
 
 
-def _document(shown: Document | None) -> web.Response:
-    return web.Response(
-        body=jsonrpc.encode(shown), content_type="application/json", headers={"Cache-Control": "no-store"}
+def _document(shown: Document | None) -> WholeResponse:
+    return WholeResponse(
+        jsonrpc.encode(shown), headers={"Content-Type": "application/json", "Cache-Control": "no-store"}
     )
 
 
@@ -281,13 +280,13 @@ def _location(url: str, location: str, published: Published, place: Place) -> st
     return f"{before}?{oauth_metadata.replaced(query, {'iss': (name, issuer)})}{hash_}{fragment}"
 
 
-def _preflight(methods: tuple[str, ...]) -> web.Response:
+def _preflight(methods: tuple[str, ...]) -> WholeResponse:
     headers = {
         "Access-Control-Allow-Methods": ", ".join(methods),
         "Access-Control-Allow-Headers": "Authorization, Content-Type, MCP-Protocol-Version",
         "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
     }
-    return web.Response(status=204, headers=headers)
+    return WholeResponse(status=204, headers=headers)
 
 
 def _first(value: str | None) -> str:

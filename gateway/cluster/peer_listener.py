@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Final
 
-from aiohttp import HttpVersion11, web
-from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -15,11 +13,13 @@ from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
 from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
-from gateway.http.connection import Connection, DirectRequest
 from gateway.http.incoming import Incoming
-from gateway.http.reply import ReplyWriter, leave_open, send, share_unread
-from gateway.http.request_parser import KnownHeads, ParsedHead
-from gateway.http.traffic import Traffic
+from gateway.http.reply import ReplyWriter
+from gateway.http.server.connection import Connection, DirectRequest
+from gateway.http.server.known_heads import KnownHeads, ParsedHead
+from gateway.http.server.request import HttpRequest, RequestHead
+from gateway.http.server.response import Response, StreamResponse, WholeResponse
+from gateway.http.server.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.runtime.budget import Share
@@ -50,7 +50,7 @@ _HEAD: Final = re.compile(
     rb"(Expect: 100-continue\r\n)?(Content-Length: ([1-9][0-9]{0,4})\r\n\r\n)"
 )
 _NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
-_MESSAGE: Final = RawRequestMessage("POST", PATH, HttpVersion11, _NO_HEADERS, (), False, None, False, False, URL(PATH))
+_MESSAGE: Final = RequestHead("POST", PATH, _NO_HEADERS, URL(PATH))
 _NO_VALUES: Final = KnownValues(lambda _: ())
 
 _OF_A_PROCESS: Final = ("owner", "session")
@@ -61,7 +61,7 @@ Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
 Serving = Callable[[ReplyWriter], Awaitable[object]]
 """Goes on to serve such a request."""
-Answer = Callable[[web.BaseRequest, Serving], Awaitable[web.StreamResponse]]
+Answer = Callable[[HttpRequest, Serving], Awaitable[Response]]
 """Has such a request served in a task, and replies to the other replica."""
 Encode = Callable[[bytes, int, Mapping[str, str], Ending], bytes]
 """Makes the bytes of a whole reply of its body, status, headers and ending."""
@@ -96,13 +96,13 @@ class PeerListener:
         self._started = world.monotonic()
         self._logged = float("-inf")
 
-    async def handle(self, http: web.BaseRequest, *, is_local: bool = False) -> web.StreamResponse:
+    async def handle(self, http: HttpRequest, *, is_local: bool = False) -> Response:
         """Serve one request from the network, or from another process of this host.
 
         A request that is not sealed with a state key gets a refusal without a reason.
         """
         if http.method != "POST" or http.path != PATH:
-            return web.Response(status=404)
+            return WholeResponse(status=404)
         config = self._in_force.value
         try:
             limits = config.limits
@@ -110,9 +110,9 @@ class PeerListener:
             peer_request = self._open(sealed)
         except InvalidState as exc:
             self._reject(exc.reason, http.remote)
-            return web.Response(status=403)
+            return WholeResponse(status=403)
         except GatewayError as exc:
-            return web.Response(status=exc.status)
+            return WholeResponse(status=exc.status)
         return await self._handle_opened(peer_request, self._frames(peer_request), http, is_local=is_local)
 
     def begin(
@@ -135,11 +135,11 @@ class PeerListener:
         self,
         peer_request: PeerRequest,
         frames: Frames,
-        http: web.BaseRequest,
+        http: HttpRequest,
         serving: Serving | None = None,
         *,
         is_local: bool,
-    ) -> web.StreamResponse:
+    ) -> Response:
         """Serve a request that is authentic; `serving` if it has begun."""
         reply = PeerReply(http, frames, self._in_force.value.timeouts.send_seconds)
         try:
@@ -194,9 +194,7 @@ class PeerListener:
             self._membership.discovery.greeted(peer_request.path, remote)
         return messages.Identity(self._membership.host)
 
-    async def _serve_request(
-        self, serving: Serving, reply: "PeerReply", http: web.BaseRequest, request_id: str
-    ) -> None:
+    async def _serve_request(self, serving: Serving, reply: "PeerReply", http: HttpRequest, request_id: str) -> None:
         """Have a client's request served."""
         try:
             _ = await serving(reply)
@@ -204,8 +202,7 @@ class PeerListener:
             await reply.frame(messages.Gone(self._membership.host))
         except PeerFailed as exc:
             log.warning(Event.PEER_FAILED, cause=str(exc), request_id=request_id)
-            if http.transport is not None:
-                http.transport.abort()  # the other replica must see that the reply is incomplete
+            http.wire.abort()  # the other replica must see that the reply is incomplete
 
 
 class PeerHeads(KnownHeads):
@@ -228,7 +225,7 @@ class _Opened:
 
     waits = False
 
-    def __init__(self, head: ParsedHead, serve: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+    def __init__(self, head: ParsedHead, serve: Callable[[HttpRequest], Awaitable[Response]]) -> None:
         self.head = head
         self.serve = serve
 
@@ -239,27 +236,26 @@ class _Opened:
 class PeerReply(ReplyWriter):
     """Sends a sealed reply to the replica that forwarded the request."""
 
-    def __init__(self, http: web.BaseRequest, frames: Frames, send_seconds: float) -> None:
+    def __init__(self, http: HttpRequest, frames: Frames, send_seconds: float) -> None:
         self._http = http
         self._frames = frames
         self._send_seconds = send_seconds
-        self._stream = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+        self._stream = StreamResponse(headers={"Content-Type": CONTENT_TYPE})
 
     async def open(self) -> None:
         """Tell the other replica that its request was accepted."""
-        leave_open(self._http, self._stream)
-        await self._stream.prepare(self._http)
+        await self._stream.begin(self._http)
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
-        return share_unread(self._http)
+        return self._http.wire.unread.new_share()
 
     async def frame(self, *frames: messages.Frame) -> None:
         """Send frames together."""
         data = b"".join([self._frames.seal(frame) for frame in frames])
-        await send(self._http, self._stream, data, self._send_seconds)
+        await self._stream.write(data, self._send_seconds)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         """Send a whole reply."""
         await self.frame(*_whole(body, status, headers, ending))
         return self._stream
@@ -273,14 +269,14 @@ class PeerReply(ReplyWriter):
         """Send a part of a stream."""
         await self.frame(messages.Data(data))
 
-    async def end(self, ending: Ending) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> Response:
         """Send the end of a stream."""
         await self.frame(messages.End(*ending))
         return self._stream
 
-    async def close(self) -> web.StreamResponse:
+    async def close(self) -> Response:
         """End the HTTP body, so that the connection can be reused."""
-        await self._stream.write_eof()
+        await self._stream.finish(self._http)
         return self._stream
 
 

@@ -3,12 +3,11 @@
 import asyncio
 from typing import Final
 
-from aiohttp import web
-
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange, ending
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import InvalidState, OwnerSilent
 from gateway.runtime.pieces import Turn, cut
@@ -17,7 +16,7 @@ from gateway.telemetry import Ending
 
 _WHOLE_BYTES: Final = 1 << 20
 """More is never here at once."""
-Replied = tuple[web.StreamResponse, Ending]
+Replied = tuple[Response, Ending]
 
 
 class ReplyRelay:

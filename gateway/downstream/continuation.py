@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from aiohttp import web
-
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
@@ -23,6 +21,7 @@ from gateway.downstream.round import Round
 from gateway.downstream.unread_retry import UnreadRetry, glance
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.cold_calls import ColdCall
@@ -167,7 +166,7 @@ class Continuation:
             if driver is not None:
                 driver.expire()
 
-    async def find_route(self, incoming: Incoming, reply: ReplyWriter) -> LiveRoute | web.StreamResponse:
+    async def find_route(self, incoming: Incoming, reply: ReplyWriter) -> LiveRoute | Response:
         """Return the removed route under which a call of this replica began, or the reply of another replica.
 
         The route is not remembered: the state opens or it does not, on every replica. Raises MethodNotFound, as for

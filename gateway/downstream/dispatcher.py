@@ -5,8 +5,6 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
-from aiohttp import web
-
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
 from gateway.bridge.exchange_runner import NewCall
@@ -22,6 +20,7 @@ from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
 from gateway.downstream.unread_retry import UnreadRetry
 from gateway.exchange import handshake
+from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, ShuttingDown, UpstreamError
 from gateway.sessions.list_cache import CacheKey
@@ -45,7 +44,7 @@ class Dispatcher:
 
     async def serve(
         self, round_: Round | UnreadRetry, begun: Begun | None = None, error: Exception | None = None
-    ) -> web.StreamResponse:
+    ) -> Response:
         """Serve a round, and count how it ended; `begun` or `error` is what `begin` returned or raised."""
         ending = _BUG
         try:

@@ -1,7 +1,5 @@
 """Decides whether a request is bridged, or passed through because the client is legacy or the upstream is modern."""
 
-from aiohttp import web
-
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -9,6 +7,7 @@ from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.server.response import Response
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.rejections import not_allowed
@@ -47,12 +46,12 @@ class EraRouting:
         """Whether a request is bridged, whatever the era of its upstream is, if its state turns out to be ours."""
         return IN_JSON in incoming.body and _names_modern(incoming)
 
-    async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
+    async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request of SEP-1442; raises GatewayError."""
         _ = await self._caller(incoming, live)
         return await self._legacy.stateless.serve(incoming, reply, live)
 
-    async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse | None:
+    async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response | None:
         """Return the upstream's own reply; None if the request must be bridged."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         if not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed):
@@ -61,7 +60,7 @@ class EraRouting:
             raise not_allowed(incoming.method, "POST")
         return await self._passed_modern(incoming, reply, live)
 
-    async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+    async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
         """Return the reply to a request that another replica forwarded, if it is one of a legacy session."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
@@ -69,9 +68,7 @@ class EraRouting:
             return None
         return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 
-    async def passed_after_all(
-        self, incoming: Incoming, reply: HttpReply, live: LiveRoute
-    ) -> web.StreamResponse | None:
+    async def passed_after_all(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response | None:
         """Return the reply of an upstream that refused `initialize`, if a new probe finds that it is modern now."""
         if live.upstream.era is None:
             return None
@@ -80,7 +77,7 @@ class EraRouting:
 
     async def _passed_modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
-    ) -> web.StreamResponse | None:
+    ) -> Response | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
         if live.route.era == "bridge":

@@ -3,18 +3,17 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from aiohttp import web
-
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import FinalMessage
 from gateway.cluster.peer_listener import Encode
 from gateway.downstream.legs import Begun, Forwarded
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.unread_retry import UnreadRetry
-from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
-from gateway.http.json_reply import json_reply
-from gateway.http.request_parser import ParsedHead
+from gateway.http.server.connection import Connection
+from gateway.http.server.known_heads import ParsedHead
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, json_response
 
 AnyRound = Round | UnreadRetry
 Begin = Callable[[AnyRound], Begun | None]
@@ -34,7 +33,7 @@ class FastPathRequest:
         connection: Connection,
         head: ParsedHead,
         incoming: Incoming,
-        go_on: "Callable[[FastPathRequest, web.BaseRequest], Awaitable[web.StreamResponse]]",
+        go_on: "Callable[[FastPathRequest, HttpRequest], Awaitable[Response]]",
         all_: "dict[FastPathRequest, None]",
     ) -> None:
         """`go_on` serves it in a task. It stays in `all_` until then, until its reply, or until its client left."""
@@ -75,7 +74,7 @@ class FastPathRequest:
             return ()
         return (plain.promote(),)
 
-    def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def serve(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve it in a task from now on."""
         _ = self._all.pop(self, None)
         try:
@@ -105,7 +104,7 @@ class FastPathRequest:
 
     def _encoded(self, final: FinalMessage) -> bytes:
         """The bytes of the reply."""
-        return json_reply(final.body, self.incoming.request_id)
+        return json_response(final.body, self.incoming.request_id)
 
 
 class FastPathHop(FastPathRequest):
@@ -118,7 +117,7 @@ class FastPathHop(FastPathRequest):
         connection: Connection,
         head: ParsedHead,
         incoming: Incoming,
-        go_on: Callable[[FastPathRequest, web.BaseRequest], Awaitable[web.StreamResponse]],
+        go_on: Callable[[FastPathRequest, HttpRequest], Awaitable[Response]],
         all_: dict[FastPathRequest, None],
         encode: Encode,
     ) -> None:
@@ -136,7 +135,7 @@ class FastPathHop(FastPathRequest):
         if self._connection.in_hand is self:
             self._connection.serve_by_task()
 
-    def serve(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def serve(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve it in a task from now on."""
         self._stop_timer()
         return super().serve(http)

@@ -5,8 +5,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from aiohttp import web
-
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
@@ -26,12 +24,14 @@ from gateway.downstream.rejections import Rejections, no_route
 from gateway.downstream.round import LEFT, NO_REPLY, Round, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
 from gateway.downstream.unread_retry import UnreadRetry
-from gateway.http import request_id as ids
-from gateway.http.body import last_id
-from gateway.http.connection import Connection
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
-from gateway.http.request_parser import ParsedHead
+from gateway.http.server import request_id as ids
+from gateway.http.server.body import last_id
+from gateway.http.server.connection import Connection
+from gateway.http.server.known_heads import ParsedHead
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
@@ -136,7 +136,7 @@ class RequestHandler:
             raise no_route(path)
         return live.upstream.client
 
-    def handle(self, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         # Until the body is here, the configuration of the present route holds.
         path, headers = http.path, http.headers
@@ -148,14 +148,14 @@ class RequestHandler:
             http.remote,
             request_id=ids.request_id(headers.get(ids.HEADER), self._ids),
             method=http.method,
-            url=http.rel_url,
+            url=http.url,
             json_depth=config.limits.json_depth,
         )
         reply = self._reply(http, incoming, config)
         return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
 
-    def _reply(self, http: web.BaseRequest, incoming: Incoming, config: Config) -> HttpReply:
-        http[ids.KEY] = incoming.request_id
+    def _reply(self, http: HttpRequest, incoming: Incoming, config: Config) -> HttpReply:
+        http.id = incoming.request_id
         return HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
 
     def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> FastPathRequest | None:
@@ -167,7 +167,7 @@ class RequestHandler:
         incoming = Incoming(
             head.path,
             head.headers,
-            connection.remote,
+            connection.wire.remote,
             body,
             request_id=ids.request_id(given[0], self._ids) if given else next(self._ids),
             url=head.message.url,
@@ -209,7 +209,7 @@ class RequestHandler:
             _ = self._continuation.opened(round_)
         return round_
 
-    def _go_on(self, direct: FastPathRequest, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def _go_on(self, direct: FastPathRequest, http: HttpRequest) -> Awaitable[Response]:
         """Serve a request in a task that was begun without one."""
         incoming, round_ = direct.incoming, direct.round
         live = round_.live if round_ is not None else self._routes.live.get(incoming.path)
@@ -234,7 +234,7 @@ class RequestHandler:
         `answer` has it served in a task; `encode` makes the bytes of a whole reply.
         """
 
-        def go_on(direct: FastPathRequest, http: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        def go_on(direct: FastPathRequest, http: HttpRequest) -> Awaitable[Response]:
             return answer(http, partial(self._go_on_hop, direct))
 
         hop = FastPathHop(connection, head, incoming, go_on, self._hops, encode)
@@ -247,7 +247,7 @@ class RequestHandler:
             hop.begin(round_, self._dispatcher.begin)
         return hop
 
-    def _go_on_hop(self, hop: FastPathRequest, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
+    def _go_on_hop(self, hop: FastPathRequest, reply: ReplyWriter) -> Awaitable[Response]:
         """As `handle_hop`, for a request that was begun without a task."""
         round_ = hop.round
         if round_ is None:
@@ -255,27 +255,23 @@ class RequestHandler:
         round_.reply = reply
         return self._replied(self._dispatcher.serve(round_, hop.plain, hop.error), hop.incoming, reply)
 
-    def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[web.StreamResponse]:
+    def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
         return self._replied(self._serve_replica(incoming, reply), incoming, reply)
 
-    async def _replied(
-        self, serving: Awaitable[web.StreamResponse], incoming: Incoming, reply: ReplyWriter
-    ) -> web.StreamResponse:
+    async def _replied(self, serving: Awaitable[Response], incoming: Incoming, reply: ReplyWriter) -> Response:
         """Wait for the reply to a request; an exception becomes a response."""
         self._in_tasks += 1
         try:
             return await serving
         except (ConnectionError, PeerFailed):
-            raise  # no response can be sent: aiohttp, or the peer listener, closes the connection
+            raise  # no response can be sent: the connection is closed
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
             return await self._rejections.answer(exc, incoming, reply)
         finally:
             self._in_tasks -= 1
 
-    async def _serve_client(
-        self, http: web.BaseRequest, incoming: Incoming, reply: HttpReply, limits: Limits
-    ) -> web.StreamResponse:
+    async def _serve_client(self, http: HttpRequest, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
         """Run the stages of a client's request; docs/protocol.md (Errors) fixes their order."""
         self._host_check.check(incoming.headers)
         if incoming.path not in self._routes.live:
@@ -299,7 +295,7 @@ class RequestHandler:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         return await self._route(incoming, reply)
 
-    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[web.StreamResponse]:
+    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Bridge a request, or pass it through."""
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
@@ -310,7 +306,7 @@ class RequestHandler:
             return self._bridge_first(incoming, reply, live, self._bridge(incoming, reply, live))
         return self._pass(incoming, reply, live)
 
-    async def _pass(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> web.StreamResponse:
+    async def _pass(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
         """Pass a request through, unless it must be bridged."""
         passed = await self._era_routing.passed(incoming, reply, live)
         if passed is not None:
@@ -318,8 +314,8 @@ class RequestHandler:
         return await self._bridge_first(incoming, reply, live, self._bridge(incoming, reply, live))
 
     async def _bridge_first(
-        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, bridging: Awaitable[web.StreamResponse]
-    ) -> web.StreamResponse:
+        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, bridging: Awaitable[Response]
+    ) -> Response:
         """Bridge a request, or pass it through if the upstream turns out to be modern."""
         try:
             return await bridging
@@ -331,7 +327,7 @@ class RequestHandler:
                 raise
             return passed
 
-    async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
+    async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Run the stages of a request that another replica received."""
         passed = await self._continuation.new_calls.pass_on(incoming, reply)
         if passed is not None:
@@ -344,21 +340,19 @@ class RequestHandler:
         served = await self._era_routing.hop(incoming, reply, live)
         return served if served is not None else await self._bridge(incoming, reply, live)
 
-    async def _verify(self, http: web.BaseRequest, incoming: Incoming, limits: Limits) -> None:
+    async def _verify(self, http: HttpRequest, incoming: Incoming, limits: Limits) -> None:
         """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""
         try:
             _ = await self._authenticator.caller(incoming, is_checked=False)
         except GatewayError as exc:
-            if 0 < (http.content_length or 0) <= _REFUSED_BYTES:  # the error should name the request's id
+            if 0 < (http.head.length) <= _REFUSED_BYTES:  # the error should name the request's id
                 with suppress(DownstreamError):
                     incoming.body = await self._bodies.read(http, _REFUSED_BYTES, limits.receive_seconds)
             if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
                 raise no_route(incoming.path) from exc
             raise
 
-    async def _keep_session(
-        self, error: GatewayError, http: web.BaseRequest, incoming: Incoming, limits: Limits
-    ) -> None:
+    async def _keep_session(self, error: GatewayError, http: HttpRequest, incoming: Incoming, limits: Limits) -> None:
         """Have an error that comes before the body is read refuse one request and not the session.
 
         If the request has an id that cannot be read, the client would wait for ever, so the error keeps its status.
@@ -371,18 +365,18 @@ class RequestHandler:
         if incoming.body or error.request_id is not None:
             incoming.found_session()
 
-    async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
+    async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""
         found = await self._continuation.find_route(incoming, reply)
         return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
 
-    async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
+    async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
         started = world.monotonic()
         try:
             request = incoming.request()  # it is refused before its caller is known, and without a span
         except Notification:
-            return web.Response(status=202)  # closing the response is what cancels
+            return WholeResponse(status=202)  # closing the response is what cancels
         span = incoming.span = begin_span(incoming, request, live)
         try:
             caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))

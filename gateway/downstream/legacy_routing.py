@@ -7,10 +7,9 @@ at a time. A server that refuses `initialize` because it is modern is mirrored.
 from functools import partial
 from typing import Final
 
-from aiohttp import web
-
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.legacy_front.front import LegacyFront, beginning
@@ -50,7 +49,7 @@ class LegacyRouting:
         """Accept no new sessions, calls and streams."""
         self.front.stopping = self.mirror.stopping = True
 
-    async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> web.StreamResponse:
+    async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> Response:
         """Serve a request of a legacy client; raises GatewayError."""
         at = Arrival(incoming, reply, live, caller)
         if self.mirror.owns(incoming):
@@ -82,7 +81,7 @@ class LegacyRouting:
 
     async def hop(
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, *, is_relayed: bool
-    ) -> web.StreamResponse | None:
+    ) -> Response | None:
         """Serve a request of a session that another replica received; None if it belongs to no session."""
         at = Arrival(incoming, reply, live, caller)
         if is_relayed:
@@ -92,7 +91,7 @@ class LegacyRouting:
             return served
         return await self.mirror.serve(at) if self.mirror.owns(incoming) else None
 
-    async def _passed(self, at: Arrival, *, names_session: bool) -> web.StreamResponse:
+    async def _passed(self, at: Arrival, *, names_session: bool) -> Response:
         """Pass a request to the server, whose own the session is, unless it turns out that there is no such session.
 
         A server that is modern only has no sessions. Which it is, only its refusals tell: one of both eras is known as
@@ -103,22 +102,22 @@ class LegacyRouting:
             return await self._passthrough.legacy(incoming, at.http_reply, at.live)
         refusing = _NO_SESSION.get(incoming.method, 0)
         passed = await self._passthrough.legacy(incoming, at.http_reply, at.live, withheld=(refusing,))
-        if not isinstance(passed, web.Response) or passed.status != refusing:
+        if not isinstance(passed, WholeResponse) or passed.status != refusing:
             if is_post and passed.status == 200:
                 probe.refuses_legacy = False
             return passed
         if is_post:
-            if not (eras.refuses_legacy(passed.content_type, _body(passed)) and await self._is_modern(at)):
+            if not (eras.refuses_legacy(passed.content_type, passed.body) and await self._is_modern(at)):
                 return passed
             probe.refuses_legacy = True
         return await self.mirror.serve(at) if probe.known and probe.refuses_legacy else passed
 
-    async def _found_out(self, front: Front, at: Arrival) -> web.StreamResponse:
+    async def _found_out(self, front: Front, at: Arrival) -> Response:
         """Serve a request that begins a session: the server's refusal tells of another transport, or another era."""
         passed = await self._passthrough.legacy(at.incoming, at.http_reply, at.live, withheld=_OTHER_TRANSPORT)
         probe = at.live.upstream.era
         assert probe is not None, "nothing passes to a child process"
-        if not isinstance(passed, web.Response) or passed.status not in _OTHER_TRANSPORT:
+        if not isinstance(passed, WholeResponse) or passed.status not in _OTHER_TRANSPORT:
             if front == "http" and passed.status == 200:
                 probe.refuses_legacy = False
             return passed
@@ -126,14 +125,14 @@ class LegacyRouting:
             probe.refuses_legacy = True
             return await self._mirrored(front, at)
         is_spoken = at.live.upstream.transport == _TRANSPORTS[front]
-        if is_spoken or (front == "http" and lost_session.is_answered(_body(passed), at.incoming.body)):
+        if is_spoken or (front == "http" and lost_session.is_answered(passed.body, at.incoming.body)):
             return passed  # a server of streamable HTTP has read the request
         try:
             return await self.front.begin(front, at, self._connect(at))
         except NoHandshake:
             return passed
 
-    async def _mirrored(self, front: Front | None, at: Arrival) -> web.StreamResponse:
+    async def _mirrored(self, front: Front | None, at: Arrival) -> Response:
         """Serve a request by the mirror; a client of HTTP+SSE has a session that its link holds."""
         if front == "sse":
             return await self.front.begin(front, at, self.mirror.connect(at))
@@ -165,7 +164,3 @@ async def _is_mirrored(live: LiveRoute) -> bool:
     """Whether the mirror serves every legacy client of a route."""
     stdio, era = live.upstream.stdio, live.route.era
     return era == "mirror" or (era == "auto" and stdio is not None and await stdio.is_modern_only())
-
-
-def _body(response: web.Response) -> bytes:
-    return response.body if isinstance(response.body, bytes) else b""

@@ -8,7 +8,6 @@ request gets a session of its own, and the result a new item.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -18,6 +17,7 @@ from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter, WrappedReply
+from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import ProcessScope
@@ -94,8 +94,6 @@ class _ReplyWithItem(WrappedReply):
     def started(self) -> bool:  # type: ignore[override]
         return self._reply.started
 
-    def whole(
-        self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending
-    ) -> Awaitable[web.StreamResponse]:
+    def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Awaitable[Response]:
         """See `ReplyWriter`; it ends every round."""
         return self._reply.whole(client_state.with_item(body, NAME, self._item), status, headers, ending)

@@ -2,11 +2,10 @@
 
 from typing import Final
 
-from aiohttp import web
-
 from gateway.bridge.response_queue import FinalMessage
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.protocol.errors import (
     DownstreamError,
     Forbidden,
@@ -62,7 +61,7 @@ class Rejections:
         self._routes = routes
         self._metrics = routes.process.metrics
 
-    async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> web.StreamResponse:
+    async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Write the response that an exception means."""
         error = exc if isinstance(exc, GatewayError) else self._bug(exc, incoming)
         self._record(error, incoming)

@@ -5,7 +5,6 @@ A child sees no headers, so what they repeat of the body is compared here.
 
 from typing import Final
 
-from aiohttp import web
 from msgspec import Raw
 
 from gateway import world
@@ -14,6 +13,7 @@ from gateway.bridge.upstream_call import BUG
 from gateway.exchange.events import Leg
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.mirror.streamable import reply_stream
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, ShuttingDown, UpstreamError
@@ -43,14 +43,14 @@ class StdioForwarding:
         self.long_lived = 0
         """Open subscriptions, which a drain does not wait for."""
 
-    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse | None:
+    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
         """Return the child's reply; None if the server is not modern."""
         stdio = live.upstream.stdio
         if stdio is None or not await stdio.is_modern():
             return None
         parsed = incoming.parsed()
         if parsed.id is None:
-            return web.Response(status=202)  # closing the response is what cancels
+            return WholeResponse(status=202)  # closing the response is what cancels
         if self.stopping and (self.refuses_calls or parsed.method == mcp.LISTEN):
             raise ShuttingDown("call again")
         _check(parsed, incoming)
@@ -58,7 +58,7 @@ class StdioForwarding:
         with live.process.calls.take(incoming.caller.principal, 2 * len(incoming.body)):
             return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
 
-    async def _counted(self, passage: "_Passage", modern: ModernStdio) -> web.StreamResponse:
+    async def _counted(self, passage: "_Passage", modern: ModernStdio) -> Response:
         live, started = passage.live, world.monotonic()
         is_long = passage.is_subscription
         self.long_lived += is_long
@@ -96,7 +96,7 @@ class _Passage:
         self._queue = ResponseQueue(Leg(parsed.id), live.deadlines.silence, limits.behind_bytes, incoming.request_id)
         self._is_over = False
 
-    async def run(self, modern: ModernStdio) -> web.StreamResponse:
+    async def run(self, modern: ModernStdio) -> Response:
         """Send the request, and write its messages as they come."""
         sending = self.live.process.tasks.start(self._send(modern), "modern request")
         try:

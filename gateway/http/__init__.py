@@ -1,1 +1,1 @@
-"""HTTP as a library would offer it: a client, a listener, headers, replies."""
+"""HTTP as a library would offer it: a client, headers, replies."""

@@ -6,28 +6,24 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from aiohttp import HttpVersion11, web
-from aiohttp.http import StreamWriter
 from multidict import CIMultiDict
 
-from gateway.http import request_id
-from gateway.http.connection import Connection
-from gateway.http.json_reply import JsonReply, WholeReply
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import BODILESS, JsonResponse, Response, StreamResponse, WholeResponse
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Direction, Ending, bodies
 
-_BODILESS: Final = (204, 304)
 _JSON: Final = "application/json"
 _OK: Final = 200
 _PIECE_BYTES: Final = 65_536
 """The most that is written at once."""
-Challenge = Callable[[web.BaseRequest, str], str]
+Challenge = Callable[[HttpRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-NO_RESPONSE: Final = web.Response()
+NO_RESPONSE: Final = WholeResponse()
 """The outcome of a reply that no HTTP client reads."""
 
 
@@ -50,21 +46,19 @@ class ReplyWriter(ABC):
         """Send SSE bytes; raises ConnectionError when the other side does not read them."""
 
     @abstractmethod
-    async def end(self, ending: Ending) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> Response:
         """Complete the stream."""
 
-    def whole(
-        self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending
-    ) -> Awaitable[web.StreamResponse]:
+    def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Awaitable[Response]:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
         return self._last(body, ending) if self.started else self.only(body, status, headers, ending)
 
-    async def _last(self, body: bytes, ending: Ending) -> web.StreamResponse:
+    async def _last(self, body: bytes, ending: Ending) -> Response:
         await self.write(sse.encode(body))
         return await self.end(ending)
 
     @abstractmethod
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         """Send one body and nothing else."""
 
 
@@ -86,11 +80,11 @@ class WrappedReply(ReplyWriter):
         """See `ReplyWriter`."""
         await self._reply.write(data)
 
-    async def end(self, ending: Ending) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> Response:
         """See `ReplyWriter`."""
         return await self._reply.end(ending)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         """See `ReplyWriter`."""
         return await self._reply.only(body, status, headers, ending)
 
@@ -115,7 +109,7 @@ class MessageReply(ReplyWriter):
             if event.data:
                 await self.take(event.data)
 
-    async def end(self, _: Ending) -> web.StreamResponse:
+    async def end(self, _: Ending) -> Response:
         """End a stream, whose last message has been taken."""
         return NO_RESPONSE
 
@@ -123,50 +117,44 @@ class MessageReply(ReplyWriter):
 class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""
 
-    def __init__(self, http: web.BaseRequest, send_seconds: float, challenge: Challenge) -> None:
+    def __init__(self, http: HttpRequest, send_seconds: float, challenge: Challenge) -> None:
         self._http = http
         self._send_seconds = send_seconds
         self._challenge = challenge
-        self._stream: web.StreamResponse
+        self._stream: StreamResponse
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
-        """Return one JSON body, which aiohttp sends."""
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
+        """Return one JSON body, which the connection writes."""
         if "WWW-Authenticate" in headers:
             headers = CIMultiDict(headers)
             self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        if len(body) <= _PIECE_BYTES:
-            http = self._http
-            if status == _OK and not headers and http.version == HttpVersion11 and http.method == "POST":
-                return JsonReply(body, http[request_id.KEY])
-            return web.Response(body=body, status=status, headers=headers, content_type=_JSON)
-        return _LargeReply(self._http, body, self._send_seconds, status=status, headers=headers)
+        if len(body) > _PIECE_BYTES:
+            return _LargeResponse(body, self._send_seconds, status, headers)
+        if status == _OK and not headers and self._http.method == "POST":
+            return JsonResponse(body)
+        response = WholeResponse(body, status, headers)
+        response.headers["Content-Type"] = _JSON
+        return response
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
-        return share_unread(self._http)
+        return self._http.wire.unread.new_share()
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
-        await self.begin(web.StreamResponse(headers=SSE_HEADERS))
+        await self.begin(StreamResponse(headers=SSE_HEADERS))
         self.started = True
 
     def takes_whole(self, status: int) -> bool:
-        """Whether this client can have the reply that `at_once` makes."""
-        http = self._http
-        return http.version == HttpVersion11 and http.method != "HEAD" and status not in _BODILESS
+        """Whether a reply of this status can be written at once, with its own length."""
+        return self._http.is_1_1 and self._http.method != "HEAD" and status not in BODILESS
 
-    def at_once(self, body: bytes, status: int, reason: str | None, headers: CIMultiDict[str]) -> web.StreamResponse:
-        """Return a reply of any kind whose head and body are written at once."""
-        return WholeReply(body, self._http[request_id.KEY], status, reason, headers)
-
-    async def begin(self, stream: web.StreamResponse) -> None:
+    async def begin(self, stream: StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""
         self._stream = stream
-        if self._http.method != "HEAD" and "Content-Length" not in stream.headers:
-            leave_open(self._http, stream)
-        await stream.prepare(self._http)
+        await stream.begin(self._http)
 
     async def write(self, data: bytes) -> None:
         """Send a part of an SSE stream."""
@@ -176,22 +164,18 @@ class HttpReply(ReplyWriter):
 
     async def send(self, data: bytes) -> None:
         """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
-        if len(data) <= _PIECE_BYTES:
-            await send(self._http, self._stream, data, self._send_seconds)
-        else:
-            await _send_pieces(self._http, self._stream, data, self._send_seconds)
+        await _send(self._http, self._stream, data, self._send_seconds)
 
-    async def end(self, _: Ending) -> web.StreamResponse:
+    async def end(self, _: Ending) -> Response:
         """Send the end of the stream."""
-        await self._stream.write_eof()
+        await self._stream.finish(self._http)
         return self._stream
 
     def cut_short(self) -> None:
         """Close the connection without the end that the client waits for; bytes written before are still sent."""
-        transport = self._http.transport
-        if transport is not None:
-            transport.close()
-            _ = asyncio.get_running_loop().call_later(self._send_seconds, transport.abort)
+        wire = self._http.wire
+        wire.end()
+        _ = asyncio.get_running_loop().call_later(self._send_seconds, wire.abort)
 
     def rewrite_challenges(self, headers: CIMultiDict[str]) -> None:
         """Point the client to the gateway for its sign-in."""
@@ -199,75 +183,34 @@ class HttpReply(ReplyWriter):
         headers.extend([("WWW-Authenticate", self._challenge(self._http, value)) for value in values])
 
     def _show(self, data: bytes) -> None:
-        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._http[request_id.KEY])
+        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._http.id)
 
 
-class _LargeReply(web.StreamResponse):
-    """One JSON body that goes out in pieces; aiohttp calls `write_eof` for the whole of it."""
+class _LargeResponse(StreamResponse):
+    """One JSON body that goes out in pieces, all of which the connection has written."""
 
-    def __init__(self, http: web.BaseRequest, body: bytes, send_seconds: float, **head: Any) -> None:
-        super().__init__(**head)
-        self.content_type, self.content_length = _JSON, len(body)
-        self._http, self._json, self._send_seconds = http, body, send_seconds
+    def __init__(self, body: bytes, send_seconds: float, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(status, headers)
+        self.headers["Content-Type"], self.headers["Content-Length"] = _JSON, str(len(body))
+        self._body, self._send_seconds = body, send_seconds
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Send the body."""
-        await _send_pieces(self._http, self, self._json, self._send_seconds)
-        await super().write_eof(data)
+    async def finish(self, http: HttpRequest) -> None:
+        """See `Response`."""
+        await self.begin(http)
+        await _send(http, self, self._body, self._send_seconds)
+        await super().finish(http)
 
 
-async def _send_pieces(http: web.BaseRequest, stream: web.StreamResponse, data: bytes, seconds: float) -> None:
+async def _send(http: HttpRequest, stream: StreamResponse, data: bytes, seconds: float) -> None:
     """Send in pieces, so that what the client has not read is counted, over TLS too, and each has a deadline."""
-    connection = connection_of(http)
+    if len(data) <= _PIECE_BYTES:
+        await stream.write(data, seconds)
+        return
+    wire = http.wire
     whole = memoryview(data)
     try:
         for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
-            connection.unsent(max(0, len(data) - end))
-            await send(http, stream, whole[end - _PIECE_BYTES : end], seconds)
+            wire.unsent(max(0, len(data) - end))
+            await stream.write(whole[end - _PIECE_BYTES : end], seconds)
     finally:
-        connection.unsent(0)
-
-
-def leave_open(http: web.BaseRequest, stream: web.StreamResponse) -> None:
-    """Have a body of unknown length end with a last chunk, or for HTTP/1.0 with the end of the connection."""
-    if http.version == HttpVersion11:
-        stream.enable_chunked_encoding()
-    else:
-        stream.force_close()
-
-
-def connection_of(http: web.BaseRequest) -> Connection:
-    """Return the connection of a request."""
-    assert isinstance(http.protocol, Connection), "every listener has connections of this class"
-    return http.protocol
-
-
-def share_unread(http: web.BaseRequest) -> Share:
-    """Return a share for what waits for the sender of a request; if it must give way, its connection is closed."""
-    return connection_of(http).unread.new_share()
-
-
-async def send(http: web.BaseRequest, stream: web.StreamResponse, data: bytes | memoryview, seconds: float) -> None:
-    """Write to the other side, and wait within a deadline until it has room for more; raises ConnectionError."""
-    writer = http.writer
-    is_written = isinstance(writer, StreamWriter) and not _is_behind(http)
-    if isinstance(writer, StreamWriter) and is_written:
-        # A timer costs as much as a write, and nearly all writes go to the kernel at once.
-        await writer.write(data, drain=False)
-        if not _is_behind(http):
-            return
-    try:
-        async with asyncio.timeout(seconds):
-            if not is_written:
-                await stream.write(data)
-            if _is_behind(http):
-                await writer.drain()
-    except TimeoutError as exc:
-        if http.transport is not None:
-            http.transport.abort()
-        raise ConnectionResetError("the other side does not read its reply") from exc
-
-
-def _is_behind(http: web.BaseRequest) -> bool:
-    """Whether the other side has not read everything."""
-    return bool(http.protocol.writing_paused)
+        wire.unsent(0)

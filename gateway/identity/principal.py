@@ -130,7 +130,7 @@ def network_of(address: str) -> str:
 
 
 def _bytes(value: str) -> bytes:
-    """The original bytes of a header: aiohttp decodes bytes that are not UTF-8 to surrogates."""
+    """The original bytes of a header: bytes that are not UTF-8 are decoded to surrogates."""
     return value.strip().encode(errors="surrogateescape")
 
 

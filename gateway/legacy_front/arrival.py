@@ -1,10 +1,10 @@
 """One request of a legacy client, on its way to what serves it."""
 
 import msgspec
-from aiohttp import web
 
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.server.response import Response
 from gateway.routes.live_route import LiveRoute
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import NO_HEADERS
@@ -29,6 +29,6 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         process = self.live.process
         return (owner, epoch) == (process.owner, process.epoch)
 
-    async def accept(self) -> web.StreamResponse:
+    async def accept(self) -> Response:
         """Reply that a notification or a response was taken."""
         return await self.reply.only(b"", 202, NO_HEADERS, COMPLETE)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from aiohttp import web
-
 from gateway.http.incoming import Incoming
+from gateway.http.server.response import Response
 from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
@@ -63,7 +62,7 @@ class LegacyFront:
         """How much more a drain waits for than for the HTTP requests, of which it needs not wait for any."""
         return self.sessions.open_requests - self.in_flight
 
-    async def begin(self, front: Front, at: Arrival, connect: Connect) -> web.StreamResponse:
+    async def begin(self, front: Front, at: Arrival, connect: Connect) -> Response:
         """Serve a request that begins a session."""
         if self.stopping:
             raise ShuttingDown("initialize again")
@@ -80,7 +79,7 @@ class LegacyFront:
             if not goes_on:
                 session.end(InvalidRequest("The client has ended the session by closing its stream"))
 
-    async def continued(self, at: Arrival) -> web.StreamResponse | None:
+    async def continued(self, at: Arrival) -> Response | None:
         """Serve a request of a session; None if it names no session of a gateway's. Raises GatewayError."""
         given = given_id(at.incoming)
         if given is None:
@@ -133,7 +132,7 @@ class LegacyFront:
 
     # -- HTTP+SSE -----------------------------------------------------------------------------------------------
 
-    async def _open_stream(self, session: FrontSession, at: Arrival) -> web.StreamResponse:
+    async def _open_stream(self, session: FrontSession, at: Arrival) -> Response:
         """Open the stream of a client of HTTP+SSE, which is its session."""
         address = f"{at.incoming.url.raw_path}?{QUERY}={self.session_id(session, at)}"
         reply = at.http_reply
@@ -143,7 +142,7 @@ class LegacyFront:
 
     # -- streamable HTTP ----------------------------------------------------------------------------------------
 
-    async def _initialize(self, session: FrontSession, at: Arrival) -> web.StreamResponse:
+    async def _initialize(self, session: FrontSession, at: Arrival) -> Response:
         """Answer `initialize` with one JSON body, whose headers name the session."""
         stream = session.take(incoming_message.read(at))
         assert stream is not None, "`initialize` is a request"
@@ -156,7 +155,7 @@ class LegacyFront:
         given = {mcp.SESSION_ID: self.session_id(session, at)} if session.is_initialized else NO_HEADERS
         return await at.reply.only(answer, 200, given, COMPLETE)
 
-    async def _serve(self, session: FrontSession, at: Arrival) -> web.StreamResponse:
+    async def _serve(self, session: FrontSession, at: Arrival) -> Response:
         method = at.incoming.method
         match method:
             case "POST":
@@ -169,7 +168,7 @@ class LegacyFront:
         allowed = _METHODS if session.front == "http" else "POST"
         raise NotAllowed(f"HTTP {method[:20]} is not served in a session", allowed=allowed)
 
-    async def _post(self, session: FrontSession, at: Arrival) -> web.StreamResponse:
+    async def _post(self, session: FrontSession, at: Arrival) -> Response:
         if session.is_initialized:
             at.incoming.found_session()  # over HTTP+SSE, it exists before
         batch = incoming_message.read_batch(at, session.version)
@@ -194,7 +193,7 @@ class LegacyFront:
                 raise session.refusal
         return await at.accept()
 
-    async def _get(self, session: FrontSession, at: Arrival) -> web.StreamResponse:
+    async def _get(self, session: FrontSession, at: Arrival) -> Response:
         """Serve a stream from a place that the client names, or the standalone one from where the last one ended."""
         stream, position = session.standalone, session.standalone.delivered
         place = at.incoming.headers.get(mcp.LAST_EVENT_ID)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-from aiohttp import web
 from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -16,6 +15,7 @@ from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerReplaced, ReplyBroken
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply, ReplyWriter, WrappedReply
+from gateway.http.server.response import Response
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import SessionId
 from gateway.protocol import jsonrpc, mcp, sse
@@ -34,9 +34,7 @@ class Forwarding:
         self._membership = membership
         self._peers = peers
 
-    async def forward(
-        self, session: SessionId, given: str, incoming: Incoming, reply: ReplyWriter
-    ) -> web.StreamResponse:
+    async def forward(self, session: SessionId, given: str, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Have the owner serve a request; raises GatewayError, or PeerFailed for a request of another replica."""
         self._check_hop(session, incoming)
         watched = _WatchedReply(reply, incoming.rpc_id)
@@ -65,7 +63,7 @@ class Forwarding:
 
     async def _broken(
         self, watched: "_WatchedReply", reply: ReplyWriter, incoming: Incoming, cause: ReplyBroken
-    ) -> web.StreamResponse:
+    ) -> Response:
         """End a reply that the owner did not complete: a request gets its one response."""
         if watched.is_answered:
             return await reply.end(COMPLETE)

@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from aiohttp import web
-
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.legacy_front.replay_buffer import Entry
 from gateway.legacy_front.session import FrontSession, Stream
 from gateway.protocol import sse
@@ -27,7 +26,7 @@ class StreamWriter:
         self._reply = reply
         self._keepalive_seconds = session.live.config.timeouts.keepalive_seconds
 
-    async def reply(self) -> web.StreamResponse:
+    async def reply(self) -> Response:
         """Write the reply to requests: one JSON body if it is the response to a single one, else a stream."""
         session, stream = self._session, self._stream
         try:
@@ -63,7 +62,7 @@ class StreamWriter:
             await stream.changed(_FIRST_SECONDS if stream.is_resumable else self._keepalive_seconds)
         return stream.after(0)
 
-    async def write(self, position: int) -> web.StreamResponse:
+    async def write(self, position: int) -> Response:
         """Write what comes behind a position until the stream is over, or another reader takes it."""
         stream, reply = self._stream, self._reply
         stream.began = True

@@ -9,12 +9,12 @@ from collections.abc import Collection
 from contextlib import closing
 from typing import Final
 
-from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
+from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.passthrough.header_rules import HeaderRules
@@ -27,7 +27,7 @@ from gateway.protocol.errors import ShuttingDown
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
-from gateway.telemetry import Passed, TrafficEra
+from gateway.telemetry import COMPLETE, Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REFUTING_BYTES: Final = 65_536
@@ -54,7 +54,7 @@ class Passthrough:
 
     async def legacy(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, withheld: Collection[int] = ()
-    ) -> web.StreamResponse:
+    ) -> Response:
         """Relay the upstream's reply to a legacy request; raises GatewayError if there is none.
 
         A reply with one of the `withheld` statuses is returned unsent, without its body if that is long.
@@ -80,7 +80,7 @@ class Passthrough:
 
     async def modern(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
-    ) -> web.StreamResponse | None:
+    ) -> Response | None:
         """Relay a modern upstream's reply; None if the upstream is not modern, or not any more.
 
         `waits`: until a probe of the upstream may start, if none may now.
@@ -102,7 +102,7 @@ class Passthrough:
         target = self._endpoints.target(incoming, passage.probe.endpoint)
         return await passage.open(target, self._headers.lines(incoming, passage.live.route))
 
-    async def _read(self, passage: Passage, said: AwaitedReply) -> web.Response | None:
+    async def _read(self, passage: Passage, said: AwaitedReply) -> WholeResponse | None:
         """Return a refusal, unless a new probe finds that the upstream is not modern any more."""
         probe = passage.probe
         body = await passage.read(said)
@@ -115,17 +115,17 @@ class Passthrough:
                 passage.outcome = Passed.BRIDGED
                 return None
         passage.outcome = Passed.REFUSED
-        return web.Response(body=body, status=said.status, headers=_headers(passage, said))
+        return WholeResponse(body=body, status=said.status, headers=_headers(passage, said))
 
-    async def _withheld(self, passage: Passage, said: AwaitedReply) -> web.Response:
+    async def _withheld(self, passage: Passage, said: AwaitedReply) -> WholeResponse:
         """Return a refusal, which the caller sends or not."""
         body = await passage.read(said, _REFUTING_BYTES)
         headers = _headers(passage, said)
         _ = headers.popall("Content-Length", None)
         passage.outcome = Passed.REFUSED
-        return web.Response(body=body, status=said.status, headers=headers)
+        return WholeResponse(body=body, status=said.status, headers=headers)
 
-    async def _relay(self, passage: Passage, said: AwaitedReply) -> web.StreamResponse:
+    async def _relay(self, passage: Passage, said: AwaitedReply) -> Response:
         """Send the reply to the client: whole if all of it is here, else as it arrives."""
         passage.begin(said)
         is_sse = said.content_type == "text/event-stream"
@@ -136,16 +136,16 @@ class Passthrough:
         reply, reason = passage.reply, _reason(said)
         takes_whole = first_event is None and reply.takes_whole(said.status)
         body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
-        if body is None:
-            response = web.StreamResponse(status=said.status, reason=reason, headers=headers)
+        response: Response
+        if body is not None:
+            response = WholeResponse(body, said.status, headers, reason)
+            response.closes = self.stopping
         else:
-            response = reply.at_once(body, said.status, reason, headers)
-        if self.stopping:
-            response.force_close()
-        if body is None:
+            response = stream = StreamResponse(said.status, headers, reason)
+            stream.closes = self.stopping
             # An event stream may wait for people; any other body is complete when it begins.
             deadline = None if is_sse else passage.live.deadlines.idle
-            await self._stream(passage, said, response, deadline, first_event)
+            await self._stream(passage, said, stream, deadline, first_event)
         if passage.outcome is not Passed.ENDED:
             passage.outcome = _outcome(said.status)
         return response
@@ -154,7 +154,7 @@ class Passthrough:
         self,
         passage: Passage,
         said: AwaitedReply,
-        stream: web.StreamResponse,
+        stream: StreamResponse,
         deadline: CoarseTimer | None,
         first_event: FirstEventRewriter | None,
     ) -> None:
@@ -184,7 +184,7 @@ class Passthrough:
         except Exception:
             reply.cut_short()
             raise
-        await stream.write_eof()
+        _ = await reply.end(COMPLETE)
 
 
 def _headers(passage: Passage, said: AwaitedReply) -> CIMultiDict[str]:

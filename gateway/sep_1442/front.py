@@ -8,7 +8,6 @@ reaches another replica is forwarded to the one that holds the call, which its i
 import hashlib
 from typing import Final
 
-from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -17,6 +16,7 @@ from gateway.cluster.retry_routing import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
 from gateway.legacy_front.incoming_message import read
@@ -83,7 +83,7 @@ class Stateless:
             return vocabulary.is_declared(message)
         return isinstance(message.id, Raw) and self._tokens.is_nested(jsonrpc.text(message.id))
 
-    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> web.StreamResponse:
+    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
         assert incoming.caller is not None, "the caller is identified before"
         sent = read(Arrival(incoming, reply, live, incoming.caller))
@@ -107,7 +107,7 @@ class Stateless:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    async def _request(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _request(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> Response:
         declared = vocabulary.declared(params_of(message), at.incoming.values)
         session = self._session(at) if message.method != mcp.INITIALIZE else None
         if session is not None:
@@ -134,13 +134,13 @@ class Stateless:
             case method:
                 raise MethodNotFound(f"Method not found: {(method or '')[:80]}")
 
-    async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> web.StreamResponse:
+    async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> Response:
         server, headers = await self._server(at)
         found = await initialize(server, profile, headers)
         token = self._tokens.new_session(*at.caller_key, profile, world.wall())
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
-    async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> web.StreamResponse:
+    async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> Response:
         if self._mirror.stopping:
             raise ShuttingDown("listen again")
         server, headers = await self._server(at)
@@ -149,7 +149,7 @@ class Stateless:
 
     async def _call(
         self, at: MirrorArrival, request: Request, declared: Declared, session: Session | None
-    ) -> web.StreamResponse:
+    ) -> Response:
         if self._mirror.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
@@ -177,7 +177,7 @@ class Stateless:
 
     # -- notifications ------------------------------------------------------------------------------------------
 
-    async def _notified(self, at: MirrorArrival, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _notified(self, at: MirrorArrival, message: jsonrpc.Message) -> Response:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
         if message.method == mcp.CANCELLED and session is not None:
@@ -190,7 +190,7 @@ class Stateless:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _answered(self, at: MirrorArrival, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _answered(self, at: MirrorArrival, message: jsonrpc.Message) -> Response:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         nested = at.nested(message, self._tokens, _stateless(at))
         call = self.lot.find(nested.place.exchange)
@@ -229,5 +229,5 @@ def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:
     return Session(bound, at.incoming.path, at.caller.principal, 0.0, profile)
 
 
-async def _result(at: MirrorArrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> web.StreamResponse:
+async def _result(at: MirrorArrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> Response:
     return await at.reply.only(jsonrpc.result(id_, result), 200, headers, COMPLETE)

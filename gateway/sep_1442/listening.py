@@ -1,11 +1,11 @@
 """The background stream of SEP-1442: `messages/listen`, served from `subscriptions/listen` of 2026-07-28."""
 
-from aiohttp import web
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer
@@ -28,9 +28,7 @@ class Listening:
         self._queue = ChangeQueue(Leg(Raw(id_)), live.deadlines.silence, live.config.limits.behind_bytes)
         self._is_over = False
 
-    async def serve(
-        self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter
-    ) -> web.StreamResponse:
+    async def serve(self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:
         """Write the changes of a server until its client leaves, or the stream is ended."""
         streams = self._live.upstream.streams
         pending = server.begin(listening(profile, headers), self)

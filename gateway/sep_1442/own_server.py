@@ -5,13 +5,13 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
-from aiohttp import web
 from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
+from gateway.http.server.response import Response
 from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
@@ -26,7 +26,7 @@ _PLAIN: Final = (200, 400, 404)
 class OwnSide(NamedTuple):
     """The modern side of this gateway."""
 
-    serve: Callable[[Incoming, ReplyWriter], Awaitable[web.StreamResponse]]
+    serve: Callable[[Incoming, ReplyWriter], Awaitable[Response]]
     """Serves a request of 2026-07-28."""
     give_up: Callable[[Incoming, LiveRoute], None]
     """Ends the call whose next round a request would be."""
@@ -96,7 +96,7 @@ class _Messages(MessageReply):
         except (ValueError, RecursionError) as exc:
             self._fail(CallLost(f"The server's answer is malformed ({exc}); the call may have had effects"))
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
         if status in _PLAIN:
             await self.take(body)
         else:

@@ -6,7 +6,6 @@ leads an answer here from any replica.
 
 from typing import Final
 
-from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -14,6 +13,7 @@ from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.mirror.call_rounds import MirroredCall, Question, Request
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.modern_server import Outgoing
@@ -117,7 +117,7 @@ class StatelessCall:
 
     # -- from the client ----------------------------------------------------------------------------------------
 
-    async def serve(self, headers: Headers, reply: ReplyWriter) -> web.StreamResponse:
+    async def serve(self, headers: Headers, reply: ReplyWriter) -> Response:
         """Run the call, and write its messages until its response."""
         self._headers = headers
         try:

@@ -14,7 +14,7 @@ from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, InForce
 from gateway.downstream.handler import RequestHandler
-from gateway.http.listener import Listener
+from gateway.http.server.listener import Listener
 from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.route_table import RouteTable

@@ -30,10 +30,9 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.connection import Direct
-from gateway.http.listener import Handler, Listener
-from gateway.http.request_parser import parser_caution
-from gateway.http.traffic import Traffic
+from gateway.http.server.connection import Direct, Handler
+from gateway.http.server.listener import Listener
+from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.legacy_front.front import LegacyFront
@@ -205,8 +204,6 @@ class Gateway:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         _log_cautions(config)
-        if (caution := parser_caution()) is not None:
-            log.warning(Event.CONFIG_CAUTION, note=caution)
         self.reload.begin()
 
     def _scope(self) -> ProcessScope:

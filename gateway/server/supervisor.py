@@ -27,8 +27,8 @@ from gateway import __version__, world
 from gateway.admin.workers_view import Overview
 from gateway.cluster.worker import Worker
 from gateway.config import Config, InForce, split_address
-from gateway.http.listener import UNIX, Listener
-from gateway.http.traffic import Traffic
+from gateway.http.server.listener import UNIX, Listener
+from gateway.http.server.traffic import Traffic
 from gateway.runtime import event_loop
 from gateway.runtime.tasks import Tasks
 from gateway.server.key_purposes import KEY_BYTES, ephemeral_key

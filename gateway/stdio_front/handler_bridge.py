@@ -6,14 +6,14 @@ What an HTTP client repeats in headers is made from the body. The caller is alwa
 from collections.abc import Mapping
 from typing import Final
 
-from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway import world
 from gateway.downstream.handler import RequestHandler
-from gateway.http import request_id as ids
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import NO_RESPONSE, MessageReply
+from gateway.http.server import request_id as ids
+from gateway.http.server.response import Response
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.header_mismatch import encode_value
 from gateway.protocol.request import ParsedBody
@@ -69,9 +69,7 @@ class LineReply(MessageReply):
             bodies.show(Direction.TO_CLIENT, message, route="stdio", request_id=self._request_id)
         await self._host.write(message)
 
-    async def only(
-        self, body: bytes, _status: int, _headers: Mapping[str, str], _ending: Ending
-    ) -> web.StreamResponse:
+    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _ending: Ending) -> Response:
         """Write the only message."""
         await self.take(body)
         return NO_RESPONSE

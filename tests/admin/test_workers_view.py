@@ -10,7 +10,6 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,8 +19,10 @@ from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
 from gateway.config import InForce, Limits, Timeouts, parse
-from gateway.http.listener import Listener
-from gateway.http.traffic import Traffic
+from gateway.http.server.listener import Listener
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.response import Response, WholeResponse
+from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import ProcessState, ProcessStatus, Status
 
@@ -73,13 +74,13 @@ class FakeWorker(Probes):
         process = ProcessStatus(id=f"gw-1#{name}", state=state, held=3, configuration="aaa")
         return replace(status, processes=(process,), held_total=3)
 
-    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: HttpRequest) -> Response:
         self.asked.set()
         await self.free.wait()
         if self.words is not None:
-            return web.Response(body=self.words)
+            return WholeResponse(self.words)
         if http.path == OTHERS_PATH and self.heard is not None:
-            return web.Response(body=msgspec.json.encode(self.heard))
+            return WholeResponse(msgspec.json.encode(self.heard))
         return await super().handle(http)
 
     def work(self, times: int) -> None:

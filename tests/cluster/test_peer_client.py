@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.runtime.budget import Budget, Share
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
@@ -71,9 +71,9 @@ async def test_a_retry_through_another_replica_needs_the_same_credentials(
 class Recorder(ReplyWriter):
     """Keeps a whole reply."""
 
-    async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> Response:
         self.body, self.status = body, status
-        return web.Response()
+        return WholeResponse()
 
     def share_unread(self) -> Share:
         return Budget("test", InForce(1 << 30)).share(lambda: None)
@@ -84,7 +84,7 @@ class Recorder(ReplyWriter):
     async def write(self, data: bytes) -> None:
         raise AssertionError
 
-    async def end(self, ending: Any) -> web.StreamResponse:
+    async def end(self, ending: Any) -> Response:
         raise AssertionError
 
 

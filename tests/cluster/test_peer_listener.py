@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gateway.cluster import peer_listener
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
-from gateway.http import connection as connections
+from gateway.http.server import connection as connections
 from gateway.protocol import mcp
 from gateway.routes import deadlines
 from gateway.seal import peer_messages as messages
@@ -318,9 +318,8 @@ async def test_a_replica_that_leaves_as_a_task_takes_its_retry_over_is_missed(
         await in_time(gate.answered.wait())
         (driver,) = one.gateway.downstream.relayed
         connection = peer_connection(one)
-        assert connection.transport is not None
         connection.serve_by_task()
-        connection.transport.close()
+        connection.wire.end()
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
         assert driver._exchange.state is DETACHED, "the leg has ended"
     gate.go.set()
@@ -427,8 +426,7 @@ async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpst
 
 
 def peer_connection(stand: Stand) -> connections.Connection:
-    (found,) = stand.gateway._listeners[0]._server.connections
-    assert isinstance(found, connections.Connection)
+    (found,) = stand.gateway._listeners[0]._service.connections
     return found
 
 
@@ -437,12 +435,12 @@ async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadlin
 
     (one,) = await cluster.begin("gw-1")
     async with raw_connection(one, cluster.peers["gw-1"]):
-        await eventually(lambda: one.gateway._listeners[0].connections and peer_connection(one)._waiter)
+        await eventually(lambda: one.gateway._listeners[0].connections and peer_connection(one))
         connection = peer_connection(one)
-        out = Mock(write=lambda _: connection.pause_writing())
-        connection._out = out
+        out = Mock(write=lambda _: connection.pause_writing(), **{"is_closing.return_value": False})
+        connection.wire._out = out
         connection.data_received(head_of(b"x" * 100))
-        assert connection.unread._stall_timer is not None
+        assert connection.wire.unread._stall_timer is not None
 
 
 @pytest.mark.parametrize("sends_ahead", [False, True])

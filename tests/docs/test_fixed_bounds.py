@@ -10,7 +10,8 @@ from gateway.config.parsing import yaml_tree
 from gateway.downstream import handler
 from gateway.exchange import handshake, input_requests, replay_ledger
 from gateway.exchange import nested_requests as nested
-from gateway.http import listener, request_parser, upstream_url
+from gateway.http import upstream_url
+from gateway.http.server import listener, request_parser
 from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
 from gateway.legacy_front import batch, session, session_ids, stream_writer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.config import parse
-from gateway.http import connection as connections
-from gateway.http.connection import Connection
+from gateway.http.server import connection as connections
+from gateway.http.server.connection import Connection
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -43,8 +43,7 @@ async def known(stand: Stand, raw: RawConnection, sent: bytes) -> None:
 
 def connection(stand: Stand) -> Connection:
     """The only connection of a client."""
-    (found,) = stand.gateway._client_listener._server.connections
-    assert isinstance(found, Connection)
+    (found,) = stand.gateway._client_listener._service.connections
     return found
 
 
@@ -109,7 +108,7 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         await known(stand, raw, second)
         await gate.catch(stand, raw, first)
         await raw.send(second[:10])
-        await eventually(lambda: connection(stand)._current_request, "a task serves it")
+        await eventually(lambda: connection(stand)._current, "a task serves it")
         assert stand.gateway._traffic.bodies.budget.used == 20, "the part of a head is counted"
         for part in (second[10:], first + second):
             await raw.send(part)
@@ -139,7 +138,7 @@ async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand
         held = connection(stand)
         held.pause_writing()
         await raw.send(sent)
-        await eventually(lambda: held._drain_waiter, "the task waits until the client reads")
+        await eventually(lambda: held.wire._room, "the task waits until the client reads")
         assert stand.gateway.downstream.in_flight == 0
         held.resume_writing()
         assert b" 200 OK" in (await reply(raw))[0]
@@ -153,7 +152,7 @@ async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(stand
         held = connection(stand)
         held.pause_writing()
         held.data_received(padded)
-        await eventually(lambda: held._drain_waiter, "the task waits until the client reads")
+        await eventually(lambda: held.wire._room, "the task waits until the client reads")
         assert budget.used == 2 * len(padded)
         held.data_received(padded * 2 + padded[:100])
         assert budget.used == 2 * (3 * len(padded) + 100), "it waits as long as the client does not read"
@@ -195,7 +194,7 @@ async def test_a_client_may_leave_before_a_task_serves_its_request(stand: Stand,
         await known(stand, raw, sent)
         await gate.catch(stand, raw, sent)
         held = connection(stand)
-        held._out.abort()
+        held.wire.abort()
         held.serve_by_task()
         assert stand.gateway.downstream.in_flight == 1
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
@@ -310,7 +309,7 @@ async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
         await eventually(lambda: connection(stand)._held, "the head is here")
         held = connection(stand)._held
         assert held is not None
-        connection(stand)._parse(held[1])
+        connection(stand)._parse_held(held[1])
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
         await raw.send(body + sent[:40])
         assert b" 200 OK" in (await reply(raw))[0]
@@ -341,11 +340,11 @@ async def test_a_connection_that_waits_for_a_body_is_not_idle(stand: Stand, gate
         await raw.send(head + end)
         await eventually(lambda: connection(stand)._held, "the head is here")
         held = connection(stand)
-        held._next_keepalive_close_time = 0.0
-        held._process_keepalive()
+        held._idle_until = 0.0
+        held._check_idle()
         await raw.send(body)
         assert b" 200 OK" in (await reply(raw))[0]
-        assert held._keepalive_handle is not None, "its idle time begins anew"
+        assert held._idle_timer is not None, "its idle time begins anew"
 
 
 async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
@@ -365,7 +364,7 @@ async def test_heads_that_ask_for_more_are_parsed_each_time(stand: Stand, gate: 
         async with raw_connection(stand) as raw:
             await raw.send(request(stand, line))
             assert b" 200 OK" in (await reply(raw))[0]
-    assert not stand.gateway._client_listener._server.direct.heads._heads  # type: ignore[union-attr]
+    assert not stand.gateway._client_listener._service.direct.heads._heads  # type: ignore[union-attr]
     assert len(gate.ended) == 3
 
 
@@ -406,14 +405,14 @@ async def test_a_long_call_outlives_the_time_of_an_idle_connection(stand: Stand,
         await known(stand, raw, sent)
         await gate.catch(stand, raw, sent)
         held = connection(stand)
-        held._next_keepalive_close_time = 0.0
-        held._process_keepalive()
+        held._idle_until = 0.0
+        held._check_idle()
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
         await raw.send(sent)
         assert b" 200 OK" in (await reply(raw))[0]
-        held._next_keepalive_close_time = 0.0
-        held._process_keepalive()
+        held._idle_until = 0.0
+        held._check_idle()
         assert await raw.rest() == b"", "an idle connection ends with its time"
 
 

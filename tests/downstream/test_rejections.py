@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.downstream.rejections import Rejections
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState, StateFromFuture
 from gateway.runtime.budget import Share
@@ -188,9 +188,9 @@ class FakeReply(ReplyWriter):
     def share_unread(self) -> Share:
         raise NotImplementedError
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
         self.status, self.body = status, body
-        return web.Response(headers=headers)
+        return WholeResponse(headers=headers)
 
     async def start(self) -> None:
         raise NotImplementedError
@@ -198,7 +198,7 @@ class FakeReply(ReplyWriter):
     async def write(self, data: bytes) -> None:
         raise NotImplementedError
 
-    async def end(self, ending: Ending) -> web.StreamResponse:
+    async def end(self, ending: Ending) -> Response:
         raise NotImplementedError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from aiohttp import StreamReader
 
 from gateway.config import InForce
-from gateway.http.body import _Inflation, _Reading
+from gateway.http.server.body import _Inflation, _Reading
+from gateway.http.server.request import RequestBody
 from gateway.protocol.errors import InvalidRequest
 from gateway.runtime.budget import Budget
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -303,10 +303,10 @@ def test_a_bomb_inflates_no_further_than_its_pieces_are_taken(how: str) -> None:
 @pytest.mark.usefixtures("busy_clock")
 async def test_a_body_that_grows_lets_others_run() -> None:
     whole = bytes(20 * 65_536)
-    content = StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop())
-    content.feed_data(gzip.compress(whole))
-    content.feed_eof()
-    http: Any = Mock(content=content)
+    body = RequestBody()
+    body.feed(gzip.compress(whole))
+    body.finish()
+    http: Any = Mock(body=body)
     got: list[bytes] = []
 
     async def read() -> None:

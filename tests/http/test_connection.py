@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import StreamReader, web
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.listener import Listener
-from gateway.http.traffic import Traffic
+from gateway.http.server.listener import Listener
+from gateway.http.server.request import HttpRequest, RequestBody
+from gateway.http.server.response import WholeResponse
+from gateway.http.server.traffic import Traffic
 from gateway.protocol import mcp
 from gateway.telemetry import Metrics
 from tests.support.authority import Authority
@@ -134,9 +135,9 @@ async def listening(
 ) -> AsyncIterator[tuple[Listener, str]]:
     """A listener whose handler returns one whole body."""
 
-    async def handle(http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(http: HttpRequest) -> WholeResponse:
         _ = served()
-        return web.Response(body=body)
+        return WholeResponse(body)
 
     traffic = Traffic(InForce(Limits()), InForce(Timeouts(send_seconds=send_seconds)), Metrics("0"))
     listener = Listener(handle, "127.0.0.1:0", traffic)
@@ -171,13 +172,13 @@ async def test_many_requests_at_once_let_others_run(stand: Stand) -> None:
 async def test_a_body_in_tiny_chunks_that_nobody_wants_lets_others_run(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns, readany = Turns(), StreamReader.readany
+    turns, read = Turns(), RequestBody.read
 
-    async def noted(content: StreamReader) -> bytes:
+    async def noted(body: RequestBody) -> bytes:
         turns.note()
-        return await readany(content)
+        return await read(body)
 
-    monkeypatch.setattr(StreamReader, "readany", noted)
+    monkeypatch.setattr(RequestBody, "read", noted)
     async with listening(5, b"ok") as (_, address), raw_connection(stand, address) as raw:
         with turns:
             head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"

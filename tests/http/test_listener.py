@@ -5,10 +5,13 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gateway.http import listener as listener_file
-from gateway.http.connection import Direct
-from gateway.http.listener import Listener, _Refuser
-from gateway.http.request_parser import KnownHeads
+from gateway.config import InForce, Limits, Timeouts
+from gateway.http.server import listener as listener_file
+from gateway.http.server.connection import Connection, Direct, Service
+from gateway.http.server.known_heads import KnownHeads
+from gateway.http.server.listener import Listener
+from gateway.http.server.traffic import Traffic
+from gateway.telemetry import Metrics
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
@@ -72,8 +75,11 @@ async def test_a_refused_connection_is_closed_on_uvloop_too() -> None:
             self.aborted = True
 
     transport = Transport()
-    _Refuser.connection_made(object.__new__(_Refuser), transport)  # type: ignore[arg-type]
+    traffic = Traffic(InForce(Limits(connections=0)), InForce(Timeouts()), Metrics("0"))
+    connection = Connection(Service(AsyncMock(), traffic))
+    connection.connection_made(transport)  # type: ignore[arg-type]
     assert transport.aborted
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.http import request_id as ids
+from gateway.http.server import request_id as ids
 from gateway.protocol import mcp
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text

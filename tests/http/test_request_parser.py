@@ -1,16 +1,14 @@
 """Requests that are not well-formed HTTP: what is refused, and what the log does not say."""
 
 import re
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from aiohttp import http_parser
 
-from gateway.http.request_parser import KnownHeads, Malformed, RequestParser, parser_caution
+from gateway.http.server.known_heads import KnownHeads
+from gateway.http.server.request import RequestBody, RequestHead
+from gateway.http.server.request_parser import Malformed, RequestParser
 from gateway.telemetry import Malformation
 from tests.support.fake_upstream import FakeUpstream, text
-from tests.support.gateway_process import gateway
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection, request_head
 from tests.support.replicas import sample
@@ -148,7 +146,7 @@ async def test_a_body_that_cannot_be_inflated_is_refused_without_a_traceback(
 async def test_a_secret_in_a_malformed_answer_to_a_peer_is_not_logged(log_lines: Lines, begin: Start) -> None:
     stand = await begin(replica={"id": "gw-1", "listen": "127.0.0.1:0", "peers": {"gw-1": "127.0.0.1:1"}})
     (peers,) = [each for each in stand.gateway._listeners if each._address == "127.0.0.1:0" and each is not None][:1]
-    host, port = peers._runner.addresses[0][:2]
+    host, port = peers._servers[0].sockets[0].getsockname()[:2]
     async with raw_connection(stand, f"{host}:{port}") as raw:
         await raw.send(b"GARBAGE " + SECRET + b"\r\n\r\n")
         assert (await raw.rest()).endswith(b"400 Bad Request\n")
@@ -156,16 +154,34 @@ async def test_a_secret_in_a_malformed_answer_to_a_peer_is_not_logged(log_lines:
     assert "s3cret" not in log_lines.stream.getvalue()
 
 
-def parser(heads: KnownHeads | None = None) -> tuple[RequestParser, list[Malformation]]:
-    failures: list[Malformation] = []
-    return RequestParser(Mock(), Mock(), failures.append, heads), failures
+class Requests:
+    """A parser, and the requests that it found."""
+
+    def __init__(self, heads: KnownHeads | None = None) -> None:
+        self.failures: list[Malformation] = []
+        self.found: list[tuple[RequestHead, RequestBody]] = []
+        self.parser = RequestParser(self._begun, self.failures.append, heads)
+        self.known = self.parser.known
+
+    def _begun(self, head: RequestHead) -> RequestBody:
+        self.found.append((head, RequestBody()))
+        return self.found[-1][1]
+
+    def feed(self, data: bytes) -> None:
+        while data:
+            data = self.parser.feed(data)
+
+    def feed_in_pieces(self, data: bytes, size: int) -> None:
+        for start in range(0, len(data), size):
+            self.feed(data[start : start + size])
 
 
-def parsed(pieces: list[bytes]) -> list[tuple[Any, ...]]:
+def parsed(pieces: list[bytes]) -> list[tuple[str, str, bytes]]:
     """The requests in these pieces, with their bodies."""
-    requests, _ = parser()
-    found = [message for piece in pieces for message in requests.feed_data(piece)[0]]
-    return [(message.method, message.path, body.read_nowait()) for message, body in found]
+    requests = Requests()
+    for piece in pieces:
+        requests.feed(piece)
+    return [(head.method, head.target, body.read_now()) for head, body in requests.found]
 
 
 PIPELINED = (
@@ -205,11 +221,13 @@ def test_two_spaces_are_found_wherever_the_bytes_are_split() -> None:
 
 
 def test_a_request_in_the_packet_of_a_chunked_bodys_end_is_refused() -> None:
-    requests, failures = parser()
+    requests = Requests()
     with pytest.raises(Malformed):
-        _ = requests.feed_data(PIPELINED + b"POST  /mcp HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert failures == [Malformation.PIPELINED]
-    assert requests.feed_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") == ((), False, b"")
+        requests.feed(PIPELINED + b"POST  /mcp HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert requests.failures == [Malformation.PIPELINED]
+    before = len(requests.found)
+    requests.feed(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert len(requests.found) == before, "nothing is parsed any more"
 
 
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
@@ -218,13 +236,14 @@ BEHIND = b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.mark.parametrize("split", range(CHUNKED.index(b"\r\n\r\n") + 4, len(CHUNKED)))
 def test_a_request_behind_a_chunked_bodys_end_in_a_later_packet_is_refused(split: int) -> None:
-    requests, failures = parser()
-    ((message, body),) = requests.feed_data(CHUNKED[:split])[0]
+    requests = Requests()
+    requests.feed(CHUNKED[:split])
     with pytest.raises(Malformed):
-        _ = requests.feed_data(CHUNKED[split:] + BEHIND)
-    assert failures == [Malformation.PIPELINED]
-    assert (message.path, body.is_eof()) == ("/a", True)
-    assert requests.feed_data(BEHIND) == ((), False, b"")
+        requests.feed(CHUNKED[split:] + BEHIND)
+    assert requests.failures == [Malformation.PIPELINED]
+    requests.feed(BEHIND)
+    ((head, body),) = requests.found
+    assert (head.target, body.is_complete) == ("/a", True)
 
 
 def test_a_request_in_a_packet_of_its_own_behind_a_chunked_body_is_served() -> None:
@@ -250,25 +269,10 @@ async def test_the_connection_of_a_request_behind_a_chunked_bodys_end_serves_the
 
 def test_an_error_of_the_parser_quotes_nothing() -> None:
     for sent, _ in MALFORMED.values():
-        requests, _ = parser()
+        requests = Requests()
         with pytest.raises(Malformed) as caught:
-            _ = requests.feed_data(sent)
+            requests.feed(sent)
         assert "s3cret" not in f"{caught.value!r} {caught.value} {caught.value.__cause__} {caught.value.__context__}"
-
-
-def test_the_parser_under_test_is_the_c_parser() -> None:
-    assert http_parser.HttpRequestParser is not http_parser.HttpRequestParserPy
-    assert parser_caution() is None
-    assert "without its C parser" in (parser_caution(http_parser.HttpRequestParserPy) or "")
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(("value", "warnings"), [("1", 1), ("", 0)])
-async def test_a_start_without_the_c_parser_warns(monkeypatch: pytest.MonkeyPatch, value: str, warnings: int) -> None:
-    monkeypatch.setenv("AIOHTTP_NO_EXTENSIONS", value)
-    async with gateway("http://127.0.0.1:9/mcp") as started:
-        said = [line for line in started.log("config.caution") if "AIOHTTP_NO_EXTENSIONS" in line["note"]]
-        assert len(said) == warnings
 
 
 SENT = b"POST /a HTTP/1.1\r\nHost: x\r\nMcp-Name:  y \r\nContent-Length: 2\r\n\r\n{}"
@@ -278,10 +282,10 @@ def known(*pieces: bytes, then: bytes) -> bool:
     """Whether a request needs no parsing after these came on other connections."""
     heads = KnownHeads()
     for _ in range(3):
-        requests, _ = parser(heads)
+        requests = Requests(heads)
         for piece in pieces:
-            _ = requests.feed_data(piece)
-    return parser(heads)[0].known(then) is not None
+            requests.feed(piece)
+    return Requests(heads).known(then) is not None
 
 
 def test_only_the_bytes_of_a_head_stand_for_it() -> None:
@@ -292,44 +296,45 @@ def test_only_the_bytes_of_a_head_stand_for_it() -> None:
         assert not known(SENT, then=SENT[:place] + bytes([SENT[place] ^ 1]) + SENT[place + 1 :]), place
     for more in (SENT + b"x", SENT[:-1], b"\r\n" + SENT, SENT * 2, b""):
         assert not known(SENT, then=more)
-    requests, _ = parser(KnownHeads())
-    _ = requests.feed_data(SENT)
+    requests = Requests(KnownHeads())
+    requests.feed(SENT)
     assert requests.known(SENT) is None, "once is not enough"
 
 
 def test_a_known_head_is_what_its_bytes_were_parsed_to() -> None:
-    requests, _ = parser(KnownHeads())
-    parsed = [requests.feed_data(SENT)[0][0][0] for _ in range(3)]
+    requests = Requests(KnownHeads())
+    for _ in range(3):
+        requests.feed(SENT)
     found = requests.known(SENT)
     assert found is not None
     head, body = found
-    assert (head.path, head.length, body, head.headers) == ("/a", 2, b"{}", parsed[2].headers)
+    assert (head.path, head.length, body, head.headers) == ("/a", 2, b"{}", requests.found[2][0].headers)
     assert [[*head.values[name]] for name in ("mcp-name", "Mcp-Name", "x")] == [["y"], ["y"], []]
     assert requests.known(SENT[:-2]) == (head, b""), "its body is to come"
 
 
 def test_between_two_requests_only_a_whole_one_is_known() -> None:
-    requests, _ = parser(KnownHeads())
+    requests = Requests(KnownHeads())
     for _ in range(3):
-        _ = requests.feed_data(SENT)
-    for begun in (b"\r\n", SENT[:5], SENT[5:-1]):
-        _ = requests.feed_data(begun)
+        requests.feed(SENT)
+    for begun in (SENT[:5], SENT[5:-1]):
+        requests.feed(begun)
         assert requests.known(SENT) is None
-    _ = requests.feed_data(SENT[-1:])
+    requests.feed(SENT[-1:])
     assert requests.known(SENT) is not None
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_nothing_is_known_behind_a_chunked_body_whose_end_cannot_be_followed(pieces: int) -> None:
+def test_nothing_is_known_behind_a_part_of_a_request_behind_a_chunked_body(pieces: int) -> None:
     heads = KnownHeads()
     for _ in range(3):
-        _ = parser(heads)[0].feed_data(SENT)
-    chunked = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-    begun = chunked + b"GET /b HTTP/1.1\r\nHost: x\r\nX: "
-    requests, _ = parser(heads)
-    for piece in (begun,) if pieces == 1 else (begun[:-60], begun[-60:]):
-        _ = requests.feed_data(piece)
-    assert not requests.is_in_body
+        Requests(heads).feed(SENT)
+    begun = CHUNKED + b"GET /b HTTP/1.1\r\nHost: x\r\nX: "
+    requests = Requests(heads)
+    if pieces == 2:
+        requests.feed(begun[:-60])
+    with pytest.raises(Malformed):
+        requests.feed(begun if pieces == 1 else begun[-60:])
     assert requests.known(SENT) is None, "these bytes continue a header of another request"
 
 
@@ -363,33 +368,99 @@ def test_a_head_in_pieces_is_not_remembered() -> None:
 
 def test_a_head_must_read_as_it_was_parsed() -> None:
     heads = KnownHeads()
-    ((message, _),) = parser()[0].feed_data(SENT)[0]
+    requests = Requests()
+    requests.feed(SENT)
+    ((message, _),) = requests.found
+    fields = [(b"Host", b"x"), (b"Mcp-Name", b"y"), (b"Content-Length", b"2")]
     head = SENT[:-2]
     for lenient in (head.replace(b"Host: x\r\n", b"Host: x\n"), head.replace(b"/a", b"/b"), head.replace(b"x", b"z")):
         for _ in range(2):
-            heads.learn(lenient, message, 2)
+            heads.learn(lenient, message, fields)
         assert heads.find(lenient) is None
     for _ in range(2):
-        heads.learn(head, message, 2)
+        heads.learn(head, message, fields)
     assert heads.find(head) is not None
 
 
 def test_a_forgotten_head_is_known_when_it_has_come_once_more() -> None:
     heads = KnownHeads()
-    requests, _ = parser(heads)
+    requests = Requests(heads)
     for _ in range(2):
-        _ = requests.feed_data(SENT)
+        requests.feed(SENT)
     heads.forget()
     assert requests.known(SENT) is None
-    _ = requests.feed_data(SENT)
+    requests.feed(SENT)
     assert requests.known(SENT) is not None
 
 
 def test_the_heads_that_came_first_are_forgotten_first() -> None:
     heads = KnownHeads()
-    requests, _ = parser(heads)
+    requests = Requests(heads)
     each = [SENT.replace(b"/a", b"/%d" % number) for number in range(520)]
     for sent in (*each, *each):
-        _ = requests.feed_data(sent)
+        requests.feed(sent)
     assert len(heads._heads) == 512
     assert [requests.known(sent) is not None for sent in each] == [False] * 8 + [True] * 512
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"GET / HTTP/1.1\r\nX: y\r\n\r\n", Malformation.HEADER),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n", Malformation.HEADER),
+        (b"GET / HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n", Malformation.HEADER),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Type: a\r\nContent-Type: b\r\n\r\n", Malformation.HEADER),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 128 + b"\r\n", Malformation.HEADER),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 8188 + b"\r\n\r\n", Malformation.TOO_LONG),
+        (b"GET * HTTP/1.1\r\nHost: x\r\n\r\n", Malformation.TARGET),
+        (b"GET http:/x HTTP/1.1\r\nHost: x\r\n\r\n", Malformation.TARGET),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: identity\r\n\r\n", Malformation.HEADER),
+    ],
+)
+def test_a_head_that_two_readers_may_understand_differently_is_refused(head: bytes, kind: Malformation) -> None:
+    for size in (len(head), 1, 7):
+        requests = Requests()
+        with pytest.raises(Malformed):
+            requests.feed_in_pieces(head, size)
+        assert (requests.failures, requests.found) == ([kind], []), size
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX: %b\r\n\r\n" % (b"y" * 8187)]
+)
+def test_a_head_at_the_bounds_is_accepted(head: bytes) -> None:
+    assert [path for _, path, _ in parsed([head])] == ["/"]
+
+
+@pytest.mark.parametrize("version", [b"1.1\r\nConnection: close", b"1.0"])
+def test_nothing_is_read_behind_the_last_request(version: bytes) -> None:
+    last = b"GET /last HTTP/%b\r\nHost: x\r\n\r\n" % version
+    for pieces in ([last + BEHIND], [last, BEHIND], [last, b"garbage"]):
+        assert [path for _, path, _ in parsed(pieces)] == ["/last"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_a_request_to_change_the_protocol_is_one_like_any_other(body: bytes) -> None:
+    upgrade = b"POST /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n%b"
+    requests = parsed([upgrade % (len(body), body) + BEHIND])
+    assert [(path, sent) for _, path, sent in requests] == [("/a", body), ("/b", b"")]
+
+
+@pytest.mark.parametrize("endless", [b"X: y\r\n" * 5000, b"X: " + b"y" * 20_000])
+@pytest.mark.parametrize("size", [100, 4096])
+def test_trailers_that_do_not_end_break_the_body(endless: bytes, size: int) -> None:
+    requests = Requests()
+    requests.feed(CHUNKED[:-2])
+    requests.feed_in_pieces(endless, size)
+    assert requests.failures == [Malformation.BODY]
+    assert requests.found[0][1].is_broken
+
+
+def test_a_head_byte_by_byte_costs_no_more_than_its_size() -> None:
+    """Whoever sends 128 headers of 8 KiB one byte at a time has each byte looked at a few times, not a million."""
+    requests = Requests()
+    head = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: %b\r\n" % (n, b"y" * 8000) for n in range(20)) + b"\r\n"
+    for byte in head:
+        requests.feed(bytes((byte,)))
+    ((found, _),) = requests.found
+    assert len(found.headers) == 21

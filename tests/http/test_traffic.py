@@ -3,7 +3,7 @@
 import math
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.traffic import Traffic
+from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Malformation, Metrics
 from tests.support.logs import Lines
 from tests.support.metric_values import value_in

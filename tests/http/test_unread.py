@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.traffic import Traffic
-from gateway.http.unread import Unread
+from gateway.http.server.traffic import Traffic
+from gateway.http.server.unread import Unread
 from gateway.telemetry import Metrics
 from tests.support.workbench import eventually
 
@@ -32,10 +32,10 @@ class Client:
     """One client, and the budget of all."""
 
     def __init__(self, send_seconds: float = 30) -> None:
-        timeouts = Timeouts(send_seconds=send_seconds)
-        self.traffic = Traffic(InForce(Limits(sending_bytes=100, event_bytes=1)), InForce(timeouts), Metrics("1"))
+        timeouts = InForce(Timeouts(send_seconds=send_seconds))
+        self.traffic = Traffic(InForce(Limits(sending_bytes=100, event_bytes=1)), timeouts, Metrics("1"))
         self.out = FakeTransport()
-        self.unread = Unread(cast("Any", self.out), self.traffic)
+        self.unread = Unread(cast("Any", self.out), self.traffic.sending, timeouts)
 
     @property
     def used(self) -> int:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 import pytest
-from aiohttp import web
 
 from gateway.http.reply import NO_RESPONSE, MessageReply, WrappedReply
+from gateway.http.server.response import Response
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import COMPLETE, Ending
@@ -25,7 +25,7 @@ class Reader(MessageReply):
     async def take(self, message: bytes) -> None:
         self.calls.append(message)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
         self.calls.append((body, status, headers))
         return NO_RESPONSE
 

@@ -98,7 +98,7 @@ async def test_a_drain_goes_on_while_a_reply_is_written(upstream: FakeUpstream, 
     async with slow(stand.gateway.listen) as client:
         await client.send(*stand.client().build("tools/call", CALL))
         await upstream.saw("tools/call")
-        await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the reply is aiohttp's to write")
+        await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the reply is the connection's to write")
         draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
         _ = await asyncio.wait((draining,), timeout=0.2)
         assert not draining.done()
@@ -113,9 +113,8 @@ async def test_a_drain_waits_for_the_bytes_below_tls(upstream: FakeUpstream, tmp
     async with slow(stand.gateway.listen, ssl.create_default_context(cafile=ca.file)) as client:
         await client.send(*stand.client().build("tools/call", CALL))
         _ = await client.reader.readuntil(b"\r\n\r\n")
-        (connection,) = stand.gateway._client_listener._server.connections
-        transport = connection.transport
-        assert transport is not None
+        (connection,) = stand.gateway._client_listener._service.connections
+        transport = connection.wire._out
         read = 0
         while transport.get_write_buffer_size():
             read += len(await client.reader.read(65_536))

@@ -4,10 +4,7 @@ from asyncio import events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Final
-
-from aiohttp import helpers
 
 from gateway import world
 from tests.simulation.kernel import AsyncGenerators, Kernel, Loop, Process
@@ -62,14 +59,10 @@ class Simulation:
                 poll=poll,  # type: ignore[arg-type]
             )
         )
-        # aiohttp writes the header Date; it is the one library that tells the time to anybody.
-        real_time = helpers.time  # type: ignore[attr-defined]
-        helpers.time = SimpleNamespace(time=self._wall, gmtime=real_time.gmtime)  # type: ignore[attr-defined]
         try:
             with AsyncGenerators().watched():
                 yield
         finally:
-            helpers.time = real_time  # type: ignore[attr-defined]
             world.enter(real)
 
     def _monotonic(self) -> float:

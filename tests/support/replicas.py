@@ -125,11 +125,8 @@ async def crash(stand: Stand) -> None:
         if held.runner._polling is not None:
             held.runner._polling.cancel()
     for listener in gateway._listeners:
-        server = listener._runner.server
-        assert server is not None
-        for connection in list(server.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+        for connection in list(listener._service.connections):
+            connection.wire.abort()
     for listener in gateway._listeners:
         await listener.close()
     await gateway.tasks.close()

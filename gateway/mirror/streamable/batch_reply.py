@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from aiohttp import web
-
 from gateway.http.reply import NO_RESPONSE, ReplyWriter, WrappedReply
+from gateway.http.server.response import Response
 from gateway.legacy_front.backend import ClientMessage
 from gateway.legacy_front.session import error_response
 from gateway.protocol import sse
@@ -18,7 +17,7 @@ _SIGN_IN: Final = (401, 403)
 Serve = Callable[[bytes, ReplyWriter], Awaitable[object]]
 
 
-async def answer(reply: ReplyWriter, members: Sequence[ClientMessage], serve: Serve) -> web.StreamResponse:
+async def answer(reply: ReplyWriter, members: Sequence[ClientMessage], serve: Serve) -> Response:
     """Serve the members of a batch concurrently; raises as `serve` does, except for errors of single requests.
 
     A refused credential refuses the whole batch, because only its HTTP status makes a client sign in.
@@ -81,10 +80,10 @@ class _MemberReply(WrappedReply):
         if not self._reply.started:
             await super().start()
 
-    async def end(self, _: Ending) -> web.StreamResponse:
+    async def end(self, _: Ending) -> Response:
         return NO_RESPONSE
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         if self.may_refuse(status):
             raise _Refused(body, status, headers, ending)
         if body:

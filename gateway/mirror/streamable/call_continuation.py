@@ -3,11 +3,10 @@
 It is here, at the replica that its place names, or continued from the id alone if that replica has died.
 """
 
-from aiohttp import web
-
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.retry_routing import TakeOver
+from gateway.http.server.response import Response
 from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question
 from gateway.mirror.client_requests import initialize
@@ -34,7 +33,7 @@ class CallContinuation:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def answer(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
+    async def answer(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         shared = self._shared
         nested = at.nested(message, shared.tokens, session)
@@ -76,7 +75,7 @@ class CallContinuation:
 
     # -- clients that come back ---------------------------------------------------------------------------------
 
-    async def resume(self, at: MirrorArrival, session: Session, token: str) -> web.StreamResponse:
+    async def resume(self, at: MirrorArrival, session: Session, token: str) -> Response:
         """Go on with a stream that broke."""
         try:
             with at.counted():
@@ -156,7 +155,7 @@ def _is_old(at: MirrorArrival, place: Place, progress: Progress) -> bool:
     return place.issued + seconds < world.wall()
 
 
-async def _lost(at: MirrorArrival, mark: Mark) -> web.StreamResponse:
+async def _lost(at: MirrorArrival, mark: Mark) -> Response:
     """Tell the client that its call is lost, as the response to it."""
     await at.reply.start()
     body = error_response(mark.rpc_id, owner_lost(mark.place.owner))

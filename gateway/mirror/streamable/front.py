@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from aiohttp import web
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -20,6 +19,7 @@ from gateway.cluster.peer_errors import PeerReplaced
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.legacy_front import batch, incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect, cancelled
@@ -83,7 +83,7 @@ class Mirror:
         """Whether a request belongs to a mirrored session."""
         return self._shared.tokens.is_session(incoming.headers.get(mcp.SESSION_ID))
 
-    async def serve(self, came: Arrival) -> web.StreamResponse:
+    async def serve(self, came: Arrival) -> Response:
         """Serve one request of a legacy client; raises GatewayError."""
         incoming, live = came.incoming, came.live
         headers = self._headers.on_behalf(incoming, live.route)
@@ -100,18 +100,18 @@ class Mirror:
 
     # -- POST ---------------------------------------------------------------------------------------------------
 
-    async def _post(self, at: MirrorArrival) -> web.StreamResponse:
+    async def _post(self, at: MirrorArrival) -> Response:
         incoming = at.incoming
         if not batch.is_batch(incoming.body):
             return await self._take(at)
         found = batch.members(incoming.body, incoming.json_depth, self._session(at).profile.version)
 
-        async def take(member: bytes, reply: ReplyWriter) -> web.StreamResponse:
+        async def take(member: bytes, reply: ReplyWriter) -> Response:
             return await self._take(replace(at, incoming=incoming.with_body(member), reply=reply))
 
         return await batch_reply.answer(at.reply, found, take)
 
-    async def _take(self, at: MirrorArrival) -> web.StreamResponse:
+    async def _take(self, at: MirrorArrival) -> Response:
         message = self._opened(at)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:
@@ -153,7 +153,7 @@ class Mirror:
         at.incoming.found_session()
         return session
 
-    async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> Response:
         if self.refuses_calls:
             raise ShuttingDown("try again")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
@@ -161,7 +161,7 @@ class Mirror:
         token = self._shared.tokens.new_session(at.incoming.path, at.caller.principal, profile, world.wall())
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
-    async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> web.StreamResponse:
+    async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
         if message.method == mcp.CANCELLED:
             held = self._shared.running.get((session.key, cancelled(message) or b""))
             if held is not None:
@@ -170,9 +170,7 @@ class Mirror:
                 await self._replicas.tell_all(at.incoming)
         return await at.accept()
 
-    async def _request(
-        self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message
-    ) -> web.StreamResponse:
+    async def _request(self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
         key = session.key, id_
         if key in self._shared.running or key in self._subscribing:
             raise IdInUse
@@ -208,9 +206,7 @@ class Mirror:
                 return await self._call(at, session, request)
         return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
 
-    async def _subscribe(
-        self, at: MirrorArrival, session: Session, message: jsonrpc.Message
-    ) -> web.StreamResponse | None:
+    async def _subscribe(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response | None:
         """Have the home of a session serve resources/subscribe or resources/unsubscribe; None if that is here."""
         self._check_home(at)
         found = await self._replicas.at_home(at, session.key)
@@ -220,7 +216,7 @@ class Mirror:
         await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
         return None
 
-    async def _call(self, at: MirrorArrival, session: Session, request: Request) -> web.StreamResponse:
+    async def _call(self, at: MirrorArrival, session: Session, request: Request) -> Response:
         if self.refuses_calls:
             raise ShuttingDown("call again")
         held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request)
@@ -234,7 +230,7 @@ class Mirror:
 
     # -- GET ----------------------------------------------------------------------------------------------------
 
-    async def _get(self, at: MirrorArrival) -> web.StreamResponse:
+    async def _get(self, at: MirrorArrival) -> Response:
         session = self._session(at)
         place, subscribed = at.incoming.headers.get(mcp.LAST_EVENT_ID), None
         if place is not None and (subscribed := self._shared.tokens.subscribed(place, session)) is None:
@@ -259,7 +255,7 @@ class Mirror:
 
     # -- DELETE -------------------------------------------------------------------------------------------------
 
-    async def _delete(self, at: MirrorArrival) -> web.StreamResponse:
+    async def _delete(self, at: MirrorArrival) -> Response:
         """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:

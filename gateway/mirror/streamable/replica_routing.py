@@ -8,8 +8,6 @@ the first living candidate of the session's key. The log level, cancellations, t
 import asyncio
 from collections.abc import Mapping
 
-from aiohttp import web
-
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerFailed, PeerStuck
@@ -17,6 +15,7 @@ from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, HttpReply, ReplyWriter, WrappedReply
+from gateway.http.server.response import Response
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Place
 from gateway.protocol.errors import OwnerStalled
@@ -109,7 +108,7 @@ class OneStream(WrappedReply):
         _check_unstarted(self._reply)
         return False
 
-    async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> web.StreamResponse:
+    async def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         """See `ReplyWriter`."""
         return await self._reply.whole(body, status, headers, ending)
 
@@ -128,10 +127,10 @@ class Unread(ReplyWriter):
     async def write(self, data: bytes) -> None:
         """See `ReplyWriter`."""
 
-    async def end(self, _: Ending) -> web.StreamResponse:
+    async def end(self, _: Ending) -> Response:
         """See `ReplyWriter`."""
         return NO_RESPONSE
 
-    async def only(self, *_: object) -> web.StreamResponse:
+    async def only(self, *_: object) -> Response:
         """See `ReplyWriter`."""
         return NO_RESPONSE

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.bridge.response_queue import FinalMessage
 from gateway.http.reply import NO_RESPONSE, ReplyWriter
+from gateway.http.server.response import Response
 from gateway.mirror.streamable import reply_stream
 from gateway.mirror.streamable.reply_stream import Item
 from gateway.protocol import sse
@@ -57,12 +57,12 @@ class FakeReply(ReplyWriter):
         assert self.started
         self.got.append(data)
 
-    async def end(self, _: Ending) -> web.StreamResponse:
+    async def end(self, _: Ending) -> Response:
         assert self.started
         self.got.append("end")
         return NO_RESPONSE
 
-    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _: Ending) -> web.StreamResponse:
+    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _: Ending) -> Response:
         self.got.append(f"only {body.decode()}")
         return NO_RESPONSE
 

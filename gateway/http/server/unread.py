@@ -6,18 +6,29 @@ import sys
 import termios
 
 from gateway import world
-from gateway.http.traffic import Traffic
-from gateway.runtime.budget import Share
+from gateway.config import InForce, Timeouts
+from gateway.runtime.budget import Budget, Share
 
 
 class Unread:
     """The bytes that wait for one client, in the transport or with the handler of its request."""
 
-    __slots__ = ("_is_closed", "_out", "_share", "_stall_timer", "_stalled_at", "_tls_socket", "_traffic", "unsent")
+    __slots__ = (
+        "_budget",
+        "_is_closed",
+        "_out",
+        "_share",
+        "_stall_timer",
+        "_stalled_at",
+        "_timeouts",
+        "_tls_socket",
+        "unsent",
+    )
 
-    def __init__(self, out: asyncio.Transport, traffic: Traffic) -> None:
+    def __init__(self, out: asyncio.Transport, budget: Budget, timeouts: InForce[Timeouts]) -> None:
         self._out = out
-        self._traffic = traffic
+        self._budget = budget
+        self._timeouts = timeouts
         self.unsent = 0
         """How much of a reply its handler has not written yet."""
         self._tls_socket: world.Socket | None = None
@@ -41,7 +52,7 @@ class Unread:
 
     def new_share(self) -> Share:
         """Return a share for what waits for this client; if the client is behind too long, it is cut off."""
-        return self._traffic.sending.share(self._out.abort)
+        return self._budget.share(self._out.abort)
 
     def count(self, *, is_behind: bool) -> None:
         """Count what the client has not read; the buffer is empty unless it is behind."""
@@ -58,7 +69,7 @@ class Unread:
     def watch(self) -> None:
         """Cut the client off if it reads nothing for timeouts.send_seconds."""
         self._stalled_at = self._out.get_write_buffer_size()
-        seconds = self._traffic.timeouts.value.send_seconds
+        seconds = self._timeouts.value.send_seconds
         self._stall_timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
     def _check(self) -> None:

@@ -5,11 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from aiohttp import web
-
 HEADER: Final = "X-Request-Id"
-KEY: Final = web.RequestKey("request_id", str)
-"""The key of a client's request for its id; the listener repeats the id in the head of the reply."""
 _WELL_FORMED: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=+/@-]{0,127}")
 """The forms that are in use: UUIDs, ULIDs, hex, base64, host and counter. An id ends in logs and headers."""
 

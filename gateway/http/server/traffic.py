@@ -4,8 +4,8 @@ from typing import Final
 
 from gateway import world
 from gateway.config import InForce, Limits, Timeouts
-from gateway.http.body import BodyReader
-from gateway.http.request_parser import MAX_LINE_BYTES
+from gateway.http.server.body import BodyReader
+from gateway.http.server.request_parser import MAX_LINE_BYTES
 from gateway.runtime.budget import Budget
 from gateway.telemetry import Event, Malformation, Metrics, get_logger
 

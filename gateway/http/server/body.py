@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
-from aiohttp import HttpVersion11, hdrs, web
-
 from gateway.config import InForce, Limits
-from gateway.http_client.reply_head import CONTINUE
+from gateway.http.server.request import BodyBroken, HttpRequest
 from gateway.identity.principal import network_of
 from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
 from gateway.runtime.budget import Budget, Share
@@ -33,30 +31,23 @@ class BodyReader:
         self._addresses: dict[str, Budget] = {}
         """Only addresses with bodies under way."""
 
-    def read_now(self, http: web.BaseRequest, limit: int) -> bytes | None:
+    def read_now(self, http: HttpRequest, limit: int) -> bytes | None:
         """Return a plain body that came with its head, as small ones do; None for any other. Raises TooLarge."""
-        content = http.content
-        if (
-            (http.content_length or 0) > limit
-            or not content.is_eof()
-            or content.exception() is not None
-            or hdrs.CONTENT_ENCODING in http.headers
-        ):
+        content = http.body
+        if http.head.length > limit or not content.is_complete or "Content-Encoding" in http.headers:
             return None
-        body = content.read_nowait()
+        body = content.read_now()
         if len(body) > limit:
             raise _too_large(limit)
         return body
 
-    async def read(self, http: web.BaseRequest, limit: int, seconds: float) -> bytes:
+    async def read(self, http: HttpRequest, limit: int, seconds: float) -> bytes:
         """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""
         inflation = _inflation(http)
-        if http.content_length is not None and http.content_length > limit:
+        if http.head.length > limit:
             raise _too_large(limit)
-        if http.headers.get("Expect", "").lower() == "100-continue" and http.version >= HttpVersion11:
-            # aiohttp's low-level server leaves this to its handler. HTTP/1.0 has no interim replies.
-            await http.writer.write(CONTINUE)
-            http.writer.output_size = 0
+        if http.is_1_1 and http.headers.get("Expect", "").lower() == "100-continue":  # 1.0 has no interim replies
+            http.wire.say_continue()
         reading = _Reading(http, inflation, limit)
         if self._per_address.value == _NO_LIMIT or not http.remote:
             return await reading.run(seconds, (self.budget,))
@@ -69,17 +60,17 @@ class BodyReader:
                 _ = self._addresses.pop(address, None)
 
 
-async def last_id(http: web.BaseRequest, seconds: float) -> bytes | None:
+async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
     """Return the id of a request whose body is refused, as JSON, from the end of what is left of the body.
 
     The official SDKs write the id last. Nothing else of the body is kept.
     """
-    if hdrs.CONTENT_ENCODING in http.headers or hdrs.EXPECT in http.headers:
+    if "Content-Encoding" in http.headers or "Expect" in http.headers:
         return None
     end = b""
-    with suppress(TimeoutError, web.RequestPayloadError):
+    with suppress(TimeoutError, BodyBroken):
         async with asyncio.timeout(seconds):
-            while chunk := await http.content.readany():
+            while chunk := await http.body.read():
                 end = (end + chunk)[-_END_BYTES:]
         found = _LAST_ID.search(end)
         return None if found is None else found[1]
@@ -89,7 +80,7 @@ async def last_id(http: web.BaseRequest, seconds: float) -> bytes | None:
 class _Reading:
     """One body under way."""
 
-    def __init__(self, http: web.BaseRequest, inflation: "_Inflation | None", limit: int) -> None:
+    def __init__(self, http: HttpRequest, inflation: "_Inflation | None", limit: int) -> None:
         self._http, self._inflation, self._limit = http, inflation, limit
         self._deadline: asyncio.Timeout
         self._size = 0
@@ -106,17 +97,16 @@ class _Reading:
             async with asyncio.timeout(seconds) as self._deadline:
                 shares += [self._share(budget) for budget in budgets]
                 turn = Turn()
-                while chunk := await self._http.content.readany():
+                while chunk := await self._http.body.read():
                     for piece in (chunk,) if self._inflation is None else self._inflation.pieces(chunk):
                         self._take(piece, shares)
                         await turn.give_way()
         except TimeoutError as exc:
             if self._full is not None:
                 raise self._busy(self._full) from exc
-            # Without this, aiohttp would wait for the rest, to discard it.
-            self._http.content.set_exception(web.RequestPayloadError("late"))
+            self._http.body.fail()  # else the connection would wait for the rest, to discard it
             raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
-        except web.RequestPayloadError as exc:
+        except BodyBroken as exc:
             raise _damaged() from exc
         finally:
             for share in shares:
@@ -201,8 +191,8 @@ def _receiving_bytes_per_address(limits: Limits) -> int:
     return _NO_LIMIT if own is None else max(own, limits.body_bytes)
 
 
-def _inflation(http: web.BaseRequest) -> _Inflation | None:
-    values = http.headers.getall(hdrs.CONTENT_ENCODING, ())
+def _inflation(http: HttpRequest) -> _Inflation | None:
+    values = http.headers.getall("Content-Encoding", ())
     if not values:
         return None
     encoding = ", ".join(values).strip().lower()

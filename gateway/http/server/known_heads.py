@@ -1,0 +1,73 @@
+"""Heads of requests that came before: the same bytes mean the same, so they are not parsed again."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from multidict import CIMultiDictProxy
+
+from gateway.http.server.request import RequestHead
+from gateway.protocol.header_mismatch import KnownValues
+from gateway.runtime.newest import Newest
+
+HEAD_END: Final = b"\r\n\r\n"
+_KNOWN: Final = 512
+"""How many heads are remembered, of all clients of a listener."""
+_KNOWN_BYTES: Final = 4096
+"""Longer heads are not remembered."""
+_ODD: Final = ("Content-Encoding", "Expect")
+
+
+class ParsedHead(msgspec.Struct, eq=False):
+    """The head of a POST over HTTP/1.1 after which the connection stays open."""
+
+    message: RequestHead
+    path: str
+    headers: CIMultiDictProxy[str]
+    length: int
+    """The size of the body, which is not encoded."""
+    values: KnownValues
+    caller: Any = None
+    """Who sends it, as long as `judge` stays the same."""
+    judge: object = None
+    rest: bytes = b""
+    """The same head without its `Expect: 100-continue`, if it has one."""
+
+
+class KnownHeads:
+    """The heads that one listener remembers, by their bytes."""
+
+    def __init__(self) -> None:
+        self._heads: Newest[bytes, ParsedHead] = Newest(_KNOWN)
+        self._seen: set[int] = set()
+        """The hashes of heads that came once."""
+        self.find: Callable[[bytes], ParsedHead | None] = self._heads.get
+
+    def forget(self) -> None:
+        """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
+        self._heads.clear()
+
+    def learn(self, data: bytes, message: RequestHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
+        """Remember a head that the parser accepted, if requests with such heads need no task."""
+        if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.is_1_1 or not message.keep_alive:
+            return
+        if message.is_chunked or not message.length or message.target[0] != "/":
+            return
+        if (digest := hash(data)) not in self._seen:  # some clients send each head only once
+            if len(self._seen) >= 8 * _KNOWN:
+                self._seen.clear()
+            self._seen.add(digest)
+            return
+        headers = message.headers
+        if any(name in headers for name in _ODD) or "Upgrade" in headers or not _is_head_of(data, message, fields):
+            return
+        values = KnownValues(partial(headers.getall, default=()))
+        _ = self._heads.keep(data, ParsedHead(message, message.url.path, headers, message.length, values))
+
+
+def _is_head_of(data: bytes, message: RequestHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a head reads as it was parsed, without any of the leniency of parsers."""
+    line, *lines = data.removesuffix(HEAD_END).split(b"\r\n")
+    read = [(name, value.strip(b" \t")) for name, _, value in (line.partition(b":") for line in lines)]
+    return line == b"POST %b HTTP/1.1" % message.target.encode("utf-8", "surrogateescape") and read == list(fields)

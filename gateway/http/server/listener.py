@@ -1,0 +1,163 @@
+"""An address that accepts connections, whose certificates can be replaced meanwhile."""
+
+import asyncio
+import errno
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+from gateway import world
+from gateway.config import split_address
+from gateway.http.server.connection import Connection, Direct, Handler, Service
+from gateway.http.server.traffic import Traffic
+
+UNIX: Final = "unix:"
+"""The prefix of a unix socket's address; its path follows."""
+_BACKLOG: Final = 1024
+_HANDSHAKE_SECONDS: Final = 10.0
+_CLOSE_SECONDS: Final = 1.0
+"""How long requests that are served may take once the listener closes."""
+FORGET_SECONDS: Final = 300.0
+"""How often the heads of requests are forgotten."""
+
+
+class Listener:
+    """Serves one address: `host:port`, or `unix:` and the path of a socket that only this user can open.
+
+    With `reuse_port`, other processes can listen at the same port, and the kernel distributes the connections.
+    """
+
+    def __init__(  # noqa: PLR0913  (what a listener consists of)
+        self,
+        handler: Handler,
+        address: str,
+        traffic: Traffic,
+        *,
+        reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+        direct: Direct | None = None,
+    ) -> None:
+        self._address = address
+        self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
+        self._made: Path | None = None
+        self._reuse_port = reuse_port
+        self._tls = tls
+        self._servers: list[asyncio.Server] = []
+        self._securing = asyncio.Lock()
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._service = Service(handler, traffic, direct)
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections."""
+        return len(self._service.connections)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a reply has not reached the kernel yet. Over TLS a single False may be wrong: ask a second time."""
+        return any(each.wire.is_writing for each in self._service.connections)
+
+    async def start(self) -> str:
+        """Listen and return the address with its actual port. Raises OSError."""
+        address = await self._listen()
+        self._forget_heads()
+        return address
+
+    async def _listen(self) -> str:
+        if self._path is not None:
+            return await self._start_unix(self._path)
+        host, port = split_address(self._address)
+        self._servers = [await self._accept(self._tls, host=host, port=port, reuse_port=self._reuse_port or None)]
+        host, port = self._servers[0].sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _accept(self, tls: ssl.SSLContext | None, **place: Any) -> asyncio.Server:
+        """Accept connections at an address, or from a socket that already listens."""
+        if tls is not None:
+            # The deadline of a request head begins only after the handshake.
+            place["ssl_handshake_timeout"] = _HANDSHAKE_SECONDS
+        return await asyncio.get_running_loop().create_server(self._connection, ssl=tls, backlog=_BACKLOG, **place)
+
+    def _connection(self) -> Connection:
+        return Connection(self._service)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether it serves TLS."""
+        return self._tls is not None
+
+    async def secure(self, tls: ssl.SSLContext | None) -> None:
+        """Serve new connections with these certificates, or without TLS; open connections stay as they are.
+
+        The context of a running server cannot be replaced. So a second server accepts from the same socket before
+        the first one stops, and no connection is refused.
+        """
+        async with self._securing:
+            before, self._tls, self._servers = self._servers, tls, []
+            for server in before:
+                for listening in server.sockets:
+                    self._servers.append(await self._accept(tls, sock=world.duplicate(listening)))
+            for server in before:
+                server.close()
+
+    def send_away(self) -> None:
+        """Close each connection after its next reply, so that its client opens the next one elsewhere."""
+        self._service.is_leaving = True
+        for connection in self._service.connections:
+            connection.wire.is_last = True
+        if self._service.direct is not None:
+            self._service.direct.begin = None
+
+    async def stop_accepting(self) -> None:
+        """Refuse new connections; open ones are served on."""
+        async with self._securing:
+            for server in self._servers:
+                server.close()
+            self._servers = []
+
+    def _forget_heads(self) -> None:
+        """Forget the heads of requests now, and again and again until the listener closes."""
+        if self._service.direct is not None:
+            self._service.direct.heads.forget()
+            self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
+
+    async def _start_unix(self, path: Path) -> str:
+        # The event loop would remove an existing socket file, even if another process still listens there.
+        if await _answers(path):
+            raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
+        loop = asyncio.get_running_loop()
+        self._servers = [await loop.create_unix_server(self._connection, path, backlog=_BACKLOG)]
+        self._made = path
+        # Until now only the mode of the folder kept other users out, as that of a worker's folder does.
+        path.chmod(0o600)  # noqa: ASYNC240 - it takes microseconds
+        return self._address
+
+    async def close(self) -> None:
+        """Close the listener and its connections, the busy ones after a second at most."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        await self.stop_accepting()
+        for connection in list(self._service.connections):
+            connection.close()
+        for may_end in (True, False):
+            tasks = [each.task for each in self._service.connections if each.task is not None]
+            if tasks and not may_end:
+                for task in tasks:
+                    _ = task.cancel()
+            if tasks:
+                _ = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        for connection in list(self._service.connections):
+            connection.wire.end()
+        if self._made is not None:
+            self._made.unlink(missing_ok=True)
+
+
+async def _answers(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:  # its queue is full, so a process listens
+        return True
+    writer.close()
+    return True

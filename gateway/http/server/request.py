@@ -1,0 +1,139 @@
+"""One request of a client, with its body as it arrives."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+from multidict import CIMultiDictProxy
+from yarl import URL
+
+from gateway.http.server.wire import Wire
+
+_PAUSED_BYTES: Final = 131_072
+"""Of a body of which so much was not read yet, no more is read from the network."""
+
+
+class BodyBroken(Exception):
+    """The rest of a body will not come: its chunks are malformed, or it took too long."""
+
+
+class RequestHead(msgspec.Struct, eq=False):
+    """The head of one request."""
+
+    method: str
+    target: str
+    """As the client wrote it, which may be a whole URL."""
+    headers: CIMultiDictProxy[str]
+    url: URL
+    """The path and the query."""
+    is_1_1: bool = True
+    """False: HTTP/1.0."""
+    keep_alive: bool = True
+    """Whether the client wants to send another request after this one."""
+    length: int = 0
+    """The size of the body, if that is said; 0 for one in chunks."""
+    is_chunked: bool = False
+
+
+class RequestBody:
+    """The body of one request; what nobody reads soon is not read from the network."""
+
+    __slots__ = ("_error", "_is_paused", "_parts", "_size", "_waiter", "_wire", "is_complete")
+
+    def __init__(self, wire: Wire | None = None, *, is_complete: bool = False) -> None:
+        self._wire = wire
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: BodyBroken | None = None
+        self._is_paused = False
+        self.is_complete = is_complete
+        """Whether all of it is here, read or not."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the rest will not come."""
+        return self._error is not None
+
+    def feed(self, data: bytes) -> None:
+        """Take a part."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _PAUSED_BYTES and not self._is_paused and self._wire is not None:
+            self._is_paused = True
+            self._wire.pause_reading()
+        self._wake()
+
+    def finish(self) -> None:
+        """All of it was fed."""
+        self.is_complete = True
+        self._wake()
+
+    def fail(self) -> None:
+        """No more will come, or what comes is not wanted."""
+        self._error = BodyBroken()
+        self._wake()
+
+    def read_now(self) -> bytes:
+        """Return what is here and was not read."""
+        parts, self._parts, self._size = self._parts, [], 0
+        if self._is_paused:
+            self._is_paused = False
+            assert self._wire is not None, "it was paused"
+            self._wire.resume_reading()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read(self) -> bytes:
+        """Wait for a part; empty at the end. Raises BodyBroken."""
+        while not self._parts:
+            if self._error is not None:
+                raise self._error
+            if self.is_complete:
+                return b""
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.read_now()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class HttpRequest:
+    """One request on its connection."""
+
+    __slots__ = ("body", "head", "headers", "id", "method", "path", "url", "wire")
+
+    def __init__(self, head: RequestHead, body: RequestBody, wire: Wire) -> None:
+        self.head = head
+        self.method, self.headers, self.url = head.method, head.headers, head.url
+        self.path = head.url.path
+        """Decoded."""
+        self.body = body
+        self.wire = wire
+        self.id = ""
+        """What its reply has as `X-Request-Id`, once that is known."""
+
+    @property
+    def is_1_1(self) -> bool:
+        """False: HTTP/1.0."""
+        return self.head.is_1_1
+
+    @property
+    def remote(self) -> str | None:
+        """The address of the client."""
+        return self.wire.remote
+
+    @property
+    def scheme(self) -> str:
+        """Whether the connection is TLS."""
+        return "https" if self.wire.is_secure else "http"
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the body, without its parameters."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()

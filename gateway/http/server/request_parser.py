@@ -1,0 +1,323 @@
+"""Finds the requests of one connection in what it sends; llhttp parses them.
+
+llhttp accepts several spaces in a request line, of which a proxy in front may see another request. So this file finds
+the end of each head itself, checks its first line, and hands on a body whose length is known without llhttp. The end
+of a body in chunks is where llhttp says; what a client sends behind it in the same packet is refused.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import httptools
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from gateway.http.server.known_heads import HEAD_END, KnownHeads, ParsedHead
+from gateway.http.server.request import RequestBody, RequestHead
+from gateway.telemetry import Malformation
+
+MAX_LINE_BYTES: Final = 8190
+"""The largest request line, and the largest header."""
+MAX_HEADERS: Final = 128
+_SINGLE: Final = frozenset(
+    {b"content-length", b"content-location", b"content-range", b"content-type"}
+    | {b"host", b"max-forwards", b"transfer-encoding", b"user-agent"}
+)
+"""Headers that come once: of two, each reader may believe another one (RFC 9110, 5.3)."""
+_REQUEST_LINE: Final = re.compile(rb"([A-Z-]+) [^ \x00-\x1f]+ HTTP/1\.[01]")
+
+
+class Malformed(Exception):
+    """A request that is not well-formed; unlike the errors of libraries it quotes nothing."""
+
+    def __init__(self, kind: Malformation) -> None:
+        super().__init__()
+        self.kind = kind
+
+
+class RequestParser:
+    """The parser of one connection; between requests it keeps nothing."""
+
+    __slots__ = (
+        "_begun",
+        "_failed",
+        "_fields",
+        "_has_extra",
+        "_has_heard",
+        "_head",
+        "_heads",
+        "_is_complete",
+        "_is_over",
+        "_keeps_alive",
+        "_left",
+        "_line",
+        "_llhttp",
+        "_other_bytes",
+        "_target",
+        "body",
+    )
+
+    def __init__(
+        self,
+        begun: Callable[[RequestHead], RequestBody],
+        failed: Callable[[Malformation], None],
+        heads: KnownHeads | None = None,
+    ) -> None:
+        """`begun` gets each head, and returns what takes its body.
+
+        `failed` is called once, with the kind of the error after which nothing is parsed any more.
+        """
+        self._begun = begun
+        self._failed = failed
+        self._heads = heads
+        self._is_over = False
+        """Whether nothing is parsed any more: after an error, and behind the last request."""
+        self._keeps_alive = True
+        """Whether the client may send a request behind the one under way."""
+        self._llhttp: httptools.HttpRequestParser | None = None
+        """While a head or a body in chunks is under way."""
+        self._head = bytearray()
+        """The part of a head that has arrived."""
+        self._line = 0
+        """Where in it the line begins that is not checked yet."""
+        self._target = b""
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._is_complete = False
+        """Whether llhttp has seen the end of what it parses: of the head, then of the body in chunks."""
+        self._has_extra = False
+        """Whether something stands behind that end."""
+        self._left = 0
+        """How many bytes are missing of a body whose length is known."""
+        self._has_heard = False
+        self._other_bytes = 0
+        """How much was read of a body in chunks that is none of its data, since the last of these."""
+        self.body: RequestBody | None = None
+        """The body under way."""
+
+    def known(self, data: bytes) -> tuple[ParsedHead, bytes] | None:
+        """Return a request that needs no parsing; its body is whole, or empty if none of it is here.
+
+        None if the bytes have to be parsed.
+        """
+        if self._heads is None or self._head or self.body is not None or self._is_over:
+            return None
+        end = data.find(HEAD_END) + len(HEAD_END)
+        head = self._heads.find(data[:end])
+        if head is None or len(data) - end not in (0, head.length):
+            return None
+        return head, data[end:]
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether what comes next may take long to parse: chunks of one byte do."""
+        return self.body is not None and not self._left
+
+    def feed(self, data: bytes) -> bytes:
+        """Parse up to the end of one request, and return what stands behind it.
+
+        Raises Malformed, unless the error is in a body: the request whose it is has one reply, that of its handler.
+        """
+        if self._is_over:
+            return b""
+        try:
+            if self.body is None:
+                return self._feed_head(data)
+            return self._feed_sized(self.body, data) if self._left else self._feed_chunks(self.body, data)
+        except Malformed as exc:
+            self._end()
+            self._failed(exc.kind)
+            raise
+
+    def _end(self) -> None:
+        self._is_over, self._llhttp, self.body = True, None, None
+        self._head.clear()
+
+    # -- heads --------------------------------------------------------------------------------------------------
+
+    def _feed_head(self, data: bytes) -> bytes:
+        head = self._head
+        if not head:
+            data = data.lstrip(b"\r\n")
+            if not data:
+                return b""
+            self._llhttp, self._line = httptools.HttpRequestParser(self), 0
+            self._target, self._fields, self._is_complete, self._has_extra = b"", [], False, False
+        before = len(head)
+        head += data
+        end = head.find(HEAD_END, max(0, before - 3)) + len(HEAD_END)
+        is_whole = end >= len(HEAD_END)
+        if is_whole:
+            del head[end:]
+        self._check_lines(is_whole=is_whole)
+        self._parse_head(data[: end - before] if is_whole else data, is_whole=is_whole)
+        if not is_whole:
+            return b""
+        whole = bytes(head)
+        head.clear()
+        self._begin(whole, is_in_one=not before)
+        return data[end - before :]
+
+    def _check_lines(self, *, is_whole: bool) -> None:
+        """Refuse a line that is too long, before all of it is here."""
+        head = self._head
+        if len(head) - self._line <= MAX_LINE_BYTES:
+            return
+        *lines, last = head[self._line :].split(b"\r\n")
+        if any(len(line) > MAX_LINE_BYTES for line in (*lines, last)):
+            raise Malformed(Malformation.TOO_LONG)
+        if not is_whole:
+            self._line = len(head) - len(last)
+
+    def _parse_head(self, data: bytes, *, is_whole: bool) -> None:
+        kind: Malformation | None = None
+        assert self._llhttp is not None
+        try:
+            self._llhttp.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # the connection stays what it is (RFC 9110, 7.8)
+        except httptools.HttpParserInvalidMethodError:
+            kind = Malformation.METHOD
+        except httptools.HttpParserInvalidURLError:
+            kind = Malformation.TARGET
+        except httptools.HttpParserError:
+            kind = Malformation.HEADER if self._has_fine_line() else Malformation.REQUEST_LINE
+        if kind is None and len(self._fields) > MAX_HEADERS:
+            kind = Malformation.HEADER
+        if kind is None and self._is_complete is not is_whole:  # it ended where only a lenient parser sees an end
+            kind = Malformation.HEADER if self._has_fine_line() else Malformation.REQUEST_LINE
+        if kind is not None:
+            raise Malformed(kind)
+
+    def _has_fine_line(self) -> bool:
+        return _REQUEST_LINE.fullmatch(self._head[: self._head.find(b"\r\n")]) is not None
+
+    def _begin(self, whole: bytes, *, is_in_one: bool) -> None:
+        """Begin with a request whose head is complete."""
+        line = _REQUEST_LINE.fullmatch(whole[: whole.find(b"\r\n")])
+        if line is None:
+            raise Malformed(Malformation.REQUEST_LINE)
+        method = line[1].decode()
+        if method == "CONNECT":
+            raise Malformed(Malformation.METHOD)
+        fields = [(name, value.rstrip(b" \t")) for name, value in self._fields]
+        headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in fields]))
+        is_1_1 = whole[line.end() - 1 : line.end()] == b"1"
+        names = [name for name in (name.lower() for name, _ in fields) if name in _SINGLE]
+        if len(names) != len(set(names)) or (is_1_1 and b"host" not in names):
+            raise Malformed(Malformation.HEADER)
+        target = _text(self._target)
+        if (url := _url(method, target)) is None:
+            raise Malformed(Malformation.TARGET)
+        message = RequestHead(
+            method,
+            target,
+            headers,
+            url,
+            is_1_1,
+            self._keeps_alive,
+            int(headers.get("Content-Length", 0)),
+            "Transfer-Encoding" in headers,
+        )
+        self._fields = []
+        if self._heads is not None and is_in_one:
+            self._heads.learn(whole, message, fields)
+        body = self.body = self._begun(message)
+        self._left = message.length
+        if message.is_chunked:
+            self._is_complete, self._other_bytes = False, 0
+            return
+        self._llhttp = None
+        if not self._left:
+            self._finish(body)
+
+    def _finish(self, body: RequestBody) -> None:
+        self._llhttp = self.body = None
+        self._is_over = not self._keeps_alive
+        body.finish()
+
+    # -- bodies -------------------------------------------------------------------------------------------------
+
+    def _feed_sized(self, body: RequestBody, data: bytes) -> bytes:
+        left = self._left
+        part = data if len(data) <= left else data[:left]
+        self._left = left - len(part)
+        body.feed(part)
+        if self._left:
+            return b""
+        self._finish(body)
+        return data[left:]
+
+    def _feed_chunks(self, body: RequestBody, data: bytes) -> bytes:
+        assert self._llhttp is not None
+        self._has_heard, is_broken = False, False
+        try:
+            self._llhttp.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError:
+            is_broken = True
+        if self._is_complete:
+            self._finish(body)
+            if (is_broken or self._has_extra) and not self._is_over:
+                raise Malformed(Malformation.PIPELINED)
+            return b""
+        self._other_bytes = 0 if self._has_heard else self._other_bytes + len(data)
+        if is_broken or self._other_bytes > MAX_LINE_BYTES:
+            self._end()
+            self._failed(Malformation.BODY)
+            body.fail()
+        return b""
+
+    # -- what llhttp calls --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A request begins, perhaps behind the one under way."""
+        self._has_extra = self._is_complete
+
+    def on_url(self, part: bytes) -> None:
+        """A part of the target."""
+        if not self._has_extra:
+            self._target += part
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        """A header; trailers are dropped."""
+        if self.body is None and not self._has_extra:
+            self._fields.append((name, value or b""))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        if self.body is None and not self._has_extra:
+            self._is_complete = True
+            assert self._llhttp is not None
+            self._keeps_alive = self._llhttp.should_keep_alive()  # llhttp forgets it with the end of the request
+
+    def on_body(self, data: bytes) -> None:
+        """A part of a body in chunks."""
+        if self.body is not None and not self._is_complete:
+            self._has_heard = True
+            self.body.feed(data)
+
+    def on_message_complete(self) -> None:
+        """The end of a body in chunks, or of a request without one."""
+        if self.body is not None:
+            self._is_complete = True
+
+
+def _url(method: str, target: str) -> URL | None:
+    """The path and the query of a target; None if it is malformed (RFC 9112, 3.2)."""
+    try:
+        if target.startswith("/"):
+            path, _, rest = target.partition("#")
+            path, _, query = path.partition("?")
+            return URL.build(path=path, query_string=query, fragment=rest, encoded=True)
+        url = URL(target, encoded=True)
+        if target == "*" and method == "OPTIONS":
+            return url
+        return url.relative() if url.absolute and url.host and url.port else None
+    except Exception:  # noqa: BLE001  (yarl raises several kinds, which quote the target)
+        return None
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,209 @@
+"""Responses: one body that is written with its head, or a stream whose parts are written as they come."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway import world
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.request_id import HEADER
+
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+
+BODILESS: Final = frozenset({204, 304})
+"""Statuses without a body."""
+_CLOSE: Final = "Connection: close\r\n"
+_KEEP_ALIVE: Final = "Connection: keep-alive\r\n"
+_OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", HEADER.lower()})
+"""Headers that follow from how the response is written."""
+
+
+class Response(ABC):
+    """What a handler returns; its connection writes what the handler has not written."""
+
+    status: int
+    reason: str | None = None
+    headers: CIMultiDict[str]
+    closes = False
+    """Whether its connection ends with it."""
+
+    def force_close(self) -> None:
+        """End the connection with this response."""
+        self.closes = True
+
+    @property
+    def content_type(self) -> str:
+        """The media type, without its parameters."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+    @abstractmethod
+    async def finish(self, http: HttpRequest) -> None:
+        """Write what is not written yet; raises ConnectionError."""
+
+    def _head(self, http: HttpRequest, framing: str) -> bytes:
+        """The head of the response, with what says how long the body is."""
+        headers = self.headers
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in _OWN]
+        if "Content-Type" not in headers and self.status not in BODILESS:
+            lines.append("Content-Type: application/octet-stream\r\n")
+        if "Date" not in headers:
+            lines.append(f"Date: {http_date()}\r\n")
+        if http.id:
+            lines.append(f"{HEADER}: {http.id}\r\n")
+        reason = _phrase(self.status) if self.reason is None else self.reason
+        version = "1.1" if http.is_1_1 else "1.0"
+        head = f"HTTP/{version} {self.status} {reason}\r\n{''.join(lines)}{framing}{self._connection_line(http)}\r\n"
+        return head.encode("utf-8", "surrogateescape")
+
+    def _connection_line(self, http: HttpRequest) -> str:
+        if self.closes or http.wire.is_last or not http.head.keep_alive:
+            self.closes = True
+            return _CLOSE if http.is_1_1 else ""
+        return "" if http.is_1_1 else _KEEP_ALIVE
+
+
+class WholeResponse(Response):
+    """One body, written at once with its head, whose values the caller has checked."""
+
+    def __init__(
+        self, body: bytes = b"", status: int = 200, headers: Headers | None = None, reason: str | None = None
+    ) -> None:
+        self.body = body
+        self.status = status
+        self.reason = reason
+        self.headers = CIMultiDict(headers or ())
+
+    async def finish(self, http: HttpRequest) -> None:
+        """See `Response`."""
+        http.wire.write(self.encoded(http))
+        await http.wire.drained()
+
+    def encoded(self, http: HttpRequest) -> bytes:
+        """The bytes of the whole response."""
+        if self.status in BODILESS:
+            return self._head(http, "")
+        head = self._head(http, f"Content-Length: {len(self.body)}\r\n")
+        return head if http.method == "HEAD" else head + self.body
+
+
+class TextResponse(WholeResponse):
+    """A short text for people."""
+
+    def __init__(self, text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text.encode(), status, headers)
+        self.headers.setdefault("Content-Type", "text/plain; charset=utf-8")
+
+
+class JsonResponse(WholeResponse):
+    """One JSON body of status 200, in reply to a POST: what nearly every response is."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.status = 200
+
+    @property
+    def headers(self) -> CIMultiDict[str]:  # type: ignore[override]
+        """Made when somebody asks for them."""
+        return CIMultiDict({"Content-Type": "application/json"})
+
+    def encoded(self, http: HttpRequest) -> bytes:
+        """See `WholeResponse`."""
+        if not http.is_1_1:
+            return super().encoded(http)
+        return json_response(self.body, http.id, self._connection_line(http))
+
+
+def json_response(body: bytes, request_id: str, connection: str = "") -> bytes:
+    """The bytes of a response of status 200; `connection` is empty, or the header that announces its end."""
+    head = (
+        f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
+        f"Date: {http_date()}\r\nX-Request-Id: {request_id}\r\n{connection}\r\n"
+    )
+    return head.encode() + body
+
+
+class StreamResponse(Response):
+    """A body in parts: chunked, unless its length is known; over HTTP/1.0 it ends with the connection."""
+
+    def __init__(self, status: int = 200, headers: Headers | None = None, reason: str | None = None) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = CIMultiDict(headers or ())
+        self._http: HttpRequest | None = None
+        """The request that it replies to, from its head to its end."""
+        self._has_begun = False
+        self._is_chunked = False
+        self._is_bodiless = False
+
+    async def begin(self, http: HttpRequest) -> None:
+        """Write the head; raises ConnectionError."""
+        self._http, self._has_begun = http, True
+        self._is_bodiless = http.method == "HEAD" or self.status in BODILESS
+        length = self.headers.get("Content-Length")
+        if length is not None:
+            framing = f"Content-Length: {length}\r\n"
+        elif self._is_bodiless:
+            framing = ""
+        elif http.is_1_1:
+            self._is_chunked = True
+            framing = "Transfer-Encoding: chunked\r\n"
+        else:
+            self.closes, framing = True, ""
+        http.wire.write(self._head(http, framing))
+
+    async def write(self, data: bytes | memoryview, seconds: float) -> None:
+        """Write a part, and wait until the client has room for more.
+
+        A client that does not read for so many seconds counts as gone: raises ConnectionError.
+        """
+        http = self._http
+        if http is None or self._is_bodiless or not data:
+            return
+        wire = http.wire
+        if wire.is_behind:  # a timer costs as much as a write, and nearly all writes go to the kernel at once
+            await _drained(http, seconds)
+        wire.write(b"".join((b"%x\r\n" % len(data), data, b"\r\n")) if self._is_chunked else data)
+        if wire.is_behind:
+            await _drained(http, seconds)
+
+    async def finish(self, http: HttpRequest) -> None:
+        """See `Response`; a second time, it does nothing."""
+        if not self._has_begun:
+            await self.begin(http)
+        if self._http is not None:
+            self._http = None
+            if self._is_chunked:
+                http.wire.write(b"0\r\n\r\n")
+            await http.wire.drained()
+
+
+async def _drained(http: HttpRequest, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await http.wire.drained()
+    except TimeoutError as exc:
+        http.wire.abort()
+        raise ConnectionResetError("the other side does not read its reply") from exc
+
+
+def http_date() -> str:
+    """The time of now, as the header `Date` has it (RFC 9110, 5.6.7)."""
+    return _date_of(int(world.wall()))
+
+
+@lru_cache(maxsize=16)
+def _date_of(second: int) -> str:
+    return formatdate(second, usegmt=True)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
