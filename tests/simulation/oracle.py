@@ -257,7 +257,7 @@ _CAUSES: Final = {
     "owner_lost": _DEATHS,
     "call_lost": frozenset({"server", *_CUTS, "part", "slow", *_DEATHS}),
     "session_lost": frozenset({"server", *_DEATHS}),
-    "upstream_unreachable": frozenset({"server", "part", "slow", "stop"}),
+    "upstream_unreachable": frozenset({"server", "part", "slow", "stop", "cold cut"}),
     "stopping": _DEATHS,
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": _SILENCES,
