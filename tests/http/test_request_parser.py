@@ -13,6 +13,7 @@ from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection, request_head
 from tests.support.replicas import sample
 from tests.support.stand import Start
+from tests.support.turns import TINY_CHUNKS
 from tests.support.workbench import Client, Stand, eventually
 
 SECRET = b"s3cretTOKEN"
@@ -464,3 +465,12 @@ def test_a_head_byte_by_byte_costs_no_more_than_its_size() -> None:
         requests.feed(bytes((byte,)))
     ((found, _),) = requests.found
     assert len(found.headers) == 21
+
+
+def test_a_body_in_tiny_chunks_takes_little_more_memory_than_its_data() -> None:
+    requests = Requests()
+    requests.feed(CHUNKED[: CHUNKED.index(b"2\r\n{}")])
+    requests.feed_in_pieces(TINY_CHUNKS, 4096)
+    ((_, body),) = requests.found
+    assert len(body._parts) <= len(TINY_CHUNKS) / 4096 + 1
+    assert body.read_now() == b"x" * (len(TINY_CHUNKS) // 6)

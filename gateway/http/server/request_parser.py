@@ -44,7 +44,6 @@ class RequestParser:
         "_failed",
         "_fields",
         "_has_extra",
-        "_has_heard",
         "_head",
         "_heads",
         "_is_complete",
@@ -54,6 +53,7 @@ class RequestParser:
         "_line",
         "_llhttp",
         "_other_bytes",
+        "_parts",
         "_target",
         "body",
     )
@@ -89,7 +89,8 @@ class RequestParser:
         """Whether something stands behind that end."""
         self._left = 0
         """How many bytes are missing of a body whose length is known."""
-        self._has_heard = False
+        self._parts: list[bytes] = []
+        """What llhttp has found of the data of a body in chunks."""
         self._other_bytes = 0
         """How much was read of a body in chunks that is none of its data, since the last of these."""
         self.body: RequestBody | None = None
@@ -250,19 +251,22 @@ class RequestParser:
 
     def _feed_chunks(self, body: RequestBody, data: bytes) -> bytes:
         assert self._llhttp is not None
-        self._has_heard, is_broken = False, False
+        is_broken = False
         try:
             self._llhttp.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass
         except httptools.HttpParserError:
             is_broken = True
+        parts, self._parts = self._parts, []
+        if parts:
+            body.feed(b"".join(parts))  # chunks of one byte would take forty each
         if self._is_complete:
             self._finish(body)
             if (is_broken or self._has_extra) and not self._is_over:
                 raise Malformed(Malformation.PIPELINED)
             return b""
-        self._other_bytes = 0 if self._has_heard else self._other_bytes + len(data)
+        self._other_bytes = 0 if parts else self._other_bytes + len(data)
         if is_broken or self._other_bytes > MAX_LINE_BYTES:
             self._end()
             self._failed(Malformation.BODY)
@@ -295,8 +299,7 @@ class RequestParser:
     def on_body(self, data: bytes) -> None:
         """A part of a body in chunks."""
         if self.body is not None and not self._is_complete:
-            self._has_heard = True
-            self.body.feed(data)
+            self._parts.append(data)
 
     def on_message_complete(self) -> None:
         """The end of a body in chunks, or of a request without one."""
