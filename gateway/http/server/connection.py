@@ -152,6 +152,9 @@ class Connection(asyncio.Protocol):
         service.connections[self] = None
         self.wire = Wire(out, Unread(out, service.traffic.sending, service.traffic.timeouts))
         self.wire.is_last = service.is_leaving
+        # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more. Over
+        # TLS, uvloop tells so at once.
+        out.set_write_buffer_limits(high=1, low=0)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:

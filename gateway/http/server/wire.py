@@ -29,8 +29,6 @@ class Wire:
     def __init__(self, out: asyncio.Transport, unread: Unread) -> None:
         self._out = out
         self.unread = unread
-        # Without a threshold, the transport tells as soon as the client is behind, and when it is not any more.
-        out.set_write_buffer_limits(high=1, low=0)
         peer = out.get_extra_info("peername")
         self.remote: str | None = peer[0] if isinstance(peer, tuple) else peer
         """The address of the client."""
