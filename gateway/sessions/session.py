@@ -245,9 +245,12 @@ class Session(HearingSession):
             self._settle()
 
     def give_up(self, call: Call) -> None:
-        """Stop reading a call that may still run. A session of its own is not ended under it."""
-        if self.in_flight is call and not self.group.is_affine:
-            self.shared.must_not_end = True
+        """Stop reading a call that may still run.
+
+        No other call uses its session: what this one still asks on the side stream would be taken for its question.
+        """
+        if self.in_flight is call:
+            self.shared.owner.lose()
         self.leave(call)
 
     async def resume(self, call: Call, cursor: str, headers: Headers, attached: Callable[[], None]) -> None:

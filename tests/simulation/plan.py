@@ -358,7 +358,6 @@ def _with_theme(random: Random, call: Call, theme: _Theme, is_held: bool) -> Cal
     script = {**call.script, **random.choice(theme.scripts)}
     if script.get("deaf"):
         script.setdefault("patience", 4.0)
-        script.pop("aside", None)  # what a call that goes on asks there is taken for a question of the next one
     first, other = call.replicas[:2]
     return replace(
         call,

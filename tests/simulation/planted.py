@@ -151,10 +151,10 @@ FAULTS: Final = (
         "                break\n            self._groups.forget_if_empty",
     ),
     Planted(
-        "sessions: a call that was given up does not keep its session from its end",
+        "sessions: the session of a call that was given up is used and ended",
         "sessions/session.py",
-        "        if self.in_flight is call and not self.group.is_affine:\n",
-        "        if False:\n",
+        "            self.shared.owner.lose()\n",
+        "            pass\n",
     ),
     Planted(
         "sessions: who joined a session does not leave it",

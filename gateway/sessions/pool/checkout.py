@@ -283,10 +283,11 @@ class Checkout(ABC):
     async def _depart(self, joiner: Session) -> None:
         """Take a joiner out of the shared session, once its call has ended or was given up for good."""
         await joiner.settled(self._config.sessions.quarantine_seconds)
-        joiner.shared.must_not_end |= joiner.pending
+        group, owner = joiner.group, joiner.shared.owner
+        if joiner.pending:
+            owner.lose()
         joiner.abandon()
         joiner.shared.leave(joiner)
-        group, owner = joiner.group, joiner.shared.owner
         if owner in group.idle:
             self._capacity.rested(owner, group)
         self._assign(group)

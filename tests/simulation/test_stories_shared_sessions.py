@@ -1,0 +1,31 @@
+"""Stories of callers whose calls share one session (`sessions.affinity: principal`)."""
+
+from typing import Any
+
+from tests.simulation import oracle
+from tests.simulation.history import History, Outcome
+from tests.simulation.plan import Call, Plan
+from tests.simulation.server import Kind
+
+
+def call(tag: str, at: float, tool: str, **script: Any) -> Call:
+    """A call of the one caller."""
+    return Call(tag, at, tool, "ann", script, think=0.5)
+
+
+def played(*calls: Call) -> Outcome:
+    """What became of calls that share a session."""
+    hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    route = {"sessions": {"affinity": "principal"}}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "route": route}
+    return History(Plan(1, 3, Kind(has_events=False), config, calls, ())).run()
+
+
+def test_what_a_run_that_was_given_up_goes_on_to_ask_is_no_question_of_the_next_call() -> None:
+    """Its first answer is not taken, so the call is run again; the server heeds no cancellation."""
+    deaf = {"questions": 2, "aside": True, "deaf": True, "patience": 3.0, "refuses": "503"}
+    outcome = played(call("c1", 0.0, "search", **deaf), call("c2", 0.3, "pay", before=5.0))
+    assert outcome.ledger.of("c1")[0].asked == ["c1/0", "c1/1"]
+    _, next_call = outcome.records
+    assert (next_call.asked, next_call.outcome) == ([], "result")
+    assert oracle.complaints(outcome) == []
