@@ -131,6 +131,9 @@ class Driver(ExchangeRunner):
 
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can continue; returns whether one can."""
+        if self._exchange.state is FINISHED:
+            self._upstream_call.leave_result()
+            return False
         is_resumable = self._upstream_call.is_resumable
         begun = self._takeover
         if begun is not None and begun.round == self._exchange.round and self._upstream_call.is_being_resumed:

@@ -362,6 +362,12 @@ class UpstreamCall(ABC):
         """Leave the call to another replica: the session is only detached when it is released."""
         self._is_let_go = True
 
+    def leave_result(self) -> None:
+        """Leave a result that no client has come for to another replica, which may still read it in the session."""
+        session = self._released
+        if session is not None and session.channel.cursor is not None:
+            session.shared.must_not_end = True
+
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""
         session, self._session, self._left = self._session, None, None

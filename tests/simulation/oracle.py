@@ -294,7 +294,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
     causes = _CAUSES.get(reason, frozenset())
-    if reason in ("owner_lost", "call_lost") and _is_left_behind(outcome):
+    if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome):
         causes -= {"term"}
     return any(_may_have_begun(outcome, record, each) for each in _met(outcome, record, causes))
 

@@ -100,3 +100,12 @@ def test_a_dead_owners_call_that_was_cancelled_is_not_resumed_once_more() -> Non
     outcome = played(the_call, Fault("kill", 2.0, 40.0, target=2), grace_seconds=1.5)
     assert replies(outcome) == ["gw-2 200 input_required", "gw-3 400 invalid_request_state"]
     assert complaints(outcome) == []
+
+
+def test_a_result_that_no_client_has_come_for_outlives_the_drain_of_its_replica() -> None:
+    """The server withdraws its question, so the call ends well, and its session would be idle."""
+    the_call = call(1, 2, think=6.0, questions=1, patience=1.5)
+    outcome = played(the_call, Fault("term", 1.0, 60.0, target=1), drain_seconds=2.0)
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-2 200 complete"]
+    assert len(outcome.ledger.of("c1")) == 1
+    assert complaints(outcome) == []
