@@ -168,6 +168,9 @@ class Channel(ABC):
         of this host count only if another process may still hold the call (`is_shared`).
         """
 
+    def give_up(self) -> None:  # noqa: B027  (for the transports)
+        """The request in flight is not wanted any more: stop looking for its answer after a while."""
+
     @abstractmethod
     async def send(self, message: bytes, headers: Headers) -> None:
         """Send an answer or a notification and wait until the server accepts it. Raises the errors of `request`."""

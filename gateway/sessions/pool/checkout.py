@@ -273,6 +273,7 @@ class Checkout(ABC):
 
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
+        session.channel.give_up()
         await session.settled(self._config.sessions.quarantine_seconds)
         if not session.pending and session.group.main is session and self._may_keep(session):
             self._keep(session)
@@ -282,6 +283,8 @@ class Checkout(ABC):
 
     async def _depart(self, joiner: Session) -> None:
         """Take a joiner out of the shared session, once its call has ended or was given up for good."""
+        if joiner.pending:
+            joiner.channel.give_up()
         await joiner.settled(self._config.sessions.quarantine_seconds)
         group, owner = joiner.group, joiner.shared.owner
         if joiner.pending:

@@ -211,6 +211,10 @@ class ResumableChannel(Channel):
                 f"{exc.message} when the call's stream was picked up again; the call may have had effects"
             ) from exc
 
+    def give_up(self) -> None:
+        """See `Channel.give_up`."""
+        self.resumption.give_up()
+
     async def resume(
         self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
     ) -> None:
@@ -254,6 +258,8 @@ class ResumableChannel(Channel):
                     raise CallLost(f"{cause}; the call may have had effects") from exc
             except StreamCut as exc:
                 pause_seconds = resumption.cut(exc.retry_ms)
+                if pause_seconds is None:
+                    raise
             await asyncio.sleep(pause_seconds)
 
     def _restart_silence(self) -> None:

@@ -26,7 +26,17 @@ def asked_seconds(retry_ms: int | None) -> float:
 class Resumption:
     """The place of one request in its event stream, with the failures to resume it."""
 
-    __slots__ = ("_counts_local", "_failures", "_pauses", "_seen", "_silences", "_times", "cursor", "place")
+    __slots__ = (
+        "_counts_local",
+        "_failures",
+        "_is_given_up",
+        "_pauses",
+        "_seen",
+        "_silences",
+        "_times",
+        "cursor",
+        "place",
+    )
 
     def __init__(self, times: StreamTimes) -> None:
         self.cursor: str | None = None
@@ -37,6 +47,8 @@ class Resumption:
         self._seen: set[int] | None = None
         """Hashes of the ids of the events that were handed over since `place`, if there are any."""
         self._counts_local = False
+        self._is_given_up = False
+        """Whether the answer is not wanted any more."""
         self._failures = 0
         """GETs that the server failed in a row."""
         self._pauses = 0
@@ -48,6 +60,7 @@ class Resumption:
         """Start with another request, behind `cursor` if another process sent it."""
         self.cursor = cursor
         self._seen = None
+        self._is_given_up = False
 
     def start(self, place: str, *, counts_local: bool = False) -> None:
         """The stream of the request broke: resume it behind this event id.
@@ -75,6 +88,10 @@ class Resumption:
         self.cursor = event_id
         return False
 
+    def give_up(self) -> None:
+        """The request was cancelled. Its server need not answer, so its stream is not opened for ever."""
+        self._is_given_up = True
+
     # -- what happened to the streams ---------------------------------------------------------------------------
 
     def connected(self) -> None:
@@ -93,17 +110,18 @@ class Resumption:
         """A stream was silent for `silence_seconds`: it is opened again without a pause."""
         self._silences += 1
 
-    def cut(self, retry_ms: int | None) -> float:
-        """A stream ended without the result; return the pause before the next GET."""
+    def cut(self, retry_ms: int | None) -> float | None:
+        """A stream ended without the result; return the pause before the next GET, or None to give up."""
         self._silences += 1
-        return self._pause(asked_seconds(retry_ms))
+        is_enough = self._is_given_up and self._pauses >= len(self._times.retry_seconds)
+        return None if is_enough else self._pause(asked_seconds(retry_ms))
 
     def failed(self, *, is_local: bool = False) -> float | None:
         """A GET failed in a way that may pass; return the pause before the next one, or None to give up.
 
         A failure with its cause on this host (`is_local`) does not show that the server is gone.
         """
-        self._failures += not is_local or self._counts_local
+        self._failures += not is_local or self._counts_local or self._is_given_up
         return None if self._failures > len(self._times.retry_seconds) else self._pause(0.0)
 
     @property

@@ -55,6 +55,16 @@ PAUSES: dict[str, list[tuple[str, float | str | None]]] = {
         *[("failed locally", 1), ("failed locally", 2), ("failed locally", 3), ("failed locally", 3)],
         *[("failed", 3), ("failed", 3), ("failed locally", 3), ("failed", 3), ("failed", None)],
     ],
+    "a stream that is cut though its request was cancelled": [
+        *[("cut", 1), ("cut", 2), ("give_up", "-"), ("cut", 3), ("cut", None)],
+    ],
+    "messages of a cancelled request make another row of cuts": [
+        *[("give_up", "-"), ("cut", 1), ("cut", 2), ("heard", "-"), ("cut", 1), ("cut", 2), ("cut", 3), ("cut", None)],
+    ],
+    "a local fault is counted once the request was cancelled": [
+        *[("give_up", "-"), ("failed locally", 1), ("failed locally", 2), ("failed locally", 3)],
+        *[("failed locally", None)],
+    ],
     "a message does not end a row of failures, a stream does": [
         *[("failed", 1), ("failed", 2), ("heard", "-"), ("failed", 1), ("failed", None)],
     ],
@@ -145,10 +155,12 @@ def test_the_place_moves_when_the_memory_of_event_ids_is_full() -> None:
 
 def test_the_next_request_knows_nothing_of_the_last_one() -> None:
     resumption = resuming()
+    resumption.give_up()
     assert not resumption.is_repeated("e2")
     resumption.begin()
     assert resumption.cursor is None
     assert not resumption.is_repeated("e2")
+    assert None not in [resumption.cut(None) for _ in range(9)]
 
 
 def test_a_request_that_is_resumed_knows_what_its_first_stream_brought() -> None:
