@@ -12,7 +12,7 @@ from gateway import world
 from gateway.bridge.call_context import Context
 from gateway.bridge.call_report import Report
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.sessions.call import Call
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Sending
@@ -20,6 +20,8 @@ from gateway.upstream.channel import Sending
 Begin = Callable[[Callable[[], None], Callable[[Sending], None]], bool]
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
+_AGAIN_SECONDS: Final = (2.0, 10.0, 30.0)
+"""Pauses after which a cancellation that did not arrive is sent again: within a quarantine of 60 s."""
 _MAX_REFUSALS: Final = 256
 """Answers of the gateway's own that may wait until the upstream takes them; its further questions get no answer."""
 
@@ -117,29 +119,51 @@ class Outgoing:
 
         self.put(respond)
 
-    def cancel(self, session: Session, call: Call, reason: str) -> None:
-        """Tell the upstream that a call is no longer wanted."""
+    def cancel(self, session: Session, call: Call, reason: str, *, again: bool) -> None:
+        """Tell the upstream that a call is no longer wanted, `again` if that does not arrive while it may run."""
         headers = self._context.headers
 
         async def cancel() -> None:
             # The call has a connection of its own, and the upstream ignores a cancellation that overtakes it. So the
             # cancellation of a young call is repeated while the upstream still works on it.
             young = world.monotonic() - call.sent < _YOUNG_SECONDS
+            send, is_over = partial(session.cancel, call, reason, headers), False
             for pause in _CANCEL_PAUSES if young else _CANCEL_PAUSES[:1]:
                 await asyncio.sleep(pause)
                 if pause and not session.works_on(call):
                     return
-                await self._attempt(partial(session.cancel, call, reason, headers))
+                is_over = await self._attempt(send)
+            if again and not is_over:
+                self._try_later(send, lambda: session.may_run(call) and not session.is_forgotten)
 
         self.put(cancel)
 
     def try_to_send(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Send something as `put` does, if that takes no longer than a cancellation may."""
-        self.put(partial(self._attempt, send))
+        """Send something as `put` does, if that takes no longer than a cancellation may; else try again later."""
 
-    async def _attempt(self, send: Callable[[], Awaitable[None]]) -> None:
+        async def attempt() -> None:
+            if not await self._attempt(send):
+                self._try_later(send, lambda: True)
+
+        self.put(attempt)
+
+    def _try_later(self, send: Callable[[], Awaitable[None]], is_useful: Callable[[], bool]) -> None:
+        """Send what did not arrive, after each of some pauses, as long as that is useful; nothing waits behind it."""
+
+        async def send_again() -> None:
+            for pause in _AGAIN_SECONDS:
+                await asyncio.sleep(pause)
+                if not is_useful() or await self._attempt(send):
+                    return
+
+        self._context.live.process.tasks.spawn(send_again(), "cancel again")
+
+    async def _attempt(self, send: Callable[[], Awaitable[None]]) -> bool:
+        """Send something; returns whether it need not be sent again, because it arrived or never will."""
         try:
             async with asyncio.timeout(self._context.live.config.timeouts.cancel_seconds):
                 await send()
         except (UpstreamError, TimeoutError) as exc:
             self._report.unsent(str(exc))
+            return isinstance(exc, Refused | SessionLost)
+        return True

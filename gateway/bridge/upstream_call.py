@@ -337,7 +337,9 @@ class UpstreamCall(ABC):
         """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
         session, call = self._session, self._call
         if session is not None and call is not None and self._is_sent:
-            self._outgoing.cancel(session, call, reason)
+            # Without a state nobody can go on with the call, and while this replica is cut off, nobody else is asked.
+            is_ours = not self._context.exchange.round or not self._may_be_resumed_elsewhere(session)
+            self._outgoing.cancel(session, call, reason, again=is_ours)
         elif self._task is not None:
             _ = self._task.cancel()
 

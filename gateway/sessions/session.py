@@ -102,6 +102,10 @@ class Session(HearingSession):
         """Whether this very call is in flight."""
         return self.in_flight is call
 
+    def may_run(self, call: Call) -> bool:
+        """Whether this call may still be at work, be it that nothing reads it any more."""
+        return self.works_on(call) or self.shared.must_not_end
+
     def lose(self) -> None:
         """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
         self.lost = self.shared.must_not_end = True

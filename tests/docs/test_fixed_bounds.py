@@ -172,6 +172,10 @@ FIXED = [
     ("a value in the log", [count(redaction.MAX_CHARACTERS)]),
     ("the id of an event", [count(resumption.MAX_EVENT_ID_CHARACTERS)]),
     ("event ids that are remembered for one call", [count(resumption.MAX_EVENT_IDS)]),
+    (
+        "delivery of a cancellation or DELETE",
+        ["after pauses of {}, {} and {}".format(*map(seconds, outgoing_messages._AGAIN_SECONDS))],
+    ),
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (
         "the probe for the upstream's era",

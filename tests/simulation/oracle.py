@@ -135,8 +135,8 @@ def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
 def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
-    deaths = _DEATHS if outcome.plan.server.has_events else _DEATHS - {"term"}
-    return bool(_met(outcome, record, deaths | {"slow", "part"}, until=math.inf))
+    causes = _DEATHS | {"slow", "part"} if outcome.plan.server.has_events else _DEATHS - {"term"}
+    return bool(_met(outcome, record, causes, until=math.inf))
 
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
