@@ -156,9 +156,10 @@ class Driver(ExchangeRunner):
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.
 
-        The call is left to it, unless it has run the call again: then nobody else cancels this run.
+        The call is left to it, unless it has run the call again: then nobody else cancels this run. Each round of a
+        call that no replica holds is a run of its own.
         """
-        is_same = _is_same_call(self._upstream_call.whereabouts(), envelope.upstream)
+        is_same = bool(envelope.owner) and _is_same_call(self._upstream_call.whereabouts(), envelope.upstream)
         if is_same:
             self._upstream_call.let_go()
         self._report.cancelled("another replica has continued the call")

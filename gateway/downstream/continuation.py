@@ -277,9 +277,9 @@ class Continuation:
         return await self._answer(round_, envelope, found or driver)
 
     def _held(self, envelope: Envelope) -> Driver | None:
-        """Return the held call of a state, unless another replica has continued it: the state is of a newer round."""
+        """Return the held call of a state, unless another run has continued it: the state is of a newer round."""
         driver = self.lot.find(envelope.exchange)
-        if driver is None or not self._is_elsewhere(envelope) or not driver.is_behind(envelope):
+        if driver is None or envelope.owner == self._process.owner or not driver.is_behind(envelope):
             return driver
         driver.lose(envelope)
         return None

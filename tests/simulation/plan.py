@@ -351,7 +351,6 @@ def _more(plan: Plan) -> Plan:
 
 
 def _with_theme(random: Random, call: Call, theme: _Theme, is_held: bool) -> Call:  # noqa: FBT001
-    # Who leaves a call that nobody holds, and comes back elsewhere, has it go on at both, in different rounds.
     habits = theme.habits if is_held else ("plain",)
     if random.random() < 0.3:
         return call
@@ -364,9 +363,14 @@ def _with_theme(random: Random, call: Call, theme: _Theme, is_held: bool) -> Cal
         script=script,
         tool=random.choice(theme.tools or (call.tool,)),
         think=random.choice(theme.thinks or (call.think,)),
-        habit=random.choice(habits),
+        habit=_habit(random.choice(habits), call, theme, is_held),
         replicas=random.choice((call.replicas, (first,) * 6, (first, *[other] * 5))),
     )
+
+
+def _habit(drawn: str, call: Call, theme: _Theme, is_held: bool) -> str:  # noqa: FBT001
+    """The habit of a client; those of calls that nobody holds came later, and leave the other draws as they were."""
+    return drawn if is_held else Random(f"habit {call.tag} {call.at}").choice(theme.habits)
 
 
 def _fault_when(random: Random, replicas: int, theme: _Theme) -> Fault:

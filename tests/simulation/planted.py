@@ -108,7 +108,7 @@ FAULTS: Final = (
     Planted(
         "bridge: the former owner keeps a lost call",
         "downstream/continuation.py",
-        "if driver is None or not self._is_elsewhere(envelope) or not driver.is_behind(envelope):",
+        "if driver is None or envelope.owner == self._process.owner or not driver.is_behind(envelope):",
         "if True:",
         _SILENCES,
     ),

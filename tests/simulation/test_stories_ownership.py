@@ -17,10 +17,17 @@ def call(
     return Call("c1", at, tool, "ann", script, think, habit, replicas)
 
 
-def played(the_call: Call, *faults: Fault, replicas: int = 3, has_events: bool = True, **hold: Any) -> Outcome:
+def played(
+    the_call: Call,
+    *faults: Fault,
+    replicas: int = 3,
+    has_events: bool = True,
+    route: dict[str, Any] | None = None,
+    **hold: Any,
+) -> Outcome:
     """What became of one call in a cluster that lives through these faults."""
     settings = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0, **hold}
-    config = {"hold": settings, "sessions": {"idle_seconds": 30}}
+    config = {"hold": settings, "sessions": {"idle_seconds": 30}, "route": route or {}}
     return History(Plan(1, replicas, Kind(has_events=has_events), config, (the_call,), faults)).run()
 
 
@@ -99,6 +106,18 @@ def test_a_dead_owners_call_that_was_cancelled_is_not_resumed_once_more() -> Non
     the_call = call(2, 3, 3, 3, 1, 1, habit="leaves", questions=1, between=9.0)
     outcome = played(the_call, Fault("kill", 2.0, 40.0, target=2), grace_seconds=1.5)
     assert replies(outcome) == ["gw-2 200 input_required", "gw-3 400 invalid_request_state"]
+    assert complaints(outcome) == []
+
+
+def test_the_later_of_two_runs_of_a_call_that_nobody_holds_is_continued() -> None:
+    """Its client leaves the first one while that works, comes back elsewhere, and answers the next round there."""
+    the_call = call(1, 1, 2, 1, 2, think=0.5, habit="leaves", questions=2, between=1.0)
+    outcome = played(the_call, route={"continuation": "replay"})
+    assert replies(outcome)[:2] == ["gw-1 200 input_required", "gw-2 200 input_required"]
+    assert replies(outcome)[-1].endswith("200 complete")
+    _, left, *_, last = outcome.ledger.of("c1")
+    assert left.cancelled is not None
+    assert last.answers == ["c1/0=1", "c1/1=2"]
     assert complaints(outcome) == []
 
 
