@@ -22,12 +22,14 @@ def begin(history: "History", fault: Fault) -> None:
         _begin(history, fault)
 
 
-def _wait(history: "History", fault: Fault, until: float) -> None:
-    number = history.replica_with(fault.when)
+def _wait(history: "History", fault: Fault, until: float, seen: int = -1) -> None:
+    """Look whether a replica has a call in the state; only if any process has run since the turn that was seen."""
+    turns = history.kernel.turns
+    number = None if turns == seen else history.replica_with(fault.when)
     if number is not None:
         _begin(history, replace(fault, target=number))
     elif history.now < until:
-        history.later(_LOOKS_SECONDS, _wait, history, fault, until)
+        history.later(_LOOKS_SECONDS, _wait, history, fault, until, turns)
 
 
 def _begin(history: "History", fault: Fault) -> None:

@@ -307,7 +307,8 @@ class Way:
         network = self._network
         kernel = network.kernel
         for part in self._parts(data) if network.cut_segments else (data,):
-            self._last = max(self._last, kernel.now + network.delay())
+            at = kernel.now + network.delay()
+            self._last = max(self._last, at)
             kernel.call_at(self._last, self._arrive, part)
 
     def _parts(self, data: bytes | None) -> list[bytes | None]:
@@ -320,16 +321,14 @@ class Way:
     def _arrive(self, part: bytes | None) -> None:
         if self._is_dropped:
             return
-        if self._stuck or self._is_blocked():
+        network = self._network
+        if self._stuck or ((network.blocked or network.dark) and self._is_blocked()):
             self._stuck.append(part)
         else:
             self.receiver.take(part)
 
     def _is_blocked(self) -> bool:
-        network = self._network
-        if not network.blocked and not network.dark:
-            return False
-        return network.is_blocked(self._sender.process.host, self.receiver.process.host)
+        return self._network.is_blocked(self._sender.process.host, self.receiver.process.host)
 
     def send_again(self) -> None:
         """The link may be up again."""
@@ -466,7 +465,8 @@ class Transport(asyncio.Transport):
                 data = b"".join(parts)
             self._credit(len(data))
             self._protocol.data_received(data)
-            self.readable()
+            if end.unread or end.is_ended or end.is_reset:
+                self.readable()
             return
         if end.is_reset:
             self._lose(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
