@@ -19,7 +19,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -299,6 +299,29 @@ def memberships(count: int, network: Network | None = None) -> list[dict[str, An
 
 
 @asynccontextmanager
+async def together(contexts: Sequence[AbstractAsyncContextManager[Gateway]]) -> AsyncIterator[list[Gateway]]:
+    """Enter all contexts at the same time, and leave them so; raises the first exception of any."""
+
+    def unless_wrong(results: Sequence[Any]) -> None:
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    entered = await asyncio.gather(*(context.__aenter__() for context in contexts), return_exceptions=True)
+    inside = [found for found in zip(contexts, entered, strict=True) if not isinstance(found[1], BaseException)]
+    try:
+        unless_wrong(entered)
+        yield [gw for _, gw in inside]
+    except BaseException as exc:
+        leaving = (context.__aexit__(type(exc), exc, exc.__traceback__) for context, _ in inside)
+        _ = await asyncio.gather(*leaving, return_exceptions=True)
+        raise
+    unless_wrong(
+        await asyncio.gather(*(context.__aexit__(None, None, None) for context, _ in inside), return_exceptions=True)
+    )
+
+
+@asynccontextmanager
 async def cluster(
     upstream_url: str,
     *,
@@ -315,12 +338,12 @@ async def cluster(
     words before the command of single replicas.
     """
     async with AsyncExitStack() as stack:
-        gateways: list[Gateway] = []
+        starting = []
         for membership in memberships(replicas, network):
             name = membership["id"]
             where = {"host": network[name] if network is not None else None, "prefix": (prefixes or {}).get(name, ())}
-            started = gateway(upstream_url, check=check, replica=membership, **where, **overrides)
-            gateways.append(await stack.enter_async_context(started))
+            starting.append(gateway(upstream_url, check=check, replica=membership, **where, **overrides))
+        gateways = await stack.enter_async_context(together(starting))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"mrtr-{balancer}-"))
         if network is None:
             front = Balancer(balancer, Path(directory), f"127.0.0.1:{free_port()}")
