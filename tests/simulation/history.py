@@ -224,7 +224,7 @@ class History:
         records = [Record(call) for call in plan.calls]
         ended_badly: list[str] = []
         left: list[str] = []
-        with _collected_seldom(), self.simulation.entered():
+        with _collected_seldom() as collects, self.simulation.entered():
             self.start_server()
             self._start_modern_server()
             for number in range(1, plan.replicas + 1):
@@ -258,7 +258,7 @@ class History:
             failures = self._found_failures()
             if self._traces:
                 self.trace += map(repr, (*self.ledger.runs, *records, *failures, *left, *ended_badly))
-            self._bury()
+            self._bury(collects=collects)
         return Outcome(
             plan,
             records,
@@ -274,7 +274,7 @@ class History:
             ended_badly,
         )
 
-    def _bury(self) -> None:
+    def _bury(self, *, collects: bool) -> None:
         """End every process, and let go of it."""
         _current.clear()
         processes = (*self._ended, *self.simulation.processes.values())
@@ -288,7 +288,8 @@ class History:
                 self.simulation.processes.clear()
                 self._ended.clear()
                 self._servers.clear()
-                _ = gc.collect()
+                if collects:
+                    _ = gc.collect()
 
     def _partings(self) -> list[tuple[float, str]]:
         """When replicas let go of their calls, at the end of a drain."""
@@ -320,8 +321,11 @@ _has_frozen: list[bool] = []
 
 
 @contextmanager
-def _collected_seldom() -> Iterator[None]:
-    """Within, nothing is collected: when that happens depends on what the process did before."""
+def _collected_seldom() -> Iterator[bool]:
+    """Within, nothing is collected: when that happens depends on what the process did before.
+
+    Yields whether to collect at the end; not if the process, which then ends soon, has disabled that altogether.
+    """
     if not _has_frozen:
         _ = gc.collect()
         gc.freeze()  # what is imported by now is not looked at after each history
@@ -329,7 +333,7 @@ def _collected_seldom() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        yield was_enabled
     finally:
         if was_enabled:
             gc.enable()
