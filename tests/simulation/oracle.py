@@ -57,8 +57,10 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
         return False
     faults = [each for each in outcome.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
     number = int(owner.removeprefix("gw-"))
-    failing = {each.target for each in faults if each.kind in _SILENCES | _DEATHS - {"peers", "slow"}}
-    parted = {each.target + each.other - number for each in faults if number in _ends_of(each)}
+    failing = {each.target for each in faults if each.kind in (_SILENCES | _DEATHS) - {"peers", "slow"}}
+    # Who does not reach the owner, or may not be reached by the replica that asks whether they do.
+    is_parted = any(number in _ends_of(each) for each in faults)
+    parted = {end for each in faults for end in _ends_of(each)} if is_parted else set()
     others = set(range(1, outcome.plan.replicas + 1)) - {number}
     return number in failing or any(each.kind == "slow" for each in faults) or others <= failing | parted
 
