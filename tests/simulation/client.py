@@ -34,6 +34,8 @@ class Told:
     state: str | None = None
     carried: dict[str, str] = field(default_factory=dict)
     """What its request answered, by the names of the questions."""
+    sent: float = 0.0
+    """When its request was sent."""
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -282,6 +284,7 @@ class Client:
         }
         self.record.sent += 1
         self.record.used.add(replica)
+        sent_at = self._now()
         where = self._addresses[replica - 1]
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
@@ -297,7 +300,7 @@ class Client:
         if message.get("id") not in (body["id"], None):
             self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")
         carried = {said.partition("=")[0]: said for said in map(_said, answers.values()) if said}
-        told = Told(self._now(), replica, reply.status, message, state is None, state, carried)
+        told = Told(self._now(), replica, reply.status, message, state is None, state, carried, sent_at)
         told.message["_headers"] = reply.headers
         self.record.told.append(told)
         if (new := told.result.get("requestState")) is not None:

@@ -14,6 +14,8 @@ from tests.simulation.world import START
 
 BUG_LEVELS: Final = ("error", "critical", "exception")
 _LACKS_CAPABILITY: Final = -32021
+_READ_LATE: Final = ("slow reader", "reads late", "leaves unread", "unread copy")
+_HAND_OVER_SECONDS: Final = 0.9
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -95,6 +97,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     if not hangs and not _met(outcome, record, _SILENCES | {"power"}):
         yield from (f"got no reply from gw-{each}" for each in record.unanswered)
     yield from _repetitions(outcome, record, runs)
+    yield from _waits_in_drains(outcome, record)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
     if record.outcome == "error" and record.call.script.get("fails") and record.final is not None:
@@ -117,6 +120,20 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
             continue
         if answer is not None and answer not in said:
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
+
+
+def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
+    """A call that begins is handed over when its replica drains, so its client is not kept until the end of that."""
+    plan, call = outcome.plan, record.call
+    is_usual = call.path == "/mcp" and not (call.is_legacy or plan.config.get("route") or plan.replicas == 1)
+    if not is_usual or call.habit in _READ_LATE or not record.told or _met(outcome, record, _HINDRANCES):
+        return
+    told = record.told[0]
+    for line in outcome.lines:
+        if line.event == "server.draining" and line.process == f"gw-{told.replica}":
+            began = line.at + line.fields["delay_seconds"]
+            if told.is_first and told.sent < began - 0.1 and told.at > began + _HAND_OVER_SECONDS:
+                yield f"waited at {line.process} until {told.at - START:.2f}, which drained"
 
 
 def _was_passed(record: Record) -> bool:
@@ -254,6 +271,9 @@ def _was_gone(outcome: Outcome, message: str, at: float) -> bool:
 _DRAINS: Final = frozenset({"term", "term twice", "int"})
 _DEATHS: Final = frozenset({"kill", "power", *_DRAINS})
 _CUTS: Final = frozenset({"cut", "cold cut"})
+_HINDRANCES: Final = frozenset(
+    {"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", *_CUTS}
+)
 _SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
 _CAUSES: Final = {
     "owner_lost": _DEATHS,
