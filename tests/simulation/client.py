@@ -13,6 +13,7 @@ from tests.simulation.plan import Call
 _REQUEST_SECONDS: Final = 120.0
 _PATIENCE_SECONDS: Final = 75.0
 """How long a client tries again before it gives a call up."""
+_THINKS_AGAIN_SECONDS: Final = 12.0
 _NOTES: Final = ("notifications/progress", "notifications/message")
 _META: Final = {
     mcp.META_VERSION: mcp.MODERN,
@@ -128,7 +129,7 @@ class Client:
                 return
             if questions:
                 await asyncio.sleep(25.0 if habit == "late" else self._call.think)
-            if habit == "asks again" and questions:
+            if habit in ("asks again", "asks again, thinks") and questions:
                 again = await self._until_told(state, {})
                 if again is None:
                     return
@@ -136,9 +137,11 @@ class Client:
                     told = again
                     continue
                 asked = again.result.get("inputRequests") or {}
-                if self._turn % 2 or asked.keys() != questions.keys():
+                if self._turn % 2 or habit.endswith("thinks") or asked.keys() != questions.keys():
                     told = again
                     state, questions = again.result.get("requestState"), asked
+                if habit == "asks again, thinks":
+                    await asyncio.sleep(_THINKS_AGAIN_SECONDS)
             if habit == "asks again, goes" and questions:
                 _ = await self._until_told(state, {})
                 record.outcome = "abandoned"

@@ -86,13 +86,20 @@ FAULTS: Final = (
 _AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 
-MORE_HABITS: Final = ("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes")
+MORE_HABITS: Final = (
+    "reads late",
+    "leaves unread",
+    "unread copy",
+    "one by one",
+    "asks again, goes",
+    "asks again, thinks",
+)
 MORE_FAULTS: Final = ("int", "replay")
 
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _more(_first(seed))
+    return _newest(_more(_first(seed)))
 
 
 def _first(seed: int) -> Plan:
@@ -386,3 +393,82 @@ def _alone(random: Random, plan: Plan) -> Plan:
     own_keys = {"state": {}, "replica": {"id": "gw-1"}} if random.random() < 0.7 else {}
     config = {**plan.config, **own_keys}
     return replace(plan, replicas=1, config=config, calls=calls, faults=faults)
+
+
+_LONG: Final[tuple[dict[str, Any], ...]] = ({"questions": 2, "between": 7.0}, {"questions": 1, "hangs": 16.0})
+_SHORT: Final[tuple[dict[str, Any], ...]] = ({"questions": 1}, {"questions": 2, "between": 1.0})
+
+
+def _newest(plan: Plan) -> Plan:
+    """What was added last; it leaves six of seven plans as they were."""
+    random = Random(f"newest {plan.seed}")
+    if random.random() > 0.16 or plan.replicas < 3 or plan.config["route"]:
+        return plan
+    return random.choice((_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server))(
+        random, plan
+    )
+
+
+def _is_usual(call: Call) -> bool:
+    return call.path == "/mcp" and not call.is_legacy
+
+
+def _held_for(plan: Plan, seconds: float) -> dict[str, Any]:
+    """The configuration, in which calls wait for so long, and none goes cold."""
+    hold = {name: value for name, value in plan.config["hold"].items() if name != "cold_seconds"}
+    return {**plan.config, "hold": {**hold, "ttl_seconds": seconds}}
+
+
+def _with_silent_owners(random: Random, plan: Plan) -> Plan:
+    """Others do not reach the owner of a call, all of them or some, while its client goes on there.
+
+    Either it asks again, and answers when the owner is back; or the call lasts for longer than the owner waits.
+    """
+    replicas, asks_again = max(plan.replicas, 4), random.random() < 0.5
+    parted: dict[int, list[int]] = {}
+    for owner in range(1, replicas + 1):
+        others = [number for number in range(1, replicas + 1) if number != owner]
+        parted[owner] = random.sample(others, random.choice((2, 3, len(others), len(others))))
+    calls = tuple(
+        replace(
+            call,
+            script=random.choice(_SHORT if asks_again else _LONG),
+            think=random.choice((0.2, 1.0)),
+            habit="asks again, thinks" if asks_again else "plain",
+            replicas=(call.replicas[0], *[random.choice(parted[call.replicas[0]])] * 5),
+        )
+        if _is_usual(call)
+        else call
+        for call in plan.calls
+    )
+    usual = [call for call in calls if _is_usual(call)]
+    faults: list[Fault] = []
+    for call in random.sample(usual, min(2, len(usual))):
+        owner, kind = call.replicas[0], random.choice(("peers", "peers", "stop", "one way"))
+        at, seconds = round(call.at + 0.1 + call.think * random.random(), 3), random.choice((3.0, 5.0))
+        others = parted[owner] if kind == "peers" else parted[owner][:1]
+        faults += [Fault(kind, at, seconds, owner, other) for other in others]
+    faults.sort(key=lambda fault: fault.at)
+    server, config = replace(plan.server, has_events=True), _held_for(plan, 90.0 if asks_again else 10.0)
+    return replace(plan, replicas=replicas, server=server, config=config, calls=calls, faults=tuple(faults))
+
+
+def _asked_again_late(random: Random, plan: Plan) -> Plan:
+    """Clients ask again just before their time is over, and answer after it would have been."""
+    calls = tuple(
+        replace(call, script=random.choice(_SHORT), think=6.0, habit="asks again, thinks") if _is_usual(call) else call
+        for call in plan.calls
+    )
+    return replace(plan, config=_held_for(plan, 15.0), calls=calls, faults=())
+
+
+def _with_silent_server(random: Random, plan: Plan) -> Plan:
+    """Some calls hang for longer than their clients wait."""
+    config = {**plan.config, "timeouts": {"idle_seconds": 15}}
+    calls = tuple(
+        replace(call, script={"questions": random.choice((0, 1)), "hangs": 150.0})
+        if _is_usual(call) and random.random() < 0.3
+        else call
+        for call in plan.calls
+    )
+    return replace(plan, config=config, calls=calls, faults=plan.faults[:1])
