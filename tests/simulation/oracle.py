@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 from tests.simulation.client import Record, Told
@@ -97,6 +98,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     if not hangs and not _met(outcome, record, _SILENCES | {"power"}):
         yield from (f"got no reply from gw-{each}" for each in record.unanswered)
     yield from _repetitions(outcome, record, runs)
+    yield from _asked_twice(record, runs)
     yield from _waits_in_drains(outcome, record)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
@@ -120,6 +122,18 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
             continue
         if answer is not None and answer not in said:
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
+
+
+def _asked_twice(record: Record, runs: list[Run]) -> Iterator[str]:
+    """Another run gets the answers of the one before, up to the first question that has none."""
+    if record.call.habit == "rivals" or record.call.path != "/mcp" or {"urls", "refuses"} & record.call.script.keys():
+        return
+    for one, other in pairwise(runs):
+        for first, second in zip(one.answers, other.answers, strict=False):
+            if not (isinstance(first, str) and isinstance(second, str)):
+                break
+            if first != second:
+                yield f"gave run {one.number} the answer {first}, and was asked again for run {other.number}"
 
 
 def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
@@ -237,6 +251,9 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
             for run in before
             if run.cancelled is None and run.ended is None
         )
+    is_quick = not _hangs_for_too_long(outcome, record)
+    if "was silent for" in message and is_quick and not _met(outcome, record, _DEATHS | _SILENCES, until=told.at):
+        yield f"was told that its server was silent, which it was not: {message}"
     # What a modern client says to a modern server is passed, and so is what becomes of it.
     if told.status >= 500 and told.status != 503 and record.call.path == "/mcp":
         yield f"got HTTP {told.status}: {message}"
