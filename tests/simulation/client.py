@@ -198,14 +198,14 @@ class Client:
             loop = http.running_loop()
             loop.process.keep(loop.create_task(self._copy_unread(state, answers)))
             return await self._until_told(state, answers)
-        if habit in ("leaves", "unread copy"):
+        if habit in ("leaves", "leaves for a moment", "unread copy"):
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(self._until_told(state, answers))
                 _ = await asyncio.wait((task,), timeout=0.02 + 0.1 * (self._turn % 3))
                 if not task.done():
                     task.cancel()
             if task.cancelled():
-                pause = (0.1, 0.8, 4.0)[self._turn % 3]
+                pause = 0.8 if habit == "leaves for a moment" else (0.1, 0.8, 4.0)[self._turn % 3]
                 self.record.came_back_late |= pause > 1
                 await asyncio.sleep(pause)
                 self.record.outcome = ""

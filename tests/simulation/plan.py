@@ -87,12 +87,8 @@ _AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 
 MORE_HABITS: Final = (
-    "reads late",
-    "leaves unread",
-    "unread copy",
-    "one by one",
-    "asks again, goes",
-    "asks again, thinks",
+    *("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes", "asks again, thinks"),
+    "leaves for a moment",
 )
 MORE_FAULTS: Final = ("int", "replay")
 
@@ -404,9 +400,7 @@ def _newest(plan: Plan) -> Plan:
     random = Random(f"newest {plan.seed}")
     if random.random() > 0.16 or plan.replicas < 3 or plan.config["route"]:
         return plan
-    return random.choice((_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server))(
-        random, plan
-    )
+    return random.choice(_DRAWS)(random, plan)
 
 
 def _is_usual(call: Call) -> bool:
@@ -463,12 +457,35 @@ def _asked_again_late(random: Random, plan: Plan) -> Plan:
 
 
 def _with_silent_server(random: Random, plan: Plan) -> Plan:
-    """Some calls hang for longer than their clients wait."""
-    config = {**plan.config, "timeouts": {"idle_seconds": 15}}
+    """Some calls hang for longer than their clients wait; some clients think for nearly as long as a server may."""
+    config = {**_held_for(plan, 90.0), "timeouts": {"idle_seconds": 15}}
+    config.pop("legs", None)
+
+    def changed(call: Call) -> Call:
+        if random.random() < 0.3:
+            return replace(call, script={"questions": random.choice((0, 1)), "hangs": 150.0})
+        return replace(call, script={"questions": 2, "between": 6.0}, think=12.0, habit="plain")
+
+    calls = tuple(changed(call) if _is_usual(call) else call for call in plan.calls)
+    return replace(plan, config=config, calls=calls, faults=plan.faults[:1])
+
+
+def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
+    """Replicas are stopped for longer than they wait for clients that have left, and that come back meanwhile."""
     calls = tuple(
-        replace(call, script={"questions": random.choice((0, 1)), "hangs": 150.0})
-        if _is_usual(call) and random.random() < 0.3
+        replace(
+            call,
+            script={"questions": 2, "between": 3.0},
+            think=0.2,
+            habit="leaves for a moment",
+            replicas=call.replicas[:1] * 6,
+        )
+        if _is_usual(call)
         else call
         for call in plan.calls
     )
-    return replace(plan, config=config, calls=calls, faults=plan.faults[:1])
+    stops = tuple(Fault("stop", at, 8.0, when="detached") for at in (2.0, 11.0, 20.0))
+    return replace(plan, config=_held_for(plan, 90.0), calls=calls, faults=stops)
+
+
+_DRAWS: Final = (_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server, _stopped_in_grace)
