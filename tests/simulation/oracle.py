@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
+from tests.simulation.causes import CUTS, DEATHS, SILENCES, begins, ends, met
 from tests.simulation.client import Record, Told
-from tests.simulation.history import WARM_SECONDS, Line, Outcome
-from tests.simulation.plan import Fault, Plan
+from tests.simulation.history import Line, Outcome
+from tests.simulation.plan import Fault
 from tests.simulation.server import Run
 from tests.simulation.world import START
 
@@ -32,7 +33,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"end: {each}" for each in outcome.ended_badly)
     lost = _lost_a_replica(outcome)
     # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
-    silent = bool({fault.kind for fault in outcome.faults} & _SILENCES)
+    silent = bool({fault.kind for fault in outcome.faults} & SILENCES)
     is_shared = _may_belong_to_another_call(outcome)
     for each in outcome.left:
         if each.startswith("server ") and any(map(_was_passed, outcome.records)):
@@ -58,9 +59,9 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
         return True
     if line.fields["owner_is_dead"]:
         return False
-    faults = [each for each in outcome.faults if _begins(each) <= line.at <= _ends(outcome.plan, each) + 5.0]
+    faults = [each for each in outcome.faults if begins(each) <= line.at <= ends(outcome.plan, each) + 5.0]
     number = int(owner.removeprefix("gw-"))
-    failing = {each.target for each in faults if each.kind in (_SILENCES | _DEATHS) - {"peers", "slow"}}
+    failing = {each.target for each in faults if each.kind in (SILENCES | DEATHS) - {"peers", "slow"}}
     # Who does not reach the owner, or may not be reached by the replica that asks whether they do.
     is_parted = any(number in _ends_of(each) for each in faults)
     parted = {end for each in faults for end in _ends_of(each)} if is_parted else set()
@@ -95,7 +96,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
             yield f"run {run.number} is left running"
     is_queued = "sessions" in outcome.plan.config.get("route", {})  # behind calls that may hang for longer than that
     hangs = is_queued or "hangs" in record.call.script
-    if not hangs and not _met(outcome, record, _SILENCES | {"power"}):
+    if not hangs and not met(outcome, record, SILENCES | {"power"}):
         yield from (f"got no reply from gw-{each}" for each in record.unanswered)
     yield from _repetitions(outcome, record, runs)
     yield from _asked_twice(record, runs)
@@ -140,7 +141,7 @@ def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
     """A call that begins is handed over when its replica drains, so its client is not kept until the end of that."""
     plan, call = outcome.plan, record.call
     is_usual = call.path == "/mcp" and not (call.is_legacy or plan.config.get("route") or plan.replicas == 1)
-    if not is_usual or call.habit in _READ_LATE or not record.told or _met(outcome, record, _HINDRANCES):
+    if not is_usual or call.habit in _READ_LATE or not record.told or met(outcome, record, _HINDRANCES):
         return
     told = record.told[0]
     for line in outcome.lines:
@@ -157,19 +158,19 @@ def _was_passed(record: Record) -> bool:
 
 def _lost_a_replica(outcome: Outcome) -> bool:
     """Whether a replica ended without a word: nobody may be left who can cancel its calls."""
-    return any(fault.kind in _DEATHS for fault in outcome.faults)
+    return any(fault.kind in DEATHS for fault in outcome.faults)
 
 
 def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
     """Whether that may have happened to a call: it can be held for long after its client has gone."""
-    return bool(_met(outcome, record, _DEATHS, until=math.inf))
+    return bool(met(outcome, record, DEATHS, until=math.inf))
 
 
 def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
-    causes = _DEATHS | {"slow", "part"} if outcome.plan.server.has_events else _DEATHS - {"term"}
-    return bool(_met(outcome, record, causes, until=math.inf))
+    causes = DEATHS | {"slow", "part"} if outcome.plan.server.has_events else DEATHS - {"term"}
+    return bool(met(outcome, record, causes, until=math.inf))
 
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
@@ -219,7 +220,7 @@ def _of_other_answers(outcome: Outcome, record: Record, told: Told) -> Iterator[
 
     Who takes a call over cannot know what was answered before.
     """
-    if _met(outcome, record, _DEATHS | _SILENCES):
+    if met(outcome, record, DEATHS | SILENCES):
         return
     for answer in json.loads(told.result["content"][0]["text"])["answers"]:
         name, _, _ = answer.partition("=") if isinstance(answer, str) else ("", "", "")
@@ -244,15 +245,15 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
         yield f"was told at {told.at - START:.2f} that its state is invalid"
     if told.reason == "owner_lost" and not _was_gone(outcome, message, told.at):
         yield f"was told at {told.at - START:.2f} that a replica is gone, which is not: {message}"
-    met = _met(outcome, record, _DEATHS | {"server", "part", "slow"}, until=told.at)
-    if "was cancelled" in message and not met:
+    cause = met(outcome, record, DEATHS | {"server", "part", "slow"}, until=told.at)
+    if "was cancelled" in message and not cause:
         yield from (
             f"was told that run {run.number} was cancelled, which it was not"
             for run in before
             if run.cancelled is None and run.ended is None
         )
     is_quick = not _hangs_for_too_long(outcome, record)
-    if "was silent for" in message and is_quick and not _met(outcome, record, _DEATHS | _SILENCES, until=told.at):
+    if "was silent for" in message and is_quick and not met(outcome, record, DEATHS | SILENCES, until=told.at):
         yield f"was told that its server was silent, which it was not: {message}"
     # What a modern client says to a modern server is passed, and so is what becomes of it.
     if told.status >= 500 and told.status != 503 and record.call.path == "/mcp":
@@ -263,7 +264,7 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
     if record.came_back_late:
         return True
-    if record.call.habit == "rivals" and told.carried and (told is not record.final or _met(outcome, record, _DEATHS)):
+    if record.call.habit == "rivals" and told.carried and (told is not record.final or met(outcome, record, DEATHS)):
         return True  # the other answers came first, and their result is here or was lost with a replica
     hold = outcome.plan.config["hold"]
     if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
@@ -273,9 +274,9 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     age = told.at - record.states.get(told.state or "", told.at)
-    if _met(outcome, record, frozenset({"slow", "power"}), until=told.at):
+    if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
-    jumps = [abs(fault.amount) for fault in _met(outcome, record, frozenset({"jump"}), until=told.at)]
+    jumps = [abs(fault.amount) for fault in met(outcome, record, frozenset({"jump"}), until=told.at)]
     return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
 
 
@@ -285,29 +286,19 @@ def _was_gone(outcome: Outcome, message: str, at: float) -> bool:
     return found is not None and any(name == found[1] and when <= at for when, name in outcome.deaths)
 
 
-_DRAINS: Final = frozenset({"term", "term twice", "int"})
-_DEATHS: Final = frozenset({"kill", "power", *_DRAINS})
-_CUTS: Final = frozenset({"cut", "cold cut"})
-_HINDRANCES: Final = frozenset(
-    {"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", *_CUTS}
-)
-_SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
+_HINDRANCES: Final = frozenset({"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", *CUTS})
 _CAUSES: Final = {
-    "owner_lost": _DEATHS,
-    "call_lost": frozenset({"server", *_CUTS, "part", "slow", *_DEATHS}),
-    "session_lost": frozenset({"server", *_DEATHS}),
+    "owner_lost": DEATHS,
+    "call_lost": frozenset({"server", *CUTS, "part", "slow", *DEATHS}),
+    "session_lost": frozenset({"server", *DEATHS}),
     "upstream_unreachable": frozenset({"server", "part", "slow", "stop", "cold cut"}),
-    "stopping": _DEATHS,
+    "stopping": DEATHS,
     "invalid_request_state": frozenset({"jump"}),
-    "owner_stalled": _SILENCES,
-    "gave up": frozenset({*_SILENCES, *_DEATHS}),
-    "broken": frozenset({*_DEATHS, *_CUTS, "part", "stop", "slow"} - {"term"}),
+    "owner_stalled": SILENCES,
+    "gave up": frozenset({*SILENCES, *DEATHS}),
+    "broken": frozenset({*DEATHS, *CUTS, "part", "stop", "slow"} - {"term"}),
 }
 """What can be the cause of an end that is no result, by its reason."""
-_EVERYWHERE: Final = frozenset({"server", "cut", "cold cut", "slow", "split", "dns"})
-"""Faults that are not those of one replica."""
-_AFTER_SECONDS: Final = {"split": math.inf, "drift": math.inf}
-"""How long a fault is felt after its end, if that is not half a second."""
 
 
 def _is_explained(outcome: Outcome, record: Record) -> bool:
@@ -316,7 +307,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     if reason in ("result", "abandoned"):
         return True
     if record.call.is_legacy:  # it has one connection, and one replica
-        return "refuses" in script or bool(_met(outcome, record, _DEATHS | _CUTS | _SILENCES | {"server"}))
+        return "refuses" in script or bool(met(outcome, record, DEATHS | CUTS | SILENCES | {"server"}))
     if reason == "error":
         assert record.final is not None
         reason = record.final.reason
@@ -328,19 +319,19 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True  # another call of its caller has their one session
     if reason == "call_lost" and _may_belong_to_another_call(outcome):
         return True
-    if reason == "call_lost" and script.get("aside") and _met(outcome, record, _SILENCES):
+    if reason == "call_lost" and script.get("aside") and met(outcome, record, SILENCES):
         return True  # who takes a call over does not hear what comes on the side stream of its former owner
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
     causes = _CAUSES.get(reason, frozenset())
     if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome):
         causes -= {"term"}
-    return any(_may_have_begun(outcome, record, each) for each in _met(outcome, record, causes))
+    return any(_may_have_begun(outcome, record, each) for each in met(outcome, record, causes))
 
 
 def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
     """Whether a call began before a replica drained, so that this can have ended it: others begin the new calls."""
-    return fault.kind != "term" or record.began < _begins(fault) + outcome.plan.config["hold"]["drain_delay_seconds"]
+    return fault.kind != "term" or record.began < begins(fault) + outcome.plan.config["hold"]["drain_delay_seconds"]
 
 
 def _is_left_behind(outcome: Outcome) -> bool:
@@ -350,29 +341,3 @@ def _is_left_behind(outcome: Outcome) -> bool:
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:
     return bool(record.call.script.get("hangs", 0.0) >= outcome.plan.config["timeouts"]["idle_seconds"])
-
-
-def _met(outcome: Outcome, record: Record, kinds: frozenset[str], until: float | None = None) -> list[Fault]:
-    """The faults of these kinds that a call has met: they overlap its life, and touch a process that it used.
-
-    If one of its replicas could fail it, others may have served it.
-    """
-    plan, end = outcome.plan, until or record.ended or math.inf
-    faults = [each for each in outcome.faults if _begins(each) <= end and _ends(plan, each) >= record.began]
-    is_anywhere = any(each.kind in _DEATHS | _SILENCES and _touches(each, record.used) for each in faults)
-    return [each for each in faults if each.kind in kinds and (is_anywhere or _touches(each, record.used))]
-
-
-def _begins(fault: Fault) -> float:
-    return START + WARM_SECONDS + fault.at
-
-
-def _ends(plan: Plan, fault: Fault) -> float:
-    """When nobody feels a fault any more."""
-    hold = plan.config["hold"]
-    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 7.0 if fault.kind in _DRAINS else 0.0
-    return _begins(fault) + fault.seconds + drain + _AFTER_SECONDS.get(fault.kind, 0.5)
-
-
-def _touches(fault: Fault, replicas: set[int]) -> bool:
-    return fault.kind in _EVERYWHERE or fault.target in replicas or (fault.kind == "peers" and fault.other in replicas)
