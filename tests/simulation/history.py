@@ -27,10 +27,12 @@ from tests.simulation.attacker import Attacker
 from tests.simulation.client import Client, Record
 from tests.simulation.kernel import Process, Spinning
 from tests.simulation.legacy_client import LegacyClient
+from tests.simulation.listening import Change
 from tests.simulation.modern_server import ModernServer
 from tests.simulation.network import Connection
 from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Fault, Plan
 from tests.simulation.server import Ledger, LegacyServer, Store
+from tests.simulation.subscriber import LegacySubscriber, Listened, Subscriber
 from tests.simulation.world import Simulation
 
 KEY: Final = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -75,6 +77,9 @@ class Outcome:
     trace: list[str]
     """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
     ended_badly: list[str] = field(default_factory=list)
+    listened: list[Listened] = field(default_factory=list)
+    changed: list[float] = field(default_factory=list)
+    """When each change happened."""
 
 
 class History:
@@ -97,6 +102,7 @@ class History:
         self._ended: list[Process] = []
         self._blocks: dict[tuple[str, str], int] = {}
         self._servers: list[LegacyServer] = []
+        self.changed: list[float] = []
         self._is_over = False
         self.deaths: list[tuple[float, str]] = []
         self.begun: list[Fault] = []
@@ -197,7 +203,15 @@ class History:
 
     def _start_modern_server(self) -> None:
         process = self.simulation.process("modern", _MODERN_SERVER[0])
-        process.start(ModernServer(process, self.ledger, _MODERN_SERVER[1]).main())
+        changes = self.plan.server.has_changes
+        self._modern_server = ModernServer(process, self.ledger, _MODERN_SERVER[1], has_changes=changes)
+        process.start(self._modern_server.main())
+
+    def _change(self, change: Change) -> None:
+        """Have something change at a server, which announces it if it runs."""
+        self.changed.append(self.now)
+        server = self._servers[-1] if change.path == "/mcp" else self._modern_server
+        server.announce(len(self.changed), change)
 
     def _retire(self, process: Process) -> None:
         self._ended.append(process)
@@ -222,6 +236,7 @@ class History:
         plan = self.plan
         configure_log(self)
         records = [Record(call) for call in plan.calls]
+        listened = [Listened(listener) for listener in plan.listeners]
         ended_badly: list[str] = []
         left: list[str] = []
         with _collected_seldom() as collects, self.simulation.entered():
@@ -238,12 +253,19 @@ class History:
                     kind = LegacyClient if record.call.is_legacy else Client
                     work = kind(record.call, addresses, record).play()
                     clients.keep(clients.loop.create_task(work, name=record.call.tag))
+                for each in listened:
+                    listen = LegacySubscriber if each.listener.is_legacy else Subscriber
+                    work = listen(each.listener, addresses, each).play()
+                    clients.keep(clients.loop.create_task(work, name=each.listener.tag))
             self.load_began = self.now
+            for change in plan.changes:
+                self.later(change.at, self._change, change)
             for fault in plan.faults:
                 self.later(fault.at, faults.begin, self, fault)
             try:
                 self.kernel.run(self.now + LOAD_SECONDS + REST_SECONDS)
                 left = _differences(at_first, self._held())
+                left += [f"{each.listener.tag} has not ended" for each in listened if each.ended is None]
                 left += [f"{record.call.tag} has not ended" for record in records if record.ended is None]
                 self._is_over = True
                 for number in range(1, plan.replicas + 1):
@@ -272,6 +294,8 @@ class History:
             [] if self.attacker is None else self.attacker.learnt,
             self.trace,
             ended_badly,
+            listened,
+            self.changed,
         )
 
     def _bury(self, *, collects: bool) -> None:
@@ -314,6 +338,7 @@ class History:
             if gateway is not None:
                 held |= {f"{process.name} {name}": value for name, value in _held_by(gateway, process).items()}
         held |= {f"server {name}": value for name, value in self._servers[-1].held().items()}
+        held["modern server listeners"] = self._modern_server.held()
         return held
 
 
@@ -353,6 +378,7 @@ def _gateway_of(process: Process) -> Gateway | None:
 def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
     metrics = gateway.metrics
     gauges = {"held": metrics._held, "cold": metrics._cold, "sessions": metrics._sessions, "legacy": metrics._relayed}
+    gauges["subscriptions"] = metrics._subscriptions
     return {
         **{f"gauge {name}": sum(count.value for count in gauge.values()) for name, gauge in gauges.items()},
         **{f"budget {name}": status.used for name, status in metrics.budgets().items()},

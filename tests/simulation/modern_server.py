@@ -7,6 +7,7 @@ from typing import Any, Final
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
 from tests.simulation.kernel import Process
+from tests.simulation.listening import CHANGES, Change
 from tests.simulation.plain_http import Request
 from tests.simulation.server import Ledger, Run
 
@@ -17,8 +18,11 @@ _TOOLS: Final = ("pay", "search")
 class ModernServer:
     """The server's process; `main` is its program."""
 
-    def __init__(self, process: Process, ledger: Ledger, port: int) -> None:
+    def __init__(self, process: Process, ledger: Ledger, port: int, *, has_changes: bool = False) -> None:
         self._process, self._ledger, self._port = process, ledger, port
+        self._changes = CHANGES if has_changes else {}
+        self._listeners: dict[Request, tuple[Any, str, dict[str, Any]]] = {}
+        """The open streams of changes: the id, the caller, and what is wanted."""
 
     async def main(self) -> None:
         _ = await http.serve(self._process.host, self._port, self.serve)
@@ -26,6 +30,10 @@ class ModernServer:
 
     def _now(self) -> float:
         return self._process.kernel.now
+
+    def held(self) -> int:
+        """How many listen."""
+        return sum(not request.gone.done() for request in self._listeners)
 
     async def serve(self, request: Request) -> None:
         if request.method != "POST":
@@ -39,6 +47,9 @@ class ModernServer:
         if "id" not in body:
             request.reply(202)
             return
+        if body["method"] == mcp.LISTEN:
+            await self._listen(request, body)
+            return
         final = await self._answer(body)
         request.reply_json({"jsonrpc": "2.0", "id": body["id"], **final})
 
@@ -46,7 +57,7 @@ class ModernServer:
         listed = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         match body["method"]:
             case mcp.DISCOVER:
-                capabilities = {"tools": {}, "logging": {}}
+                capabilities = {"tools": {}, "logging": {}, **self._changes}
                 found = {**listed, "_meta": _INFO, "supportedVersions": [mcp.MODERN], "capabilities": capabilities}
                 return {"result": found}
             case mcp.TOOLS_LIST:
@@ -56,6 +67,28 @@ class ModernServer:
                 return await self._call(body["params"])
             case method:
                 return {"error": {"code": -32601, "message": f"Method not found: {method}"}}
+
+    async def _listen(self, request: Request, body: Any) -> None:
+        id_, wanted = body["id"], body["params"]["notifications"]
+        offered = {
+            "toolsListChanged": wanted.get("toolsListChanged", False),
+            "resourceSubscriptions": wanted.get("resourceSubscriptions", []),
+        }
+        request.stream()
+        params = {"_meta": {mcp.META_SUBSCRIPTION: id_}, "notifications": offered}
+        _ = request.event({"jsonrpc": "2.0", "method": mcp.ACKNOWLEDGED, "params": params})
+        self._listeners[request] = id_, request.headers.get("authorization", ""), offered
+        while not request.gone.done():
+            _ = await asyncio.wait((request.gone,), timeout=15.0)
+            _ = request.event(None)
+        del self._listeners[request]
+
+    def announce(self, number: int, change: Change) -> None:
+        """Tell those who listen for a caller of a change that they want to know."""
+        for request, (id_, caller, wanted) in self._listeners.items():
+            is_wanted = change.uri in wanted["resourceSubscriptions"] if change.uri else wanted["toolsListChanged"]
+            if is_wanted and caller == f"Bearer {change.caller}":
+                _ = request.event(change.announcement(number, {mcp.META_SUBSCRIPTION: id_}))
 
     async def _call(self, params: Any) -> Any:
         script = params["arguments"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
+from tests.simulation import listening_oracle
 from tests.simulation.causes import CUTS, DEATHS, SILENCES, begins, ends, met
 from tests.simulation.client import Record, Told
 from tests.simulation.history import Line, Outcome
@@ -24,7 +25,7 @@ _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 
 def complaints(outcome: Outcome) -> list[str]:
     """Everything that is wrong with a history."""
-    return [*_of_calls(outcome), *_of_processes(outcome)]
+    return [*_of_calls(outcome), *listening_oracle.complaints(outcome), *_of_processes(outcome)]
 
 
 def _of_processes(outcome: Outcome) -> Iterator[str]:
@@ -35,7 +36,11 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
     silent = bool({fault.kind for fault in outcome.faults} & SILENCES)
     is_shared = _may_belong_to_another_call(outcome)
+    # A session that its client could not end is kept until others need the room.
+    is_kept = any(not each.has_ended_session for each in outcome.listened)
     for each in outcome.left:
+        if is_kept and "results" in each:
+            continue
         if each.startswith("server ") and any(map(_was_passed, outcome.records)):
             continue
         if not (lost and each.startswith("server ")) and not (

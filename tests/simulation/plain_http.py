@@ -174,6 +174,8 @@ class Reply:
         self.status, self.headers = status, headers
         self._reader, self._writer = reader, writer
         self.is_complete = False
+        self.heard = asyncio.get_running_loop().time()
+        """When a part of its stream came last."""
 
     async def body(self) -> bytes:
         """The whole body. Raises Broken."""
@@ -196,6 +198,7 @@ class Reply:
             line = await self._reader.readuntil(b"\r\n")
             size = int(line.split(b";")[0], 16)
             data = await self._reader.readexactly(size + 2)
+            self.heard = running_loop().time()
             if not size:
                 return
             yield data[:-2]

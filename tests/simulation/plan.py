@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tests.simulation import listening
+from tests.simulation.listening import Change, Listener
 from tests.simulation.server import Kind
 
 LOAD_SECONDS: Final = 29.0
@@ -57,6 +59,8 @@ class Plan:
     config: dict[str, Any]
     calls: tuple[Call, ...]
     faults: tuple[Fault, ...]
+    listeners: tuple[Listener, ...] = ()
+    changes: tuple[Change, ...] = ()
 
     def without_calls(self, tags: set[str]) -> "Plan":
         return replace(self, calls=tuple(call for call in self.calls if call.tag not in tags))
@@ -95,7 +99,7 @@ MORE_FAULTS: Final = ("int", "replay")
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _newest(_more(_first(seed)))
+    return _with_listeners(_newest(_more(_first(seed))))
 
 
 def _first(seed: int) -> Plan:
@@ -489,3 +493,11 @@ def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
 
 
 _DRAWS: Final = (_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server, _stopped_in_grace)
+
+
+def _with_listeners(plan: Plan) -> Plan:
+    """A plan in which clients listen to changes, if one is drawn."""
+    listeners, changes = listening.drawn(plan.seed, plan.replicas, LOAD_SECONDS, plan.faults)
+    if not listeners:
+        return plan
+    return replace(plan, server=replace(plan.server, has_changes=True), listeners=listeners, changes=changes)

@@ -9,8 +9,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.protocol import mcp
 from tests.simulation import plain_http as http
 from tests.simulation.kernel import Process
+from tests.simulation.listening import CHANGES, Change
 from tests.simulation.plain_http import Request
 
 VERSION: Final = "2025-11-25"
@@ -68,6 +70,8 @@ class Kind:
     """It accepts an answer a while after it came."""
     has_tasks: bool = False
     """It has a tool that runs as a task only. Of such calls, each ends before there is a task."""
+    has_changes: bool = False
+    """It announces changes."""
 
 
 class Stream:
@@ -83,8 +87,9 @@ class Stream:
 class Session:
     """One session."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, caller: str = "") -> None:
+        self.name, self.caller = name, caller
+        self.subscribed: set[str] = set()
         self.streams: dict[str, Stream] = {}
         self.side = Stream(f"{name}-side")
         self.streams[self.side.name] = self.side
@@ -175,6 +180,10 @@ class LegacyServer:
                     {"name": "job", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
                 )
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": tools}})
+        elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
+            change = session.subscribed.add if method == mcp.SUBSCRIBE else session.subscribed.discard
+            change(message["params"]["uri"])
+            request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         elif method in ("ping", "logging/setLevel"):
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         else:
@@ -183,16 +192,22 @@ class LegacyServer:
 
     def _initialize(self, request: Request, message: Any) -> None:
         self._store.opened += 1
-        session = Session(f"s{self._store.opened}")
+        session = Session(f"s{self._store.opened}", request.headers.get("authorization", ""))
         self._store.sessions[session.name] = session
         tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.has_tasks else {}
         result = {
             "protocolVersion": VERSION,
-            "capabilities": {"tools": {}, "logging": {}, **tasks},
+            "capabilities": {"tools": {}, "logging": {}, **tasks, **(CHANGES if self._kind.has_changes else {})},
             "serverInfo": {"name": "simulated", "version": "1"},
         }
         headers = {"Mcp-Session-Id": session.name}
         request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": result}, headers)
+
+    def announce(self, number: int, change: Change) -> None:
+        """Tell the sessions of a caller of a change, if they are to know."""
+        for session in self._store.sessions.values():
+            if session.caller == f"Bearer {change.caller}" and (not change.uri or change.uri in session.subscribed):
+                self._send(session.side, change.announcement(number))
 
     def _delete(self, request: Request, session: Session | None) -> None:
         if session is None:
