@@ -62,7 +62,7 @@ def test_a_modern_listener_sees_its_stream_end_with_its_replica(fault: str) -> N
     assert complaints(outcome) == []
 
 
-@pytest.mark.parametrize("fault", ["kill", "term", "part", "stop"])
+@pytest.mark.parametrize("fault", ["kill", "power", "term", "part", "stop"])
 @pytest.mark.parametrize("target", [1, 2, 3])
 def test_a_mirrored_listener_misses_nothing_when_its_home_or_its_replica_ends(target: int, fault: str) -> None:
     """The last event id carries its subscriptions to the next home."""

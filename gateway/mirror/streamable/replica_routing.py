@@ -54,6 +54,7 @@ class Replicas:
             try:
                 return await self._peers.forward("heir", member, at.incoming, OneStream(at.reply))
             except PeerStuck:
+                _check_unstarted(at.reply)  # an error has no place in a standalone stream
                 raise
             except (PeerFailed, OwnerStalled):
                 _check_unstarted(at.reply)  # the next home must have the newest event id
