@@ -11,7 +11,7 @@ from tests.simulation import plain_http as http
 from tests.simulation.plan import Call
 
 _REQUEST_SECONDS: Final = 120.0
-_PATIENCE_SECONDS: Final = 75.0
+PATIENCE_SECONDS: Final = 75.0
 """How long a client tries again before it gives a call up."""
 _THINKS_AGAIN_SECONDS: Final = 12.0
 _NOTES: Final = ("notifications/progress", "notifications/message")
@@ -153,7 +153,7 @@ class Client:
 
     async def _first(self) -> Told | None:
         """Begin the call."""
-        until = self._now() + _PATIENCE_SECONDS
+        until = self._now() + PATIENCE_SECONDS
         while self._now() < until:
             try:
                 if self._call.habit == "goes":
@@ -173,7 +173,7 @@ class Client:
             except http.Broken:
                 self.record.outcome = "broken"
                 return None
-            if (pause := _pause(told)) is None:
+            if (pause := pause_of(told)) is None:
                 return told
             await asyncio.sleep(pause)
         self.record.outcome = "gave up"
@@ -220,14 +220,14 @@ class Client:
 
     async def _until_told(self, state: str | None, answers: dict[str, Any]) -> Told | None:
         """Send a retry, again and again while it may succeed."""
-        until = self._now() + _PATIENCE_SECONDS
+        until = self._now() + PATIENCE_SECONDS
         while self._now() < until:
             try:
                 told = await self._post(self._replica(), state, answers)
             except (OSError, TimeoutError, http.Broken):
                 await asyncio.sleep(0.5)
                 continue
-            if (pause := _pause(told)) is None:
+            if (pause := pause_of(told)) is None:
                 return told
             await asyncio.sleep(pause)
         self.record.outcome = "gave up"
@@ -332,7 +332,7 @@ class Client:
             return {"error": {"code": 0, "message": body.decode(errors="replace"), "data": {"reason": "not JSON"}}}
 
 
-def _pause(told: Told) -> float | None:
+def pause_of(told: Told) -> float | None:
     """How long the gateway asks the client to wait before it sends the same request again."""
     headers = told.message.get("_headers") or {}
     if told.status == 503 and "retry-after" in headers:

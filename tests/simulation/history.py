@@ -33,6 +33,7 @@ from tests.simulation.network import Connection
 from tests.simulation.plan import LOAD_SECONDS, REST_SECONDS, Fault, Plan
 from tests.simulation.server import Ledger, LegacyServer, Store
 from tests.simulation.subscriber import LegacySubscriber, Listened, Subscriber
+from tests.simulation.task_client import TaskClient, TaskRecord
 from tests.simulation.world import Simulation
 
 KEY: Final = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -78,6 +79,7 @@ class Outcome:
     """Every packet that arrived, every line of a log, every run of a tool; equal for the same plan, in any process."""
     ended_badly: list[str] = field(default_factory=list)
     listened: list[Listened] = field(default_factory=list)
+    tasks: list[TaskRecord] = field(default_factory=list)
     changed: list[float] = field(default_factory=list)
     """When each change happened."""
 
@@ -236,6 +238,7 @@ class History:
         plan = self.plan
         configure_log(self)
         records = [Record(call) for call in plan.calls]
+        tasks = [TaskRecord(call) for call in plan.tasks]
         listened = [Listened(listener) for listener in plan.listeners]
         ended_badly: list[str] = []
         left: list[str] = []
@@ -253,6 +256,9 @@ class History:
                     kind = LegacyClient if record.call.is_legacy else Client
                     work = kind(record.call, addresses, record).play()
                     clients.keep(clients.loop.create_task(work, name=record.call.tag))
+                for task in tasks:
+                    work = TaskClient(task.call, addresses, task).play()
+                    clients.keep(clients.loop.create_task(work, name=task.call.tag))
                 for each in listened:
                     listen = LegacySubscriber if each.listener.is_legacy else Subscriber
                     work = listen(each.listener, addresses, each).play()
@@ -266,7 +272,7 @@ class History:
                 self.kernel.run(self.now + LOAD_SECONDS + REST_SECONDS)
                 left = _differences(at_first, self._held())
                 left += [f"{each.listener.tag} has not ended" for each in listened if each.ended is None]
-                left += [f"{record.call.tag} has not ended" for record in records if record.ended is None]
+                left += [f"{record.call.tag} has not ended" for record in (*records, *tasks) if record.ended is None]
                 self._is_over = True
                 for number in range(1, plan.replicas + 1):
                     self.gateway(number).signal(signal.SIGTERM)
@@ -295,6 +301,7 @@ class History:
             self.trace,
             ended_badly,
             listened,
+            tasks,
             self.changed,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
-from tests.simulation import listening_oracle
+from tests.simulation import listening_oracle, task_oracle
 from tests.simulation.causes import CUTS, DEATHS, SILENCES, begins, ends, met
 from tests.simulation.client import Record, Told
 from tests.simulation.history import Line, Outcome
@@ -25,7 +25,8 @@ _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 
 def complaints(outcome: Outcome) -> list[str]:
     """Everything that is wrong with a history."""
-    return [*_of_calls(outcome), *listening_oracle.complaints(outcome), *_of_processes(outcome)]
+    others = (*listening_oracle.complaints(outcome), *task_oracle.complaints(outcome))
+    return [*_of_calls(outcome), *others, *_of_processes(outcome)]
 
 
 def _of_processes(outcome: Outcome) -> Iterator[str]:
@@ -38,7 +39,9 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     is_shared = _may_belong_to_another_call(outcome)
     # A session that its client could not end is kept until others need the room.
     is_kept = any(not each.has_ended_session for each in outcome.listened)
-    for each in outcome.left:
+    # A task that was made while a clock was ahead is kept for longer than the rest lasts.
+    is_kept_for_long = bool(outcome.tasks) and any(fault.kind == "jump" for fault in outcome.faults)
+    for each in () if is_kept_for_long else outcome.left:
         if is_kept and "results" in each:
             continue
         if each.startswith("server ") and any(map(_was_passed, outcome.records)):

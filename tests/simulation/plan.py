@@ -61,6 +61,8 @@ class Plan:
     faults: tuple[Fault, ...]
     listeners: tuple[Listener, ...] = ()
     changes: tuple[Change, ...] = ()
+    tasks: tuple[Call, ...] = ()
+    """Calls that become tasks of clients that declare these."""
 
     def without_calls(self, tags: set[str]) -> "Plan":
         return replace(self, calls=tuple(call for call in self.calls if call.tag not in tags))
@@ -99,7 +101,7 @@ MORE_FAULTS: Final = ("int", "replay")
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _with_listeners(_newest(_more(_first(seed))))
+    return _with_tasks(_with_listeners(_newest(_more(_first(seed)))))
 
 
 def _first(seed: int) -> Plan:
@@ -501,3 +503,34 @@ def _with_listeners(plan: Plan) -> Plan:
     if not listeners:
         return plan
     return replace(plan, server=replace(plan.server, has_changes=True), listeners=listeners, changes=changes)
+
+
+TASK_HABITS: Final = ("plain", "plain", "plain", "cancels", "abandons")
+
+
+def _with_tasks(plan: Plan) -> Plan:
+    """A plan in which clients have tasks, if one is drawn."""
+    random = Random(f"tasks {plan.seed}")
+    # A call that may be replayed says so of its task too, and a task has effects.
+    if random.random() >= 0.1 or plan.config.get("route", {}).get("continuation") == "replay":
+        return plan
+    tasks = tuple(_task(random, number, plan.replicas) for number in range(1, random.randrange(2, 6)))
+    config = {**plan.config, "tasks": {"ttl_seconds": 100}}
+    return replace(plan, server=replace(plan.server, has_lasting_tasks=True), config=config, tasks=tasks)
+
+
+def _task(random: Random, number: int, replicas: int) -> Call:
+    script: dict[str, Any] = {"questions": random.choice((0, 1, 1, 2)), "patience": 20.0}
+    script |= {"before": random.choice((0.0, 0.05, 1.0, 6.0, 15.0)), "between": random.choice((0.0, 1.0, 6.0))}
+    if random.random() < 0.15:
+        script["fails"] = True
+    return Call(
+        tag=f"t{number}",
+        at=round(random.random() * LOAD_SECONDS * 0.6, 3),
+        tool="chore",
+        caller=random.choice(("ann", "bob", "eve")),
+        script=script,
+        think=random.choice((0.01, 0.2, 1.0, 4.0)),
+        habit=random.choice(TASK_HABITS),
+        replicas=tuple(random.randrange(1, replicas + 1) for _ in range(6)),
+    )

@@ -14,10 +14,9 @@ from tests.simulation import plain_http as http
 from tests.simulation.kernel import Process
 from tests.simulation.listening import CHANGES, Change
 from tests.simulation.plain_http import Request
+from tests.simulation.task_server import CHORE, WITHDRAWN, TaskServer, text_of
 
 VERSION: Final = "2025-11-25"
-WITHDRAWN: Final = {"action": "withdrawn"}
-"""The answer to a question that the server withdrew."""
 _TOOLS: Final = ("pay", "search")
 """`pay` has effects that must not be repeated; `search` may run again."""
 
@@ -72,6 +71,12 @@ class Kind:
     """It has a tool that runs as a task only. Of such calls, each ends before there is a task."""
     has_changes: bool = False
     """It announces changes."""
+    has_lasting_tasks: bool = False
+    """It has a tool whose calls become tasks."""
+
+    @property
+    def takes_tasks(self) -> bool:
+        return self.has_tasks or self.has_lasting_tasks
 
 
 class Stream:
@@ -124,6 +129,7 @@ class LegacyServer:
         for run in ledger.runs:
             if run.ended is None:
                 run.ended, run.died = process.kernel.now, True
+        self._tasks = TaskServer(self)
 
     async def main(self) -> None:
         _ = await http.serve(self._process.host, self._port, self.serve, self._kind.idle_seconds)
@@ -142,7 +148,7 @@ class LegacyServer:
             "runs": sum(len(each.running) for each in sessions),
         }
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return self._process.kernel.now
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -175,11 +181,14 @@ class LegacyServer:
             self._begin(request, session, message)
         elif method == "tools/list":
             tools: list[Any] = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
-            if self._kind.has_tasks:
-                tools.append(
-                    {"name": "job", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
-                )
+            for name, has in (("job", self._kind.has_tasks), (CHORE, self._kind.has_lasting_tasks)):
+                if has:
+                    tools.append(
+                        {"name": name, "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
+                    )
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {"tools": tools}})
+        elif method in (mcp.TASKS_GET, mcp.TASKS_RESULT, mcp.TASKS_CANCEL):
+            self._tasks.serve(request, session, message)
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
             change = session.subscribed.add if method == mcp.SUBSCRIBE else session.subscribed.discard
             change(message["params"]["uri"])
@@ -194,7 +203,7 @@ class LegacyServer:
         self._store.opened += 1
         session = Session(f"s{self._store.opened}", request.headers.get("authorization", ""))
         self._store.sessions[session.name] = session
-        tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.has_tasks else {}
+        tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.takes_tasks else {}
         result = {
             "protocolVersion": VERSION,
             "capabilities": {"tools": {}, "logging": {}, **tasks, **(CHANGES if self._kind.has_changes else {})},
@@ -207,7 +216,7 @@ class LegacyServer:
         """Tell the sessions of a caller of a change, if they are to know."""
         for session in self._store.sessions.values():
             if session.caller == f"Bearer {change.caller}" and (not change.uri or change.uri in session.subscribed):
-                self._send(session.side, change.announcement(number))
+                self.send(session.side, change.announcement(number))
 
     def _delete(self, request: Request, session: Session | None) -> None:
         if session is None:
@@ -252,12 +261,12 @@ class LegacyServer:
             stream.reader = None
 
     def _notification(self, session: Session, method: str, params: Any) -> None:
-        if method == "notifications/cancelled":
+        if method == "notifications/cancelled" and not self._tasks.withdraw(session, params.get("requestId")):
             session.was_given_up = True
             found = session.running.get(params.get("requestId"))
             if found is not None:
                 run, task, is_deaf = found
-                run.cancelled = self._now()
+                run.cancelled = self.now()
                 if not is_deaf:
                     task.cancel()
 
@@ -281,7 +290,7 @@ class LegacyServer:
 
     # -- tools --------------------------------------------------------------------------------------------------
 
-    def _send(self, stream: Stream, message: Any) -> None:
+    def send(self, stream: Stream, message: Any) -> None:
         id_ = None
         if self._kind.has_events:
             id_ = f"{stream.name}_{len(stream.events) + 1}"
@@ -289,19 +298,40 @@ class LegacyServer:
         if stream.reader is not None and not stream.reader.event(message, id_):
             stream.reader = None
 
-    def _begin(self, request: Request, session: Session, message: Any) -> None:
-        params = message["params"]
-        arguments = params.get("arguments", {})
-        self._store.runs += 1
-        run = Run(arguments["tag"], self._store.runs, params["name"], session.name, self._now())
-        self._ledger.runs.append(run)
+    def new_stream(self, session: Session, request: Request) -> Stream:
+        """Begin the stream with which a request is answered."""
         session.next_stream += 1
         stream = Stream(f"{session.name}-{session.next_stream}")
         session.streams[stream.name] = stream
         request.stream()
         stream.reader = request
         if self._kind.has_events:
-            self._send(stream, None)  # a cursor before anything happens, as the SDKs send it
+            self.send(stream, None)  # a cursor before anything happens, as the SDKs send it
+        return stream
+
+    def end_stream(self, session: Session, stream: Stream) -> None:
+        """End the stream with which a request was answered."""
+        stream.is_over = True
+        if stream.reader is not None:
+            stream.reader.end()
+            stream.reader = None
+        if not self._kind.has_events:
+            session.streams.pop(stream.name, None)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive
+
+    def _begin(self, request: Request, session: Session, message: Any) -> None:
+        params = message["params"]
+        arguments = params.get("arguments", {})
+        self._store.runs += 1
+        run = Run(arguments["tag"], self._store.runs, params["name"], session.name, self.now())
+        self._ledger.runs.append(run)
+        stream = self.new_stream(session, request)
+        if run.tool == CHORE:
+            self._tasks.begin(session, stream, run, message["id"], arguments)
+            return
         token = (params.get("_meta") or {}).get("progressToken")
         task = self._process.loop.create_task(self._run(session, stream, run, message["id"], arguments, token))
         self._process.keep(task)
@@ -324,49 +354,44 @@ class LegacyServer:
             for number in range(count):
                 answer = at_once[number] if at_once else await self._ask(session, stream, run, number, script)
                 run.answers.append(answer)
-                run.effects.append((self._now(), f"answer {number}"))
+                run.effects.append((self.now(), f"answer {number}"))
                 if script.get("logs"):
                     params = {"level": "info", "logger": run.tag, "data": f"answer {number}"}
-                    self._send(stream, {"jsonrpc": "2.0", "method": "notifications/message", "params": params})
+                    self.send(stream, {"jsonrpc": "2.0", "method": "notifications/message", "params": params})
                 if token is not None and script.get("reports"):
                     params = {"progressToken": token, "progress": number + 1}
                     note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
-                    self._send(stream, note)
+                    self.send(stream, note)
                 if refers:
                     self._refer(stream, run, id_)
                     return
                 await asyncio.sleep(script.get("between", 0.0))
             await asyncio.sleep(script.get("hangs", 0.0))
-            run.effects.append((self._now(), "done"))
+            run.effects.append((self.now(), "done"))
             if script.get("fails"):
                 run.result = f"{run.tag}/{run.number} failed"
                 error = {"code": -32000, "message": run.result}
-                self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": error})
+                self.send(stream, {"jsonrpc": "2.0", "id": id_, "error": error})
                 return
-            text = json.dumps({"tag": run.tag, "run": run.number, "answers": run.answers})
+            text = text_of(run)
             result = {"content": [{"type": "text", "text": text}]}
             run.result = text
             run.results.append(text)
-            self._send(stream, {"jsonrpc": "2.0", "id": id_, "result": result})
+            self.send(stream, {"jsonrpc": "2.0", "id": id_, "result": result})
             if script.get("asks late"):
                 session.next_id += 1
                 said = {"message": "too late", "requestedSchema": {"type": "object", "properties": {}}}
                 late = {"jsonrpc": "2.0", "id": session.next_id, "method": "elicitation/create", "params": said}
-                self._send(stream, late)
+                self.send(stream, late)
         finally:
-            run.ended = self._now()
+            run.ended = self.now()
             session.running.pop(id_, None)
-            stream.is_over = True
-            if stream.reader is not None:
-                stream.reader.end()
-                stream.reader = None
-            if not self._kind.has_events:
-                session.streams.pop(stream.name, None)
+            self.end_stream(session, stream)
 
     def _refer(self, stream: Stream, run: Run, id_: Any) -> None:
         """End a call with -32042: its user has to visit a URL first."""
         run.was_referred = True
-        self._send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
+        self.send(stream, {"jsonrpc": "2.0", "id": id_, "error": _url_required(run)})
 
     async def _babble(self, session: Session, run: Run) -> None:
         """Say what belongs to no call, unless the next one is very quick."""
@@ -379,7 +404,7 @@ class LegacyServer:
             {"method": "notifications/message", "params": {"level": "info", "data": "babble"}},
             {"method": "notifications/cancelled", "params": {"requestId": session.next_id}},
         ):
-            self._send(session.side, {"jsonrpc": "2.0", **message})
+            self.send(session.side, {"jsonrpc": "2.0", **message})
 
     async def _ask(self, session: Session, stream: Stream, run: Run, number: int, script: Any) -> Any:
         session.next_id += 1
@@ -396,7 +421,7 @@ class LegacyServer:
             schema = {"type": "object", "properties": {"name": {"type": "string"}}}
             method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
-        self._send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
+        self.send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
         patience = script.get("hasty", script.get("patience"))
         _ = await asyncio.wait((waiting,), timeout=patience)
         session.waiting.pop(nested, None)
@@ -405,7 +430,7 @@ class LegacyServer:
                 session.has_forgotten = True
                 return WITHDRAWN
             params = {"requestId": nested, "reason": "too slow"}
-            self._send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+            self.send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
             return WITHDRAWN
         message = waiting.result()
         if "error" in message:

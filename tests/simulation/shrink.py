@@ -11,7 +11,7 @@ from tests.simulation.plan import Plan
 
 def kind_of(complaint: str) -> str:
     """A complaint without what differs from history to history."""
-    words = re.sub(r"^[cl]\d+: ", "", complaint)
+    words = re.sub(r"^[clt]\d+: ", "", complaint)
     return re.sub(r"gw-\d|\d+(\.\d+)?", "#", words)[:50]
 
 
@@ -27,7 +27,7 @@ def shrunk(plan: Plan, kinds: set[str], say: Callable[[str], None] = lambda _: N
         for start in range(0, len(plan.calls), size):
             tags = {call.tag for call in plan.calls[start : start + size]}
             smaller = plan.without_calls(tags)
-            if (smaller.calls or smaller.listeners) and fails(smaller, kinds):
+            if (smaller.calls or smaller.listeners or smaller.tasks) and fails(smaller, kinds):
                 plan = smaller
                 say(f"{len(plan.calls)} calls")
                 break
@@ -38,7 +38,7 @@ def shrunk(plan: Plan, kinds: set[str], say: Callable[[str], None] = lambda _: N
         if fails(smaller, kinds):
             plan = smaller
             say(f"{len(plan.faults)} faults")
-    for name in ("listeners", "changes"):
+    for name in ("listeners", "changes", "tasks"):
         for place in reversed(range(len(getattr(plan, name)))):
             kept = getattr(plan, name)
             smaller = replace(plan, **{name: kept[:place] + kept[place + 1 :]})
@@ -56,10 +56,11 @@ def shrunk(plan: Plan, kinds: set[str], say: Callable[[str], None] = lambda _: N
         faults = tuple(
             replace(each, target=min(each.target, fewer), other=min(each.other, fewer)) for each in plan.faults
         )
-        listeners = tuple(
-            replace(each, replicas=tuple(min(number, fewer) for number in each.replicas)) for each in plan.listeners
+        listeners, tasks = (
+            tuple(replace(each, replicas=tuple(min(number, fewer) for number in each.replicas)) for each in of)
+            for of in (plan.listeners, plan.tasks)
         )
-        smaller = replace(plan, replicas=fewer, calls=calls, faults=faults, listeners=listeners)
+        smaller = replace(plan, replicas=fewer, calls=calls, faults=faults, listeners=listeners, tasks=tasks)
         if not fails(smaller, kinds):
             break
         plan = smaller

@@ -1,0 +1,61 @@
+"""Stories of tasks that outlive their calls, and the replicas that follow them."""
+
+from typing import Any
+
+import pytest
+
+from tests.simulation.history import History, Outcome
+from tests.simulation.oracle import complaints
+from tests.simulation.plan import Call, Fault, Plan
+from tests.simulation.server import Kind
+
+
+def played(*faults: Fault, habit: str = "plain", replicas: tuple[int, ...] = (1, 2, 3), **script: Any) -> Outcome:
+    """What became of one task in a cluster that lives through these faults."""
+    hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "tasks": {"ttl_seconds": 100}}
+    task = Call("t1", 0.0, "chore", "ann", {"patience": 20.0, **script}, 2.0, habit, replicas)
+    kind = Kind(has_lasting_tasks=True)
+    return History(Plan(1, 3, kind, config, (), faults, tasks=(task,))).run()
+
+
+def statuses(outcome: Outcome) -> list[str]:
+    """What the client was told, without repetitions."""
+    (record,) = outcome.tasks
+    told = [status for _, status in record.views]
+    return [each for each, before in zip(told, ["", *told], strict=False) if each != before]
+
+
+def test_a_task_is_served_by_any_replica() -> None:
+    outcome = played(questions=2, before=1.0, between=1.0)
+    asked = ["input_required", "working", "input_required", "working", "completed"]
+    assert statuses(outcome) == ["working", *asked]
+    assert complaints(outcome) == []
+
+
+def test_a_task_that_fails_says_why() -> None:
+    outcome = played(questions=1, fails=True)
+    assert statuses(outcome)[-1] == "failed"
+    assert complaints(outcome) == []
+
+
+def test_a_task_that_its_client_cancels_at_another_replica_is_cancelled() -> None:
+    outcome = played(habit="cancels", before=15.0)
+    assert statuses(outcome) == ["cancelled"]
+    assert outcome.ledger.of("t1")[0].cancelled is not None
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("fault", ["kill", "power", "term", "int", "stop", "part"])
+@pytest.mark.parametrize("at", [0.5, 2.0, 4.0])
+def test_a_task_outlives_the_replica_that_follows_it(fault: str, at: float) -> None:
+    """It works, then its question is open, then it works again."""
+    outcome = played(Fault(fault, at, 6.0), replicas=(1, 2, 3, 2, 3, 2), questions=1, before=1.0, between=8.0)
+    assert statuses(outcome)[-1] == "completed"
+    assert complaints(outcome) == []
+
+
+def test_a_task_fails_with_its_server() -> None:
+    outcome = played(Fault("server", 3.0, 2.0), before=15.0)
+    assert statuses(outcome) == ["working", "failed"]
+    assert complaints(outcome) == []
