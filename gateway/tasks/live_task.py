@@ -68,7 +68,7 @@ class LiveTask:
         self._handle, self._sealed = handle, sealed
         self._server_info = origin.server_info
         self._forget = forget
-        self._created = self._updated = _now()
+        self._created, self._updated = _text(handle.issued), _now()
         self._questions = OpenQuestions(self.id, sealer, origin.declared)
         self._result = KeptResult(origin.server_info, budget, self.principal)
         self._ended: Ended | None = None
@@ -367,4 +367,9 @@ class LiveTask:
 
 
 def _now() -> str:
-    return datetime.fromtimestamp(world.wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return _text(world.wall())
+
+
+def _text(at: float) -> str:
+    """A wall-clock time as ISO 8601."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

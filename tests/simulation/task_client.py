@@ -89,7 +89,7 @@ class TaskClient(Client):
             if again.result["status"] not in _FINAL:
                 record.came_back = again.at
                 continue
-            same = ("status", "result", "error", "ttlMs")
+            same = ("status", "result", "error", "createdAt", "ttlMs")
             if [again.result.get(name) for name in same] != [view.get(name) for name in same]:
                 record.strange.append(f"ended twice: {view}, {again.result}")
 
