@@ -15,7 +15,7 @@ UNIX: Final = "unix:"
 """The prefix of a unix socket's address; its path follows."""
 _BACKLOG: Final = 1024
 _HANDSHAKE_SECONDS: Final = 10.0
-_CLOSE_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 2.0
 """How long requests that are served may take once the listener closes."""
 FORGET_SECONDS: Final = 300.0
 """How often the heads of requests are forgotten."""
@@ -133,7 +133,7 @@ class Listener:
         return self._address
 
     async def close(self) -> None:
-        """Close the listener and its connections, the busy ones after a second at most."""
+        """Close the listener and its connections, the busy ones after two seconds at most."""
         if self._forgetting is not None:
             self._forgetting.cancel()
         await self.stop_accepting()
