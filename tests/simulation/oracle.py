@@ -177,8 +177,11 @@ def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
 def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
-    causes = DEATHS | {"slow", "part"} if outcome.plan.server.has_events else DEATHS - {"term"}
-    return bool(met(outcome, record, causes, until=math.inf))
+    has_events = outcome.plan.server.has_events
+    is_hindered = bool(met(outcome, record, frozenset({"slow", "part"}), until=math.inf))
+    if is_hindered and (has_events or met(outcome, record, DEATHS, until=math.inf)):
+        return True
+    return bool(met(outcome, record, DEATHS if has_events else DEATHS - {"term"}, until=math.inf))
 
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
