@@ -139,11 +139,10 @@ class Outgoing:
         self.put(cancel)
 
     def try_to_send(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Send something as `put` does, if that takes no longer than a cancellation may; else try again later."""
+        """Send something as `put` does, if that takes no longer than a cancellation may."""
 
         async def attempt() -> None:
-            if not await self._attempt(send):
-                self._try_later(send, lambda: True)
+            _ = await self._attempt(send)
 
         self.put(attempt)
 
