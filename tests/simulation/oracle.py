@@ -351,5 +351,5 @@ def _is_left_behind(outcome: Outcome) -> bool:
 
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:
-    longest = outcome.plan.config.get("timeouts", {}).get("idle_seconds", math.inf)
+    longest = outcome.plan.config.get("timeouts", {}).get("idle_seconds", 300)
     return bool(record.call.script.get("hangs", 0.0) >= longest)
