@@ -469,7 +469,7 @@ def _with_silent_server(random: Random, plan: Plan) -> Plan:
 
     def changed(call: Call) -> Call:
         if random.random() < 0.3:
-            return replace(call, script={"questions": random.choice((0, 1)), "hangs": 150.0})
+            return replace(call, script={"questions": random.choice((0, 1)), "hangs": 300.0})
         return replace(call, script={"questions": 2, "between": 6.0}, think=12.0, habit="plain")
 
     calls = tuple(changed(call) if _is_usual(call) else call for call in plan.calls)
