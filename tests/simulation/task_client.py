@@ -26,6 +26,8 @@ class TaskRecord(Record):
     """When it began to cancel the task."""
     came_back: float | None = None
     """When a task that was over was not over any more."""
+    asked_again: list[str] = field(default_factory=list)
+    """Questions that were open again after their answer had been accepted."""
     refusals: list[str] = field(default_factory=list)
     """Errors after which it asked again."""
     was_cancelled: float | None = None
@@ -79,7 +81,7 @@ class TaskClient(Client):
                 break
             questions = dict(view.get("inputRequests") or {})
             if seen := answered & questions.keys():
-                record.strange.append(f"was asked again what it had answered: {[questions[each] for each in seen]}")
+                record.asked_again += [name_of(questions[each]) for each in sorted(seen)]
             await (self._reply(questions, answered) if questions else asyncio.sleep(_POLL_SECONDS))
         self._end(told)
         for _ in range(2):
@@ -99,7 +101,7 @@ class TaskClient(Client):
         answers = {key: self._answer(question) for key, question in questions.items()}
         told = await self._about(mcp.TASKS_UPDATE, inputResponses=answers)
         if told is not None and told.error is None:
-            answered |= questions.keys()
+            answered.update(questions)
 
     async def _cancel(self) -> None:
         self.record.wanted_cancelled = self._now()

@@ -47,9 +47,12 @@ def _of_task(outcome: Outcome, record: TaskRecord) -> Iterator[str]:
             yield f"was asked {name}, which nobody asked"
     if record.refusals and not trouble:
         yield f"was refused without a cause: {record.refusals[0]}"
-    # Who followed the task before it was taken over may have been cut off from its server, and know of no end.
-    if record.came_back is not None and not met(outcome, anywhere, SILENCES | CUTS):
-        yield f"was told at {record.came_back - START:.2f} that its task goes on, after its end"
+    # Who followed the task before it was taken over may have been cut off from its server and from the other replicas,
+    # and know of no end and no answer.
+    if not met(outcome, anywhere, SILENCES | CUTS):
+        if record.came_back is not None:
+            yield f"was told at {record.came_back - START:.2f} that its task goes on, after its end"
+        yield from (f"was asked {name} again after its answer" for name in record.asked_again)
     yield from _of_end(outcome, record, runs)
     if not _is_explained(outcome, record, anywhere, runs):
         why = "" if record.final is None else (record.final.error or {}).get("message")
