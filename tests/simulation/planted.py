@@ -25,6 +25,8 @@ class Planted(NamedTuple):
     after: str
     met_by: frozenset[str] = frozenset()
     """Without one of these faults no history can notice it; empty if any can."""
+    needs: str = ""
+    """What of a plan no history can notice it without."""
 
 
 _DRAINS: Final = frozenset({"term", "term twice", "int"})
@@ -372,6 +374,104 @@ FAULTS: Final = (
         "        if False:\n",
         frozenset({"replay"}),
     ),
+    Planted(
+        "subscriptions: a new session tells nothing",
+        "bridge/subscription.py",
+        "                self.missed()\n",
+        "                pass\n",
+        needs="listeners",
+    ),
+    Planted(
+        "subscriptions: a lost session is not replaced",
+        "bridge/subscription.py",
+        "        self._stream_ended.set()\n",
+        "        pass\n",
+        needs="listeners",
+    ),
+    Planted(
+        "subscriptions: a session is not given back",
+        "bridge/subscription.py",
+        '            self._live.process.tasks.spawn(self._unsubscribe(session), "close subscription")\n',
+        "            pass\n",
+        needs="listeners",
+    ),
+    Planted(
+        "subscriptions: what was not asked for is passed on",
+        "bridge/subscription.py",
+        " or (method, uri) not in self._topics:\n",
+        ":\n",
+        needs="listeners",
+    ),
+    Planted(
+        "mirror: the last event id brings no subscriptions",
+        "mirror/streamable/session_homes.py",
+        "            self._changes.add(subscribed)\n",
+        "            pass\n",
+        needs="listeners",
+    ),
+    Planted(
+        "mirror: a stream that was opened again tells nothing",
+        "mirror/streamable/session_homes.py",
+        "        if self._had_stream:\n            self._changes.tell_all",
+        "        if False:\n            self._changes.tell_all",
+        needs="listeners",
+    ),
+    Planted(
+        "mirror: a subscription that broke is not opened again",
+        "mirror/change_subscription.py",
+        "        self._start_reopening(has_missed=True)\n",
+        "        pass\n",
+        needs="listeners",
+    ),
+    Planted(
+        "mirror: an error is written into a standalone stream",
+        "mirror/streamable/replica_routing.py",
+        "                _check_unstarted(at.reply)  # an error has no place in a standalone stream\n",
+        "",
+        needs="listeners",
+    ),
+    Planted(
+        "tasks: a cancellation does not reach the server",
+        "tasks/live_task.py",
+        '            self.live.process.tasks.spawn(self._cancel(follower), "send upstream")\n',
+        "            pass\n",
+        needs="tasks",
+    ),
+    Planted(
+        "tasks: a question stays open after its answer",
+        "tasks/open_questions.py",
+        "            self._closed.add(id_)\n            _ = self._asked.withdraw(Raw(id_))\n",
+        "            self._closed.add(id_)\n",
+        needs="tasks",
+    ),
+    Planted(
+        "tasks: no replica goes on with a task of another one",
+        "downstream/task_requests.py",
+        "            task = self._go_on(round_, handle, sealed, is_proven=found.proven)\n",
+        "            raise UnknownTask\n",
+        needs="tasks",
+    ),
+    Planted(
+        "tasks: the first failure loses a task",
+        "tasks/follower.py",
+        "                if failures > len(_PAUSES):\n",
+        "                if failures:\n",
+        needs="tasks",
+    ),
+    Planted(
+        "tasks: a task is kept after its time",
+        "tasks/live_task.py",
+        "        await asyncio.sleep(self._seconds_left())\n        self.close(UnknownTask(), ends_session=True)\n",
+        "",
+        needs="tasks",
+    ),
+    Planted(
+        "tasks: a result is kept without its task's end",
+        "tasks/live_task.py",
+        "        self._over(replace(ended, result=None))\n",
+        "        pass\n",
+        needs="tasks",
+    ),
 )
 
 
@@ -381,6 +481,8 @@ def noticed(fault: Planted, most: int, seconds: float) -> str:
     for seed in range(most):
         plan = draw(seed)
         if fault.met_by and not fault.met_by & {each.kind for each in plan.faults}:
+            continue
+        if fault.needs and not getattr(plan, fault.needs):
             continue
         found = complaints(History(plan).run())
         if found:
