@@ -65,7 +65,8 @@ async def test_connections_over_the_cap_are_closed_and_the_others_stay(begin: St
         assert await one._reader.readline()
 
 
-async def test_a_refused_connection_is_closed_on_uvloop_too() -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_refused_connection_is_closed_on_uvloop_too(*, is_closed: bool) -> None:
     """Its transports are no asyncio.Transport, and it is what the command line runs on."""
 
     class Transport:
@@ -75,8 +76,10 @@ async def test_a_refused_connection_is_closed_on_uvloop_too() -> None:
             self.aborted = True
 
     transport = Transport()
-    traffic = Traffic(InForce(Limits(connections=0)), InForce(Timeouts()), Metrics("0"))
-    connection = Connection(Service(AsyncMock(), traffic))
+    traffic = Traffic(InForce(Limits(connections=int(is_closed))), InForce(Timeouts()), Metrics("0"))
+    service = Service(AsyncMock(), traffic)
+    service.is_closed = is_closed
+    connection = Connection(service)
     connection.connection_made(transport)  # type: ignore[arg-type]
     assert transport.aborted
     connection.connection_lost(None)

@@ -81,6 +81,8 @@ class Service:
         self.connections: dict[Connection, None] = {}
         self.is_leaving = False
         """Whether each connection ends with its next reply."""
+        self.is_closed = False
+        """Whether connections are closed as soon as they are made."""
 
 
 class Connection(asyncio.Protocol):
@@ -142,10 +144,10 @@ class Connection(asyncio.Protocol):
     # -- the transport ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the deadline of the first head, unless there are too many connections."""
+        """Begin the deadline of the first head, unless there are too many connections or the listener has closed."""
         out = cast("asyncio.Transport", transport)  # uvloop's do not inherit from asyncio.Transport
         service = self._service
-        if len(service.connections) >= service.traffic.limits.value.connections:
+        if service.is_closed or len(service.connections) >= service.traffic.limits.value.connections:
             self._requests = None
             out.abort()
             return

@@ -136,7 +136,9 @@ class Listener:
         """Close the listener and its connections, the busy ones after two seconds at most."""
         if self._forgetting is not None:
             self._forgetting.cancel()
+        self._service.is_closed = True
         await self.stop_accepting()
+        await asyncio.sleep(0)  # what the kernel has accepted is made and closed now
         for connection in list(self._service.connections):
             connection.close()
         for may_end in (True, False):
