@@ -264,7 +264,9 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
             if run.cancelled is None and run.ended is None
         )
     is_quick = not _hangs_for_too_long(outcome, record)
-    if "was silent for" in message and is_quick and not met(outcome, record, DEATHS | SILENCES, until=told.at):
+    # What a server says on its side stream is lost if that is cut just then.
+    hushing = DEATHS | SILENCES | (CUTS if record.call.script.get("aside") else frozenset())
+    if "was silent for" in message and is_quick and not met(outcome, record, hushing, until=told.at):
         yield f"was told that its server was silent, which it was not: {message}"
     # What a modern client says to a modern server is passed, and so is what becomes of it.
     if told.status >= 500 and told.status != 503 and record.call.path == "/mcp":
