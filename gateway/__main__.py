@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
@@ -32,7 +33,6 @@ from gateway.demo import run as demo
 from gateway.probe import command as probe
 from gateway.process.child import not_here
 from gateway.runtime import event_loop
-from gateway.server import supervisor
 from gateway.server.serve import serve
 from gateway.server.wrap import wrap
 from gateway.stdio_front.settings import for_host
@@ -198,7 +198,9 @@ def _serve(options: argparse.Namespace) -> int:
     read = None if options.config is None else partial(load, options.config, log_level=options.log_level)
     try:
         if config.workers > 1:
-            return event_loop.run(supervisor.supervise(config, read))
+            supervisor = import_module("gateway.server.supervisor")  # its HTTP client is a seventh of all imports
+            code: int = event_loop.run(supervisor.supervise(config, read))
+            return code
         event_loop.run(serve(config, read=read))
     except OSError as exc:
         log.error(Event.SERVER_FAILED, cause=exc.strerror or str(exc))  # noqa: TRY400 - for an operator, who needs no trace
