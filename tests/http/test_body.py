@@ -98,6 +98,17 @@ async def test_a_body_that_passes_the_limit_is_refused_before_it_ends(
     assert upstream.seen == []
 
 
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+async def test_a_client_that_still_sends_gets_its_refusal(stand: Stand, connection: str) -> None:
+    """A connection that is closed before all of the body was read is reset, and what was written is lost with it."""
+    headers, _ = stand.client().build("tools/call", {"name": "tool"})
+    head = request_head(stand, headers | {"Content-Length": "12000000"}, None)
+    async with raw_connection(stand) as raw:
+        await raw.send(head.replace(b"Connection: close", b"Connection: " + connection.encode()))
+        await raw.send(b" " * 12_000_000)
+        assert b" 413 " in await raw.line()
+
+
 async def test_a_compressed_body_within_the_limit_is_served(stand: Stand, client: Client) -> None:
     headers, body = client.build("tools/call", {"name": "tool"})
     sent = headers | {"Content-Encoding": "gzip"}

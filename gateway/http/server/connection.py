@@ -378,7 +378,8 @@ class Connection(asyncio.Protocol):
             return False
         finally:
             self._current, self.wire.is_finishing = None, False
-        if response.closes or not await self._skip(http.body):
+        # A client that still sends when the connection closes would not get its reply.
+        if not await self._skip(http.body) or response.closes:
             return False
         self._begin_idle_time()
         return True
