@@ -17,7 +17,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.connection import Connection, DirectRequest
 from gateway.http.server.known_heads import KnownHeads, ParsedHead
-from gateway.http.server.request import HttpRequest, RequestHead
+from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.server.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState
@@ -49,8 +49,7 @@ _HEAD: Final = re.compile(
     rb"(POST /peer HTTP/1\.1\r\nHost: [!-~]+\r\nContent-Type: application/octet-stream\r\n)"
     rb"(Expect: 100-continue\r\n)?(Content-Length: ([1-9][0-9]{0,4})\r\n\r\n)"
 )
-_NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
-_MESSAGE: Final = RequestHead("POST", PATH, _NO_HEADERS, URL(PATH))
+_MESSAGE: Final = ReceivedHead("POST", PATH, NO_HEADERS, URL(PATH))
 _NO_VALUES: Final = KnownValues(lambda _: ())
 
 _OF_A_PROCESS: Final = ("owner", "session")
@@ -286,7 +285,7 @@ def _parsed(data: bytes) -> ParsedHead | None:
     if found is None or (length := int(found[4])) > _WHOLE_BYTES:
         return None
     rest = found[1] + found[3] if found[2] else b""
-    return ParsedHead(_MESSAGE, PATH, _NO_HEADERS, length, _NO_VALUES, rest=rest)
+    return ParsedHead(_MESSAGE, PATH, NO_HEADERS, length, _NO_VALUES, rest=rest)
 
 
 def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:

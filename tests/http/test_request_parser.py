@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.http.server.known_heads import KnownHeads
-from gateway.http.server.request import RequestBody, RequestHead
+from gateway.http.server.request import ReceivedHead, RequestBody
 from gateway.http.server.request_parser import Malformed, RequestParser
 from gateway.telemetry import Malformation
 from tests.support.fake_upstream import FakeUpstream, text
@@ -160,11 +160,11 @@ class Requests:
 
     def __init__(self, heads: KnownHeads | None = None) -> None:
         self.failures: list[Malformation] = []
-        self.found: list[tuple[RequestHead, RequestBody]] = []
+        self.found: list[tuple[ReceivedHead, RequestBody]] = []
         self.parser = RequestParser(self._begun, self.failures.append, heads)
         self.known = self.parser.known
 
-    def _begun(self, head: RequestHead) -> RequestBody:
+    def _begun(self, head: ReceivedHead) -> RequestBody:
         self.found.append((head, RequestBody()))
         return self.found[-1][1]
 

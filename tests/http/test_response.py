@@ -6,7 +6,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway.http.server.request import HttpRequest, RequestBody, RequestHead
+from gateway.http.server.request import HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.response import JsonResponse, StreamResponse, TextResponse, WholeResponse, json_response
 
 
@@ -30,7 +30,7 @@ class FakeWire:
 def request(method: str = "POST", *, is_1_1: bool = True, keep_alive: bool = True) -> tuple[HttpRequest, FakeWire]:
     wire = FakeWire()
     headers = CIMultiDictProxy(CIMultiDict[str]())
-    head = RequestHead(method, "/", headers, URL("/"), is_1_1=is_1_1, keep_alive=keep_alive)
+    head = ReceivedHead(method, "/", headers, URL("/"), is_1_1=is_1_1, keep_alive=keep_alive)
     http = HttpRequest(head, RequestBody(is_complete=True), cast("Any", wire))
     http.id = "id-1"
     return http, wire

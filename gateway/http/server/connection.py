@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, Protocol, cast
 
-from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.http.server.known_heads import KnownHeads, ParsedHead
-from gateway.http.server.request import BodyBroken, HttpRequest, RequestBody, RequestHead
+from gateway.http.server.request import NO_HEADERS, BodyBroken, HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.request_parser import Malformed, RequestParser
 from gateway.http.server.response import Response, TextResponse
 from gateway.http.server.traffic import Traffic
@@ -43,7 +42,6 @@ _CONTINUED_SECONDS: Final = 0.5
 
 _FAILED: Final = "500 Internal Server Error\n"
 _MALFORMED: Final = "400 Bad Request\n"
-_NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
 
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 """Serves one request; what it raises is a bug, unless it is a ConnectionError."""
@@ -319,7 +317,7 @@ class Connection(asyncio.Protocol):
         self._pieces = None
         self.wire.resume_reading()
 
-    def _begun(self, head: RequestHead) -> RequestBody:
+    def _begun(self, head: ReceivedHead) -> RequestBody:
         """The head of a request is here."""
         request = HttpRequest(head, RequestBody(self.wire), self.wire)
         self._queue.append(request)
@@ -366,18 +364,19 @@ class Connection(asyncio.Protocol):
             response = await serving
             if http.body.is_broken:
                 response.force_close()  # the rest of the body cannot be told from the next request
-            self.wire.is_finishing = True
-            await response.finish(http)
+            await self._finish(http, response)
         except ConnectionError:
             return False
         except Exception:  # the outermost edge of a request
             self._service.traffic.metrics.task_failed()
             log.exception(Event.TASK_FAILED, task="serve a request")
             if not self.wire.has_written:
-                await self._close_with(http, TextResponse(_FAILED, 500))
+                failed = TextResponse(_FAILED, 500)
+                failed.force_close()
+                await self._finish(http, failed)
             return False
         finally:
-            self._current, self.wire.is_finishing = None, False
+            self._current = None
         # A client that still sends when the connection closes would not get its reply.
         if not await self._skip(http.body) or response.closes:
             return False
@@ -414,13 +413,12 @@ class Connection(asyncio.Protocol):
 
     async def _refuse(self) -> None:
         """Answer a malformed request, of which nothing else is known."""
-        head = RequestHead("", "", _NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
-        await self._close_with(
-            HttpRequest(head, RequestBody(is_complete=True), self.wire), TextResponse(_MALFORMED, 400)
-        )
+        head = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
+        http = HttpRequest(head, RequestBody(is_complete=True), self.wire)
+        await self._finish(http, TextResponse(_MALFORMED, 400))
 
-    async def _close_with(self, http: HttpRequest, response: Response) -> None:
-        response.force_close()
+    async def _finish(self, http: HttpRequest, response: Response) -> None:
+        """Write what its handler has not written of a response."""
         self.wire.is_finishing = True
         try:
             await response.finish(http)

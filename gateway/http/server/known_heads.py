@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from multidict import CIMultiDictProxy
 
-from gateway.http.server.request import RequestHead
+from gateway.http.server.request import ReceivedHead
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.runtime.newest import Newest
 
@@ -16,13 +16,13 @@ _KNOWN: Final = 512
 """How many heads are remembered, of all clients of a listener."""
 _KNOWN_BYTES: Final = 4096
 """Longer heads are not remembered."""
-_ODD: Final = ("Content-Encoding", "Expect")
+_ODD: Final = ("Content-Encoding", "Expect", "Upgrade")
 
 
 class ParsedHead(msgspec.Struct, eq=False):
     """The head of a POST over HTTP/1.1 after which the connection stays open."""
 
-    message: RequestHead
+    message: ReceivedHead
     path: str
     headers: CIMultiDictProxy[str]
     length: int
@@ -48,7 +48,7 @@ class KnownHeads:
         """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
         self._heads.clear()
 
-    def learn(self, data: bytes, message: RequestHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
+    def learn(self, data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """Remember a head that the parser accepted, if requests with such heads need no task."""
         if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.is_1_1 or not message.keep_alive:
             return
@@ -60,13 +60,13 @@ class KnownHeads:
             self._seen.add(digest)
             return
         headers = message.headers
-        if any(name in headers for name in _ODD) or "Upgrade" in headers or not _is_head_of(data, message, fields):
+        if any(name in headers for name in _ODD) or not _is_head_of(data, message, fields):
             return
         values = KnownValues(partial(headers.getall, default=()))
         _ = self._heads.keep(data, ParsedHead(message, message.url.path, headers, message.length, values))
 
 
-def _is_head_of(data: bytes, message: RequestHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:
+def _is_head_of(data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether a head reads as it was parsed, without any of the leniency of parsers."""
     line, *lines = data.removesuffix(HEAD_END).split(b"\r\n")
     read = [(name, value.strip(b" \t")) for name, _, value in (line.partition(b":") for line in lines)]

@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 import msgspec
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 from yarl import URL
 
 from gateway.http.server.wire import Wire
@@ -12,12 +12,14 @@ from gateway.http.server.wire import Wire
 _PAUSED_BYTES: Final = 131_072
 """Of a body of which so much was not read yet, no more is read from the network."""
 
+NO_HEADERS: Final = CIMultiDictProxy(CIMultiDict[str]())
+
 
 class BodyBroken(Exception):
     """The rest of a body will not come: its chunks are malformed, or it took too long."""
 
 
-class RequestHead(msgspec.Struct, eq=False):
+class ReceivedHead(msgspec.Struct, eq=False):
     """The head of one request."""
 
     method: str
@@ -108,7 +110,7 @@ class HttpRequest:
 
     __slots__ = ("body", "head", "headers", "id", "method", "path", "url", "wire")
 
-    def __init__(self, head: RequestHead, body: RequestBody, wire: Wire) -> None:
+    def __init__(self, head: ReceivedHead, body: RequestBody, wire: Wire) -> None:
         self.head = head
         self.method, self.headers, self.url = head.method, head.headers, head.url
         self.path = head.url.path
@@ -136,4 +138,9 @@ class HttpRequest:
     @property
     def content_type(self) -> str:
         """The media type of the body, without its parameters."""
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return media_type(self.headers)
+
+
+def media_type(headers: MultiMapping[str]) -> str:
+    """The type in `Content-Type`, without its parameters; empty if there is none."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()

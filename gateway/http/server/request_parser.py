@@ -14,7 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.http.server.known_heads import HEAD_END, KnownHeads, ParsedHead
-from gateway.http.server.request import RequestBody, RequestHead
+from gateway.http.server.request import ReceivedHead, RequestBody
 from gateway.telemetry import Malformation
 
 MAX_LINE_BYTES: Final = 8190
@@ -60,7 +60,7 @@ class RequestParser:
 
     def __init__(
         self,
-        begun: Callable[[RequestHead], RequestBody],
+        begun: Callable[[ReceivedHead], RequestBody],
         failed: Callable[[Malformation], None],
         heads: KnownHeads | None = None,
     ) -> None:
@@ -210,7 +210,7 @@ class RequestParser:
         target = _text(self._target)
         if (url := _url(method, target)) is None:
             raise Malformed(Malformation.TARGET)
-        message = RequestHead(
+        message = ReceivedHead(
             method,
             target,
             headers,

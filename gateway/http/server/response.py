@@ -11,7 +11,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway import world
-from gateway.http.server.request import HttpRequest
+from gateway.http.server.request import HttpRequest, media_type
 from gateway.http.server.request_id import HEADER
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -27,11 +27,15 @@ _OWN: Final = frozenset({"connection", "content-length", "server", "transfer-enc
 class Response(ABC):
     """What a handler returns; its connection writes what the handler has not written."""
 
-    status: int
-    reason: str | None = None
     headers: CIMultiDict[str]
+    reason: str | None = None
     closes = False
     """Whether its connection ends with it."""
+
+    def __init__(self, status: int = 200, headers: Headers | None = None, reason: str | None = None) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = CIMultiDict(headers or ())
 
     def force_close(self) -> None:
         """End the connection with this response."""
@@ -40,7 +44,7 @@ class Response(ABC):
     @property
     def content_type(self) -> str:
         """The media type, without its parameters."""
-        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return media_type(self.headers)
 
     @abstractmethod
     async def finish(self, http: HttpRequest) -> None:
@@ -74,10 +78,8 @@ class WholeResponse(Response):
     def __init__(
         self, body: bytes = b"", status: int = 200, headers: Headers | None = None, reason: str | None = None
     ) -> None:
+        super().__init__(status, headers, reason)
         self.body = body
-        self.status = status
-        self.reason = reason
-        self.headers = CIMultiDict(headers or ())
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`."""
@@ -132,9 +134,7 @@ class StreamResponse(Response):
     """A body in parts: chunked, unless its length is known; over HTTP/1.0 it ends with the connection."""
 
     def __init__(self, status: int = 200, headers: Headers | None = None, reason: str | None = None) -> None:
-        self.status = status
-        self.reason = reason
-        self.headers = CIMultiDict(headers or ())
+        super().__init__(status, headers, reason)
         self._http: HttpRequest | None = None
         """The request that it replies to, from its head to its end."""
         self._has_begun = False

@@ -51,11 +51,6 @@ class Wire:
     # -- writing ------------------------------------------------------------------------------------------------
 
     @property
-    def is_closing(self) -> bool:
-        """Whether nothing can be written any more."""
-        return self._out.is_closing()
-
-    @property
     def is_writing(self) -> bool:
         """Whether a part of a reply has not reached the kernel yet."""
         return self.is_finishing or self.unread.is_in_process
