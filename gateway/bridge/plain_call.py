@@ -4,7 +4,7 @@ No task reads it, and it has no exchange, no queue and no timer of its own. Its 
 client in one stack: reply, session, `hear`, and the future for which the request waits. As soon as anything else
 happens (a question, a notification, an error, a stream that breaks, the time for a keep-alive, a client that leaves, a
 drain), `promote` makes the driver of a full exchange in its place, which is then RUNNING as if it had been from the
-beginning (decision 38).
+beginning (decision 61).
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import PeerRequest
-from gateway.telemetry import Ending, Metrics, PeerOutcome
+from gateway.telemetry import Metrics, PeerOutcome
 
 _TRIES: Final = 3
 """How often a member that refuses connections is looked up anew and asked again."""
@@ -66,33 +66,12 @@ class PeerClient:
         """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
         return await self._forward(kind, member, incoming, reply)
 
-    def begin(self, member: str, incoming: Incoming) -> PeerExchange | None:
-        """Send a retry to the owner of its call, if no lookup is needed; `forward` goes on with it, if anything."""
-        address = self._membership.known_address(member)
-        if address is None:
-            return None
-        return self._connections.begin(address, self._request("owner", member, incoming), fresh=False)
-
-    def message(self, exchange: PeerExchange) -> tuple[bytes, Ending] | None:
-        """The reply to such a retry, if it is here and one message without a status and headers of its own."""
-        found = exchange.message()
-        if found is not None:
-            self._note(exchange, PeerOutcome.SERVED)
-        return found
-
-    def give_up(self, exchange: PeerExchange) -> None:
-        """End such a retry, whose client has left."""
-        exchange.close()
-        self._note(exchange, PeerOutcome.BROKE)
-
     async def _forward(
         self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter, *, fresh: bool = False
     ) -> Replied:
         for _ in range(_TRIES):
-            exchange, incoming.sent = incoming.sent, None
-            if exchange is None:
-                address = await self._address(kind, member)
-                exchange = self._connections.begin(address, self._request(kind, member, incoming), fresh=fresh)
+            address = await self._address(kind, member)
+            exchange = self._connections.begin(address, self._request(kind, member, incoming), fresh=fresh)
             try:
                 return await self._counted(exchange, reply)
             except PeerDead:

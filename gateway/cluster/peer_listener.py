@@ -1,7 +1,9 @@
 """Serves the requests of other replicas."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Final
 
@@ -15,8 +17,7 @@ from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.http.server.connection import Connection, DirectRequest
-from gateway.http.server.known_heads import KnownHeads, ParsedHead
+from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.server.traffic import Traffic
@@ -43,14 +44,16 @@ _KNOWN: Final = 512
 """How many headers of clients are remembered."""
 _KNOWN_BYTES: Final = 4096
 """Longer ones are not."""
-_WHOLE_BYTES: Final = 65_536
-"""A longer request does not come in one piece."""
 _HEAD: Final = re.compile(
-    rb"(POST /peer HTTP/1\.1\r\nHost: [!-~]+\r\nContent-Type: application/octet-stream\r\n)"
-    rb"(Expect: 100-continue\r\n)?(Content-Length: ([1-9][0-9]{0,4})\r\n\r\n)"
+    rb"POST /peer HTTP/1\.1\r\nHost: [!-~]+\r\nContent-Type: application/octet-stream\r\n"
+    rb"(Expect: 100-continue\r\n)?Content-Length: ([1-9][0-9]{0,8})\r\n\r\n"
 )
-_MESSAGE: Final = ReceivedHead("POST", PATH, NO_HEADERS, URL(PATH))
-_NO_VALUES: Final = KnownValues(lambda _: ())
+_URL: Final = URL(PATH)
+_EXPECTING: Final = CIMultiDictProxy(CIMultiDict(Expect="100-continue"))
+_ACCEPT_PART: Final = 0.1
+"""The part of `timeouts.peer_accept_seconds` for which the reply to a retry may be what accepts it."""
+_ACCEPT_SECONDS: Final = 1.0
+"""It is never longer: the other replica may be less patient."""
 
 _OF_A_PROCESS: Final = ("owner", "session")
 """Requests for what a process holds, which names that process by its epoch. Their age proves nothing: a wall clock may
@@ -58,14 +61,6 @@ jump, and "this call is not mine" is the proof that its owner is dead."""
 
 Serve = Callable[[Incoming, ReplyWriter], Awaitable[object]]
 """Serves a client's request that came from another replica; raises PeerFailed."""
-Serving = Callable[[ReplyWriter], Awaitable[object]]
-"""Goes on to serve such a request."""
-Answer = Callable[[HttpRequest, Serving], Awaitable[Response]]
-"""Has such a request served in a task, and replies to the other replica."""
-Encode = Callable[[bytes, int, Mapping[str, str], Ending], bytes]
-"""Makes the bytes of a whole reply of its body, status, headers and ending."""
-Begin = Callable[[Connection, ParsedHead, Incoming, Answer, Encode], DirectRequest]
-"""Begins such a request without a task."""
 TellStatus = Callable[[bool], Awaitable[str]]
 """Returns the status of this host, or of this process alone if the argument is true."""
 
@@ -78,7 +73,6 @@ class PeerListener:
         in_force: InForce[Config],
         sealer: PeerSealer,
         serve: Serve,
-        begin: Begin,
         witness: Witness,
         tell_status: TellStatus,
         traffic: Traffic,
@@ -87,7 +81,6 @@ class PeerListener:
         self._membership = witness.membership
         self._sealer = sealer
         self._serve = serve
-        self._begin = begin
         self._bodies = traffic.bodies
         self._witness = witness
         self._tell_status = tell_status
@@ -112,49 +105,32 @@ class PeerListener:
             return WholeResponse(status=403)
         except GatewayError as exc:
             return WholeResponse(status=exc.status)
-        return await self._handle_opened(peer_request, self._frames(peer_request), http, is_local=is_local)
+        return await self._handle_opened(peer_request, http, is_local=is_local)
 
-    def begin(
-        self, connection: Connection, head: ParsedHead, body: bytes, *, is_local: bool = False
-    ) -> DirectRequest | None:
-        """Begin a whole request without a task; None if `handle` has to refuse it. Raises nothing."""
+    async def _handle_opened(self, peer_request: PeerRequest, http: HttpRequest, *, is_local: bool) -> Response:
+        """Serve a request that is authentic."""
+        timeouts = self._in_force.value.timeouts
+        # The reply to a retry nearly always comes at once, as one message, which tells too that it was accepted.
+        is_soon = peer_request.kind == "owner" and peer_request.takes_whole
+        seconds = min(_ACCEPT_PART * timeouts.peer_accept_seconds, _ACCEPT_SECONDS) if is_soon else 0.0
+        # The keys are those of now: a reload must not change them in the middle of a reply.
+        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
+        reply = PeerReply(http, frames, timeouts.send_seconds, accept_seconds=seconds)
         try:
-            peer_request = self._open(body)
-        except InvalidState:
-            return None
-        frames = self._frames(peer_request)
-        serve = partial(self._handle_opened, peer_request, frames, is_local=is_local)
-        is_whole = peer_request.takes_whole and peer_request.leg_seconds is None
-        if peer_request.kind != "owner" or not is_whole or not self._is_meant(peer_request, is_local=is_local):
-            return _Opened(head, serve)
-        encode = partial(_whole_reply, frames)
-        return self._begin(connection, head, _incoming(peer_request, is_local=is_local), serve, encode)
+            await self._reply(peer_request, reply, http, is_local=is_local)
+        finally:
+            reply.stop_timer()
+        return await reply.close()
 
-    async def _handle_opened(
-        self,
-        peer_request: PeerRequest,
-        frames: Frames,
-        http: HttpRequest,
-        serving: Serving | None = None,
-        *,
-        is_local: bool,
-    ) -> Response:
-        """Serve a request that is authentic; `serving` if it has begun."""
-        reply = PeerReply(http, frames, self._in_force.value.timeouts.send_seconds)
-        try:
-            await reply.open()
-        except ConnectionError:
-            if serving is None:
-                raise
-            # What has begun must notice that the other replica has left: its next write fails, or it is cancelled.
+    async def _reply(
+        self, peer_request: PeerRequest, reply: "PeerReply", http: HttpRequest, *, is_local: bool
+    ) -> None:
         if not self._is_meant(peer_request, is_local=is_local):
             await reply.frame(messages.Gone(self._membership.host))
         elif peer_request.kind in ("who", "reach", "holds", "status"):
             await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
         else:
-            serving = serving or partial(self._serve, _incoming(peer_request, is_local=is_local))
-            await self._serve_request(serving, reply, http, peer_request.request_id)
-        return await reply.close()
+            await self._serve_request(_incoming(peer_request, is_local=is_local), reply, http)
 
     def _open(self, sealed: bytes) -> PeerRequest:
         """Open a request; raises InvalidState. One that is older than this process may have run in the one before."""
@@ -173,10 +149,6 @@ class PeerListener:
             return True
         return self._membership.is_meant(peer_request.to, is_local=is_local)
 
-    def _frames(self, peer_request: PeerRequest) -> Frames:
-        """The encoder of the reply, under the keys of now: a reload must not change them in the middle of a reply."""
-        return Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-
     def _reject(self, reason: str, remote: str | None) -> None:
         self._metrics.peer_rejected(reason)
         if world.monotonic() - self._logged > _LOG_SECONDS:
@@ -193,14 +165,14 @@ class PeerListener:
             self._membership.discovery.greeted(peer_request.path, remote)
         return messages.Identity(self._membership.host)
 
-    async def _serve_request(self, serving: Serving, reply: "PeerReply", http: HttpRequest, request_id: str) -> None:
+    async def _serve_request(self, incoming: Incoming, reply: "PeerReply", http: HttpRequest) -> None:
         """Have a client's request served."""
         try:
-            _ = await serving(reply)
+            _ = await self._serve(incoming, reply)
         except PeerReplaced:
             await reply.frame(messages.Gone(self._membership.host))
         except PeerFailed as exc:
-            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=request_id)
+            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=incoming.request_id)
             http.wire.abort()  # the other replica must see that the reply is incomplete
 
 
@@ -219,31 +191,37 @@ class PeerHeads(KnownHeads):
         """Do nothing: heads in other forms are left to the parser."""
 
 
-class _Opened:
-    """A request that came whole, and takes a task."""
-
-    waits = False
-
-    def __init__(self, head: ParsedHead, serve: Callable[[HttpRequest], Awaitable[Response]]) -> None:
-        self.head = head
-        self.serve = serve
-
-    def leave(self) -> None:
-        """Do nothing: nothing has begun."""
-
-
 class PeerReply(ReplyWriter):
     """Sends a sealed reply to the replica that forwarded the request."""
 
-    def __init__(self, http: HttpRequest, frames: Frames, send_seconds: float) -> None:
+    def __init__(self, http: HttpRequest, frames: Frames, send_seconds: float, *, accept_seconds: float) -> None:
+        """Accept the request with the reply, if that comes within so many seconds; else before it."""
         self._http = http
         self._frames = frames
         self._send_seconds = send_seconds
         self._stream = StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+        self._is_accepted = False
+        self._whole: WholeResponse | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if accept_seconds:
+            self._timer = asyncio.get_running_loop().call_later(accept_seconds, self._accept_late)
+        else:
+            self._accept()
 
-    async def open(self) -> None:
-        """Tell the other replica that its request was accepted."""
-        await self._stream.begin(self._http)
+    def _accept(self) -> None:
+        """Tell the other replica that its request was accepted; raises ConnectionError."""
+        if not self._is_accepted:
+            self._is_accepted = True
+            self._stream.begin(self._http)
+
+    def _accept_late(self) -> None:
+        with suppress(ConnectionError):  # what serves the request is told too that the other replica has left
+            self._accept()
+
+    def stop_timer(self) -> None:
+        """Accept nothing late from now on."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
@@ -251,13 +229,19 @@ class PeerReply(ReplyWriter):
 
     async def frame(self, *frames: messages.Frame) -> None:
         """Send frames together."""
+        self._accept()
         data = b"".join([self._frames.seal(frame) for frame in frames])
         await self._stream.write(data, self._send_seconds)
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         """Send a whole reply."""
-        await self.frame(*_whole(body, status, headers, ending))
-        return self._stream
+        if self._is_accepted or len(body) > _PIECE_BYTES:
+            await self.frame(*_whole(body, status, headers, ending))
+            return self._stream
+        self._is_accepted = True  # by the reply itself
+        sealed = self._frames.seal(messages.Whole(status, tuple(headers.items()), body, *ending))
+        self._whole = WholeResponse(sealed, headers={"Content-Type": CONTENT_TYPE})
+        return self._whole
 
     async def start(self) -> None:
         """Send the head of a stream."""
@@ -275,17 +259,18 @@ class PeerReply(ReplyWriter):
 
     async def close(self) -> Response:
         """End the HTTP body, so that the connection can be reused."""
+        if self._whole is not None:
+            return self._whole
         await self._stream.finish(self._http)
         return self._stream
 
 
-def _parsed(data: bytes) -> ParsedHead | None:
+def _parsed(data: bytes) -> ReceivedHead | None:
     """The head of a request of another replica; None if the parser has to read it."""
     found = _HEAD.fullmatch(data)
-    if found is None or (length := int(found[4])) > _WHOLE_BYTES:
+    if found is None:
         return None
-    rest = found[1] + found[3] if found[2] else b""
-    return ParsedHead(_MESSAGE, PATH, NO_HEADERS, length, _NO_VALUES, rest=rest)
+    return ReceivedHead("POST", PATH, _EXPECTING if found[1] else NO_HEADERS, _URL, length=int(found[2]))
 
 
 def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
@@ -322,13 +307,6 @@ def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending)
     """The frames of a whole reply, which replicas of every version take."""
     pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
     return [messages.Head(status, tuple(headers.items()), streamed=False), *pieces, messages.End(*ending)]
-
-
-def _whole_reply(frames: Frames, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> bytes:
-    """The bytes of a whole reply over HTTP."""
-    data = frames.seal(messages.Whole(status, tuple(headers.items()), body, *ending))
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
-    return head % len(data) + data
 
 
 def _text(raw: bytes) -> str:

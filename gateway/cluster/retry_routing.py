@@ -21,7 +21,6 @@ import msgspec
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
-from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
@@ -59,7 +58,7 @@ class RetryRouting:
 
     def __init__(self, membership: Membership, peers: PeerClient, witness: Witness) -> None:
         self._membership = membership
-        self.peers = peers
+        self._peers = peers
         self._witness = witness
         self._has_parted = False
 
@@ -71,12 +70,6 @@ class RetryRouting:
     def has_parted(self) -> bool:
         """Whether calls of this process are for others, as far as there may be any."""
         return self._has_parted and not self._membership.alone
-
-    def begin(self, envelope: Held, incoming: Incoming) -> PeerExchange | None:
-        """Send this retry to the call's owner; `route` goes on with it. None if `route` has to begin."""
-        if incoming.peer_request is not None or envelope.owner in (_NO_REPLICA, self._membership.own):
-            return None
-        return self.peers.begin(envelope.owner, incoming)
 
     async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
@@ -97,7 +90,7 @@ class RetryRouting:
             candidates = self._membership.local_candidates(envelope.exchange)
             return await self._fail_over(kind, envelope, candidates, incoming, reply)
         try:
-            return await self.peers.forward("owner", to, incoming, reply)
+            return await self._peers.forward("owner", to, incoming, reply)
         except PeerDead as exc:
             raise PeerReplaced(to) from exc
 
@@ -107,7 +100,7 @@ class RetryRouting:
         kind: messages.Kind = "heir"
         if owner not in (_NO_REPLICA, self._membership.own):
             try:
-                return await self.peers.forward("owner", owner, incoming, reply)
+                return await self._peers.forward("owner", owner, incoming, reply)
             except PeerFailed:
                 pass
             except OwnerSilent as exc:
@@ -136,7 +129,7 @@ class RetryRouting:
                     continue
                 break
             try:
-                return await self.peers.forward(kind, member, incoming, reply)
+                return await self._peers.forward(kind, member, incoming, reply)
             except PeerStuck:
                 raise
             except PeerFailed:

@@ -15,19 +15,17 @@ from gateway.bridge.driver import Driver
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.reply_relay import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
-from gateway.downstream.legs import Forwarded, Legs, Retry
+from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
-from gateway.downstream.unread_retry import UnreadRetry, glance
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
-from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.seal.request_state import Envelope, bind, check, seems_of
+from gateway.seal.request_state import Envelope, bind, check
 from gateway.tasks.follower import holder
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import ColdEnding, Step
@@ -58,67 +56,6 @@ class Continuation:
         self._let_go |= frozenset(let_go)
         self._retry_routing.part()
 
-    def begin(self, round_: Round) -> Retry | Forwarded | None:
-        """Begin a further round of a call; None if `serve` has to. Raises as `serve`."""
-        envelope = self.opened(round_)
-        driver = self._held(envelope)
-        if driver is None:
-            return self.forward(round_, envelope)
-        self._check_arguments(round_, envelope)
-        pool = round_.live.upstream.pool
-        if driver.live.upstream.pool is not pool:
-            return None
-        pool.prove(round_.key.principal)
-        if not pool.has_authorised(round_.key, round_.headers):
-            return None
-        retry = Retry(driver, round_.queue())
-        round_.continued(Step.HELD)
-        try:
-            driver.answer(retry.queue, round_.request, envelope.round, round_.headers)
-        except BaseException:
-            retry.queue.waits_no_more()
-            raise
-        return retry
-
-    def unread(self, incoming: Incoming, live: LiveRoute, caller: Caller, started: float) -> UnreadRetry | None:
-        """Return a retry that another replica may check and serve; None if this one has to. Raises InvalidState."""
-        seen = glance(incoming.body, incoming.json_depth)
-        if seen is None:  # as for every call that is no retry
-            return None
-        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if version not in mcp.SUPPORTED_VERSIONS:
-            return None
-        now = world.wall()
-        envelope = self._process.sealer.unseal(seen.state, now)
-        incoming.unsealed = envelope
-        if not self._is_elsewhere(envelope) or self.lot.find(envelope.exchange) is not None:
-            return None
-        digest, names = partial(incoming.digest, caller), live.route.bound_headers
-        if not seems_of(envelope, incoming.path, seen.method, caller.principal, names, now, digest):
-            return None
-        return UnreadRetry(incoming, live, caller, envelope, version, started)
-
-    def forward(self, retry: Round | UnreadRetry, envelope: Envelope) -> Forwarded | None:
-        """Begin to have the owner of a call serve its round; None if the call may be served here."""
-        if self._cold(envelope) is not None:
-            return None
-        exchange = self._retry_routing.begin(envelope, retry.incoming)
-        if exchange is None:
-            return None
-        # The upstream asked in a call of this principal, or worked on it, or there would be no state.
-        retry.live.upstream.pool.prove(retry.caller.principal)
-        return Forwarded(retry, exchange, self._retry_routing.peers)
-
-    def go_on(self, round_: Round, begun: Retry | Forwarded) -> Awaitable[Replied]:
-        """Serve a round in a task that was begun without one."""
-        if isinstance(begun, Retry):
-            return self.legs.write(round_, begun.driver, begun.queue)
-        return self._serve_elsewhere(round_, self.opened(round_), begun)
-
-    def go_on_unread(self, retry: UnreadRetry, begun: Forwarded) -> Awaitable[Replied]:
-        """As `go_on`, for a retry that this replica reads only if it takes the call over."""
-        return self._serve_elsewhere(retry, retry.envelope, begun)
-
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
 
@@ -140,22 +77,17 @@ class Continuation:
             return self._resume_cold(round_, envelope, cold)
         return self._serve_elsewhere(round_, envelope)
 
-    async def _serve_elsewhere(
-        self, retry: Round | UnreadRetry, envelope: Envelope, begun: Forwarded | None = None
-    ) -> Replied:
-        """Have another replica serve a round, or take its call over; `begun` is what `forward` returned."""
-        incoming = retry.incoming
-        if begun is not None:
-            incoming.sent = begun.exchange
+    async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Replied:
+        """Have another replica serve a round, or take its call over."""
+        incoming = round_.incoming
         size = 2 * len(incoming.body)  # as it came, and sealed for the other replica
-        with self._process.calls.take(retry.caller.principal, size, is_continued=True):
-            found = await self._elsewhere(envelope, incoming, retry.reply)
+        with self._process.calls.take(round_.caller.principal, size, is_continued=True):
+            found = await self._elsewhere(envelope, incoming, round_.reply)
         if isinstance(found, TakeOver):
-            round_ = retry.read() if isinstance(retry, UnreadRetry) else retry
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
         if incoming.peer_request is None:
-            retry.continued(Step.FORWARDED)
+            round_.continued(Step.FORWARDED)
         return found
 
     def give_up(self, incoming: Incoming, live: LiveRoute) -> None:
@@ -200,7 +132,9 @@ class Continuation:
         request = incoming.request()
         digest = partial(incoming.digest, caller)
         binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
-        return self._process.sealer.open(request.request_state or "", binding, world.wall(), digest)
+        state = request.request_state or ""
+        incoming.state = self._process.sealer.open(state, binding, world.wall(), digest)
+        return incoming.state
 
     def opened(self, round_: Round) -> Envelope:
         """Open the state of a round, once; raises InvalidState.
@@ -208,10 +142,12 @@ class Continuation:
         If another replica seems to hold the call, that one checks the arguments: their digest would cost a tenth of
         what forwarding costs here. Before such a round is served here, `_check_arguments` does it.
         """
-        envelope = round_.envelope
-        if envelope is None:
-            incoming, state = round_.incoming, round_.request.request_state or ""
-            envelope = incoming.unsealed or self._process.sealer.unseal(state, world.wall())
+        envelope, incoming = round_.envelope, round_.incoming
+        if envelope is None and incoming.state is not None:
+            envelope, round_.is_checked = incoming.state, True
+            round_.envelope = envelope
+        elif envelope is None:
+            envelope = self._process.sealer.unseal(round_.request.request_state or "", world.wall())
             leaves = incoming.peer_request is None and self._is_elsewhere(envelope)
             self._check(round_, envelope, envelope.binding.arguments if leaves else None)
             round_.envelope = envelope

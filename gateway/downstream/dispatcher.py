@@ -13,12 +13,10 @@ from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.legs import Begun, Forwarded
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
-from gateway.downstream.unread_retry import UnreadRetry
 from gateway.exchange import handshake
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
@@ -42,15 +40,11 @@ class Dispatcher:
         self._task_requests = task_requests
         self._pinned = pinned
 
-    async def serve(
-        self, round_: Round | UnreadRetry, begun: Begun | None = None, error: Exception | None = None
-    ) -> Response:
-        """Serve a round, and count how it ended; `begun` or `error` is what `begin` returned or raised."""
+    async def serve(self, round_: Round) -> Response:
+        """Serve a round, and count how it ended."""
         ending = _BUG
         try:
-            if error is not None:
-                raise error
-            response, ending = await self._serving(round_, begun)
+            response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -64,16 +58,6 @@ class Dispatcher:
         finally:
             round_.count(ending)
         return response
-
-    def _serving(self, round_: Round | UnreadRetry, begun: Begun | None) -> Awaitable[Replied]:
-        if isinstance(round_, UnreadRetry):
-            assert isinstance(begun, Forwarded), "else it is read"
-            return self._continuation.go_on_unread(round_, begun)
-        if begun is None:
-            return (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
-        if isinstance(begun, PlainCall):
-            return self._legs.write_plain(round_, begun)
-        return self._continuation.go_on(round_, begun)
 
     def _by_dialect(self, round_: Round) -> Awaitable[Replied]:
         """As `_dispatch`, on a route with dialects."""
@@ -122,21 +106,6 @@ class Dispatcher:
             shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
         return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
 
-    def begin(self, round_: Round | UnreadRetry) -> Begun | None:
-        """Begin a round whose reply can be sent without a task; None if a task has to find out how to serve it."""
-        if isinstance(round_, UnreadRetry):
-            return self._continuation.forward(round_, round_.envelope)
-        request = round_.request
-        if request.request_state is not None:
-            return self._continuation.begin(round_)
-        if self.stopping or request.method not in mcp.ASKING:
-            return None
-        pool, key = round_.live.upstream.pool, round_.key
-        self._lot.check(key.principal, round_.caller.address)
-        if request.method == mcp.TOOLS_CALL and not tool_schemas.is_simple(pool, key, request, round_.headers):
-            return None
-        return self._plain(round_)
-
     def _begin(self, round_: Round) -> Awaitable[Replied]:
         """Begin an exchange, unless the list that the client asks for is cached."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
@@ -144,9 +113,12 @@ class Dispatcher:
             self._lot.check(key.principal, round_.caller.address)
         round_.incoming.keep_once()
         pool = live.upstream.pool
-        repeats = request.method == mcp.TOOLS_CALL and round_.incoming.has_headers
-        if repeats and not tool_schemas.mirrors_nothing(pool, key, request, headers):
-            return self._begin_checked(round_)
+        if request.method == mcp.TOOLS_CALL:
+            if tool_schemas.is_simple(pool, key, request, headers):
+                return self._call(round_)
+            if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(pool, key, request, headers):
+                return self._begin_checked(round_)
+            return self._call(round_, self._new_call(round_))
         ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
         return self._call(round_) if ticket is None else self._list(round_, ticket)
 
@@ -155,7 +127,7 @@ class Dispatcher:
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         with round_.weigh():  # the call is weighed again when it begins
             await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers, round_.opener)
-        return await self._call(round_)
+        return await self._call(round_, self._new_call(round_))
 
     async def _list(self, round_: Round, ticket: CacheKey) -> Replied:
         """Answer with a list from the cache, if it is there."""
@@ -165,12 +137,11 @@ class Dispatcher:
         live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
         return await (round_.answer(cached) if cached is not None else self._call(round_))
 
-    def _call(self, round_: Round) -> Awaitable[Replied]:
+    def _call(self, round_: Round, new_call: NewCall | None = None) -> Awaitable[Replied]:
         """Send a call upstream."""
-        new_call = self._new_call(round_) if round_.request.method == mcp.TOOLS_CALL else None
         if new_call is None and round_.incoming.peer_request is None:
-            plain = self._plain(round_)
-            if plain is not None:
+            plain = PlainCall(round_, self._lot, round_.queue)
+            if plain.begin():
                 return self._legs.write_plain(round_, plain)
         weight = round_.weigh()
         try:
@@ -180,10 +151,6 @@ class Dispatcher:
             weight.release()
             raise
         return self._legs.write(round_, driver, queue)
-
-    def _plain(self, round_: Round) -> PlainCall | None:
-        plain = PlainCall(round_, self._lot, round_.queue)
-        return plain if plain.begin() else None
 
     def _new_call(self, round_: Round) -> NewCall | None:
         """Return what makes the upstream call of a tool that runs as a task; None for a plain call."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from gateway import world
@@ -12,24 +11,19 @@ from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
-from gateway.cluster.peer_listener import Answer, Encode
 from gateway.config import Config, InForce, Limits
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
-from gateway.downstream.fast_path_request import FastPathHop, FastPathRequest
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections, no_route
-from gateway.downstream.round import LEFT, NO_REPLY, Round, begin_span, new_round
+from gateway.downstream.round import LEFT, begin_span, new_round
 from gateway.downstream.task_requests import TaskRequests
-from gateway.downstream.unread_retry import UnreadRetry
-from gateway.http.incoming import Incoming
+from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server import request_id as ids
 from gateway.http.server.body import last_id
-from gateway.http.server.connection import Connection
-from gateway.http.server.known_heads import ParsedHead
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_client import Client
@@ -74,12 +68,8 @@ class RequestHandler:
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
-        self._in_tasks = 0
-        """Requests in flight that a task serves."""
-        self._direct: dict[FastPathRequest, None] = {}
-        """Those that no task serves."""
-        self._hops: dict[FastPathRequest, None] = {}
-        """Those of other replicas."""
+        self.in_flight = 0
+        """The number of requests whose final message has not been written yet."""
         self._legs = continuation.legs
 
     def _use(self, config: Config) -> None:
@@ -106,17 +96,12 @@ class RequestHandler:
     @property
     def running(self) -> dict[Driver, None]:
         """The exchanges with a leg of a client of this replica."""
-        return self._legs.running | dict.fromkeys(each for direct in self._direct for each in direct.exchanges)
-
-    @property
-    def in_flight(self) -> int:
-        """The number of requests whose final message has not been written yet."""
-        return self._in_tasks + len(self._direct) + len(self._hops)
+        return self._legs.running
 
     @property
     def relayed(self) -> dict[Driver, None]:
         """The exchanges with a leg of a request that another replica forwarded."""
-        return self._legs.relayed | dict.fromkeys(each for hop in self._hops for each in hop.exchanges)
+        return self._legs.relayed
 
     @property
     def stopping(self) -> bool:
@@ -139,121 +124,25 @@ class RequestHandler:
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         # Until the body is here, the configuration of the present route holds.
-        path, headers = http.path, http.headers
+        path, head = http.path, http.head
+        known = head.values
         live = self._routes.live.get(path)
         config = self._config if live is None else live.config
+        http.id = ids.request_id(head.headers.get(ids.HEADER), self._ids)
         incoming = Incoming(
             path,
-            headers,
-            http.remote,
-            request_id=ids.request_id(headers.get(ids.HEADER), self._ids),
-            method=http.method,
-            url=http.url,
-            json_depth=config.limits.json_depth,
-        )
-        reply = self._reply(http, incoming, config)
-        return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
-
-    def _reply(self, http: HttpRequest, incoming: Incoming, config: Config) -> HttpReply:
-        http.id = incoming.request_id
-        return HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
-
-    def begin(self, connection: Connection, head: ParsedHead, body: bytes) -> FastPathRequest | None:
-        """Begin a whole request without a task; None if that is not possible. Raises nothing."""
-        live = self._routes.live.get(head.path)
-        if live is None or self._authenticator.verifies or len(body) > live.config.limits.body_bytes or bodies.on:
-            return None
-        given = head.values[ids.HEADER]
-        incoming = Incoming(
-            head.path,
             head.headers,
-            connection.wire.remote,
-            body,
-            request_id=ids.request_id(given[0], self._ids) if given else next(self._ids),
-            url=head.message.url,
-            json_depth=live.config.limits.json_depth,
-            known=head.values,
-            caller=head.caller if head.judge is self._host_check else None,
+            http.wire.remote,
+            request_id=http.id,
+            method=head.method,
+            url=head.url,
+            json_depth=config.limits.json_depth,
+            known=known,
+            # A reload makes a new host check, so this holds as long as the configuration.
+            caller=known.caller if known is not None and known.judge is self._host_check else None,
         )
-        direct = FastPathRequest(connection, head, incoming, self._go_on, self._direct)
-        try:
-            round_ = self._plain_round(incoming, live, head)
-        except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
-            round_ = None
-        if round_ is not None:
-            direct.begin(round_, self._dispatcher.begin)
-        return direct
-
-    def _plain_round(self, incoming: Incoming, live: LiveRoute, head: ParsedHead) -> Round | UnreadRetry | None:
-        """Return the round of a request that may need no task; None for all others. Raises DownstreamError."""
-        if incoming.caller is None and incoming.peer_request is None:
-            self._host_check.check(incoming.headers)
-        if live.route.dialects or live.process.traces is not None:
-            return None
-        is_bridged = self._era_routing.is_bridged(incoming, live)
-        if not is_bridged and not self._era_routing.may_continue(incoming):
-            return None
-        started = world.monotonic()
-        caller = incoming.caller
-        if caller is None:
-            caller = self._authenticator.unverified(incoming, is_checked=asks_as_client(live.route))
-            if self._authenticator.knows_by_head:
-                # A reload makes a new host check, so this holds as long as the configuration.
-                head.caller, head.judge = caller, self._host_check
-        if incoming.peer_request is None:
-            unread = self._continuation.unread(incoming, live, caller, started)
-            if unread is not None:
-                return unread
-        round_ = new_round(incoming, incoming.request(), NO_REPLY, live, caller, started)
-        if not is_bridged:
-            _ = self._continuation.opened(round_)
-        return round_
-
-    def _go_on(self, direct: FastPathRequest, http: HttpRequest) -> Awaitable[Response]:
-        """Serve a request in a task that was begun without one."""
-        incoming, round_ = direct.incoming, direct.round
-        live = round_.live if round_ is not None else self._routes.live.get(incoming.path)
-        config = self._config if live is None else live.config
-        reply = self._reply(http, incoming, config)
-        if round_ is None or live is None:
-            return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
-        round_.reply = reply
-        begun = self._dispatcher.serve(round_, direct.plain, direct.error)
-        return self._replied(self._bridge_first(incoming, reply, live, begun), incoming, reply)
-
-    def begin_hop(
-        self,
-        connection: Connection,
-        head: ParsedHead,
-        incoming: Incoming,
-        answer: Answer,
-        encode: Encode,
-    ) -> FastPathRequest:
-        """Begin a retry that another replica forwarded, without a task if its call is held here. Raises nothing.
-
-        `answer` has it served in a task; `encode` makes the bytes of a whole reply.
-        """
-
-        def go_on(direct: FastPathRequest, http: HttpRequest) -> Awaitable[Response]:
-            return answer(http, partial(self._go_on_hop, direct))
-
-        hop = FastPathHop(connection, head, incoming, go_on, self._hops, encode)
-        live = self._routes.live.get(incoming.path)
-        try:
-            round_ = self._plain_round(incoming, live, head) if live and not self._authenticator.verifies else None
-        except Exception:  # noqa: BLE001  (the task comes to the same error, and answers it)
-            round_ = None
-        if isinstance(round_, Round) and round_.request.request_state is not None:
-            hop.begin(round_, self._dispatcher.begin)
-        return hop
-
-    def _go_on_hop(self, hop: FastPathRequest, reply: ReplyWriter) -> Awaitable[Response]:
-        """As `handle_hop`, for a request that was begun without a task."""
-        round_ = hop.round
-        if round_ is None:
-            return self.handle_hop(hop.incoming, reply)
-        round_.reply = reply
-        return self._replied(self._dispatcher.serve(round_, hop.plain, hop.error), hop.incoming, reply)
+        reply = HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
+        return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
@@ -261,7 +150,7 @@ class RequestHandler:
 
     async def _replied(self, serving: Awaitable[Response], incoming: Incoming, reply: ReplyWriter) -> Response:
         """Wait for the reply to a request; an exception becomes a response."""
-        self._in_tasks += 1
+        self.in_flight += 1
         try:
             return await serving
         except (ConnectionError, PeerFailed):
@@ -269,11 +158,12 @@ class RequestHandler:
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
             return await self._rejections.answer(exc, incoming, reply)
         finally:
-            self._in_tasks -= 1
+            self.in_flight -= 1
 
     async def _serve_client(self, http: HttpRequest, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
         """Run the stages of a client's request; docs/protocol.md (Errors) fixes their order."""
-        self._host_check.check(incoming.headers)
+        if incoming.caller is None:
+            self._host_check.check(incoming.headers)
         if incoming.path not in self._routes.live:
             response = await self._oauth_proxy.handle(http)
             if response is not None:
@@ -295,31 +185,20 @@ class RequestHandler:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         return await self._route(incoming, reply)
 
-    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Bridge a request, or pass it through."""
+    async def _route(self, incoming: Incoming, reply: HttpReply) -> Response:
+        """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
-            return self._serve_without_route(incoming, reply)
+            return await self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
-            return self._era_routing.stateless(incoming, reply, live)
-        if self._era_routing.is_bridged(incoming, live):
-            return self._bridge_first(incoming, reply, live, self._bridge(incoming, reply, live))
-        return self._pass(incoming, reply, live)
-
-    async def _pass(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
-        """Pass a request through, unless it must be bridged."""
-        passed = await self._era_routing.passed(incoming, reply, live)
-        if passed is not None:
-            return passed
-        return await self._bridge_first(incoming, reply, live, self._bridge(incoming, reply, live))
-
-    async def _bridge_first(
-        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, bridging: Awaitable[Response]
-    ) -> Response:
-        """Bridge a request, or pass it through if the upstream turns out to be modern."""
+            return await self._era_routing.stateless(incoming, reply, live)
+        if not self._era_routing.is_bridged(incoming, live):
+            passed = await self._era_routing.passed(incoming, reply, live)
+            if passed is not None:
+                return passed
         try:
-            return await bridging
-        except NoHandshake:
+            return await self._bridge(incoming, reply, live)
+        except NoHandshake:  # the upstream turns out to be modern
             if not incoming.body:
                 raise  # the answers of a held call were dropped when it took them
             passed = await self._era_routing.passed_after_all(incoming, reply, live)
@@ -370,6 +249,16 @@ class RequestHandler:
         found = await self._continuation.find_route(incoming, reply)
         return await self._bridge(incoming, reply, found) if isinstance(found, LiveRoute) else found
 
+    async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
+        """Authenticate a caller, and remember it if the same head tells it again."""
+        known, caller = (
+            incoming.known,
+            await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route)),
+        )
+        if known is not None and incoming.peer_request is None and self._authenticator.knows_by_head:
+            known.caller, known.judge = caller, self._host_check
+        return caller
+
     async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
         started = world.monotonic()
@@ -377,9 +266,9 @@ class RequestHandler:
             request = incoming.request()  # it is refused before its caller is known, and without a span
         except Notification:
             return WholeResponse(status=202)  # closing the response is what cancels
-        span = incoming.span = begin_span(incoming, request, live)
+        span = incoming.span = None if live.process.traces is None else begin_span(incoming, request, live)
         try:
-            caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
+            caller = incoming.caller or await self._caller(incoming, live)
             round_ = new_round(incoming, request, reply, live, caller, started)
         except BaseException as exc:
             if span is not None:  # the request is refused, or left, before its round begins

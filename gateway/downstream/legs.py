@@ -6,75 +6,9 @@ from contextlib import contextmanager
 
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.cluster.peer_client import PeerClient
-from gateway.cluster.peer_exchange import PeerExchange
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.round import Round
-from gateway.downstream.unread_retry import UnreadRetry
-from gateway.telemetry import Step
-
-
-class Retry:
-    """A further leg of a held call that waits without a task, as a plain call does; `final` is never set."""
-
-    __slots__ = ("driver", "queue", "waiter")
-
-    final: FinalMessage | None = None
-
-    def __init__(self, driver: Driver, queue: ResponseQueue) -> None:
-        """Wait from now on, so that the exchange may answer at once."""
-        self.driver = driver
-        self.queue = queue
-        self.waiter = asyncio.get_running_loop().create_future()
-        """Done when the queue has something for the client."""
-        queue.awaited(self.waiter)
-
-    def take(self) -> FinalMessage | None:
-        """The one message for the client, if nothing has to be sent before it; for when the waiter is done."""
-        return self.queue.take_only()
-
-    def leave(self) -> None:
-        """The client, or the replica that forwarded the retry, has closed its connection."""
-        self.queue.waits_no_more()
-        self.driver.leave(self.queue.leg)
-
-    def promote(self) -> Driver:
-        """The exchange of the call."""
-        return self.driver
-
-
-class Forwarded:
-    """A further leg of a call that another replica holds; it waits without a task for one whole message."""
-
-    __slots__ = ("_peers", "_retry", "exchange", "waiter")
-
-    final: FinalMessage | None = None
-
-    def __init__(self, retry: Round | UnreadRetry, exchange: PeerExchange, peers: PeerClient) -> None:
-        self.exchange = self.waiter = exchange
-        """Done when the whole reply has come, or something else, or nothing for a while."""
-        self._retry = retry
-        self._peers = peers
-        retry.live.deadlines.hop.arm(exchange, exchange.settle)
-
-    def take(self) -> FinalMessage | None:
-        """The one message for the client; None if a task has to wait for more, or for anything else."""
-        self._retry.live.deadlines.hop.disarm(self.exchange)
-        found = self._peers.message(self.exchange)
-        if found is None:
-            return None
-        self._retry.continued(Step.FORWARDED)
-        return FinalMessage(found[0], ending=found[1])
-
-    def leave(self) -> None:
-        """The client has closed its connection."""
-        self._retry.live.deadlines.hop.disarm(self.exchange)
-        self._peers.give_up(self.exchange)
-
-
-Begun = PlainCall | Retry | Forwarded
-"""A round that waits without a task."""
 
 
 class Legs:

@@ -1,7 +1,7 @@
 """One round: a checked request on its way to its one reply."""
 
 from collections.abc import Awaitable
-from typing import Final, cast
+from typing import Final
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall
@@ -22,8 +22,6 @@ from gateway.sessions.call import PoolKey
 from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
-NO_REPLY: Final = cast("ReplyWriter", None)
-"""The reply of a round that no task serves."""
 LEFT: Final = Ending(Outcome.CANCELLED)
 """How a round ends whose client left."""
 _TRACE_CONTEXT: Final = ("traceparent", "tracestate")
@@ -110,8 +108,9 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
 ) -> Round:
     """Make a round of a checked request."""
     headers = _upstream_headers(incoming, request, live, caller)
-    names = live.route.pooled_headers
-    forwarded = tuple([(name, headers[name]) for name in names if name in headers]) if names else ()
+    forwarded: tuple[tuple[str, str], ...] = ()
+    if live.route.forward_headers:
+        forwarded = tuple([(name, headers[name]) for name in live.route.pooled_headers if name in headers])
     key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
     return Round(
         live,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -65,10 +65,8 @@ class Incoming(msgspec.Struct, eq=False):
     """The values of `headers`, if these are known from an earlier request."""
     caller: Caller | None = None
     """Set once the caller is authenticated."""
-    sent: "Any" = None
-    """What went to another replica before the task of this request began."""
-    unsealed: Envelope | None = None
-    """What the state in the body says, if it was opened before the body was read."""
+    state: Envelope | None = None
+    """What the state in the body says, if all of it was checked before the round began."""
     opened: ParsedBody | None = None
     """The outcome of `parsed`."""
     unreadable: DownstreamError | None = None
@@ -106,7 +104,7 @@ class Incoming(msgspec.Struct, eq=False):
 
     def with_body(self, body: bytes) -> "Incoming":
         """The same request with another body, which is not parsed yet."""
-        return msgspec.structs.replace(self, body=body, unsealed=None, opened=None, unreadable=None, checked=None)
+        return msgspec.structs.replace(self, body=body, state=None, opened=None, unreadable=None, checked=None)
 
     def keep_once(self) -> None:
         """Keep the body as it was parsed, without white space; a second copy of a large one costs too much."""

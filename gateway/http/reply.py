@@ -144,17 +144,17 @@ class HttpReply(ReplyWriter):
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
-        await self.begin(StreamResponse(headers=SSE_HEADERS))
+        self.begin(StreamResponse(headers=SSE_HEADERS))
         self.started = True
 
     def takes_whole(self, status: int) -> bool:
         """Whether a reply of this status can be written at once, with its own length."""
         return self._http.is_1_1 and self._http.method != "HEAD" and status not in BODILESS
 
-    async def begin(self, stream: StreamResponse) -> None:
+    def begin(self, stream: StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""
         self._stream = stream
-        await stream.begin(self._http)
+        stream.begin(self._http)
 
     async def write(self, data: bytes) -> None:
         """Send a part of an SSE stream."""
@@ -196,7 +196,7 @@ class _LargeResponse(StreamResponse):
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`."""
-        await self.begin(http)
+        self.begin(http)
         await _send(http, self, self._body, self._send_seconds)
         await super().finish(http)
 

@@ -160,7 +160,7 @@ class Passthrough:
     ) -> None:
         """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
         reply, turn = passage.reply, Turn()
-        await reply.begin(stream)
+        reply.begin(stream)
         try:
             while (part := await next_part(said, deadline)) is not None:
                 if first_event is None or first_event.is_done:

@@ -5,7 +5,7 @@ Sources: specification 2026-07-28 basic/transports/streamable-http (Server Valid
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import HeaderMismatch
@@ -39,6 +39,9 @@ class KnownValues(dict[str, Sequence[str]]):
         """Whether it has neither `Authorization` nor the context of a trace."""
         self.pairs: tuple[tuple[bytes, bytes], ...] | None = None
         """All headers as they were sent, once they were forwarded."""
+        self.caller: Any = None
+        """Who sends such a request, as long as `judge` stays the same."""
+        self.judge: object = None
 
     def __missing__(self, name: str) -> Sequence[str]:
         values = self[name] = self._headers(name)

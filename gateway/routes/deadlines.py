@@ -1,16 +1,9 @@
 """The deadlines that all exchanges of a route share, by the lengths that its configuration gives them."""
 
-from typing import Final
-
 from gateway.config import Config
 from gateway.exchange.commands import Timer
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
-
-_HOP_PART: Final = 0.1
-"""The part of `timeouts.peer_accept_seconds` for which a forwarded retry waits without a task."""
-_HOP_SECONDS: Final = 1.0
-"""It never waits longer: the other replica must hear that its request was accepted, and may be less patient."""
 
 
 def wait_seconds(config: Config) -> float:
@@ -26,14 +19,12 @@ class Deadlines:
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, answer, silence, leg, ttl, linger, cold, hop = lengths(config)
+        self.lengths = idle, answer, silence, leg, ttl, linger, cold = lengths(config)
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.answer = CoarseTimer(answer, tasks, "answer")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
         self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
-        self.hop = CoarseTimer(hop, tasks, "forwarded retry")
-        """When a forwarded retry that waits without a task gets one, on both of its replicas."""
         self.shared = {
             Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
             Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),
@@ -54,5 +45,4 @@ def lengths(config: Config) -> tuple[float, ...]:
         wait_seconds(config),
         config.hold.linger_seconds,
         config.hold.cold_seconds,
-        min(_HOP_PART * timeouts.peer_accept_seconds, _HOP_SECONDS),
     )

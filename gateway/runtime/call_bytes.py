@@ -19,11 +19,11 @@ class Weight:
 
     __slots__ = ("_calls", "_principal", "bytes")
 
-    def __init__(self, calls: "CallBytes", principal: bytes) -> None:
+    def __init__(self, calls: "CallBytes", principal: bytes, count: int) -> None:
         self._calls: CallBytes | None = calls
         """None after the release."""
         self._principal = principal
-        self.bytes = 0
+        self.bytes = count
 
     def change(self, count: int) -> None:
         """Weigh `count` bytes from now on. It is never refused, and does nothing after the release."""
@@ -33,8 +33,10 @@ class Weight:
 
     def release(self) -> None:
         """Weigh nothing any more; a second call does nothing."""
-        self.change(0)
-        self._calls = None
+        calls, self._calls = self._calls, None
+        if calls is not None and self.bytes:
+            calls.add(self._principal, -self.bytes)
+            self.bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -73,9 +75,9 @@ class CallBytes:
         """
         if count and not is_continued:
             self._check(principal, count)
-        weight = Weight(self, principal)
-        weight.change(count)
-        return weight
+        if count:
+            self.add(principal, count)
+        return Weight(self, principal, count)
 
     def _check(self, principal: bytes, count: int) -> None:
         share, limit = self._share.value, self._limit.value

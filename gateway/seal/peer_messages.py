@@ -192,12 +192,6 @@ class Frames:
             frames.append(self._open(sealed))
         return frames
 
-    def only(self, data: bytes) -> Frame | None:
-        """The first frame of the reply, if `data` is this frame and nothing else; raises InvalidState as `feed`."""
-        if int.from_bytes(data[:_LENGTH_BYTES]) != len(data) - _LENGTH_BYTES:
-            return None
-        return self._open(data[_LENGTH_BYTES:])
-
     def _open(self, sealed: bytes) -> Frame:
         frame: Frame = decode_content(_decode_frame, self._keyring.open_bytes(sealed, self._place()))
         return frame

@@ -241,25 +241,6 @@ def check(envelope: Envelope, binding: Binding, now: float, digest: Digest) -> N
         raise StateFromFuture(envelope.owner)
 
 
-def seems_of(  # noqa: PLR0913  (what a request tells without its params)
-    envelope: Envelope,
-    route: str,
-    method: str,
-    principal: bytes,
-    names: tuple[str, ...],
-    now: float,
-    digest: Digest,
-) -> bool:
-    """Whether an envelope belongs to a request whose target and arguments are not known yet; `check` has to follow."""
-    sealed = envelope.binding
-    return (
-        hmac.compare_digest(sealed.principal, principal)
-        and (sealed.route, sealed.method) == (route, method)
-        and _has_its_headers(sealed, names, digest)
-        and envelope.issued <= now + SKEW_SECONDS
-    )
-
-
 def _has_its_headers(sealed: Binding, names: tuple[str, ...] | None, digest: Digest) -> bool:
     if sealed.names is None:
         return names == ()  # it was not bound to headers, so it opens only if no headers are to be bound

@@ -30,7 +30,8 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.server.connection import Direct, Handler
+from gateway.http.server.connection import Handler
+from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -183,10 +184,7 @@ class Gateway:
         self.assemble(tls)
         await self._open_peer_listener()
         await self.members.discovery.begin()
-        direct = Direct(self.downstream.begin)
-        self.listen = await self._open(
-            self.downstream.handle, config.listen, shared=True, tls=tls.listener, direct=direct
-        )
+        self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
         self._client_listener = self._listeners[-1]
         await self._open_admin()
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
@@ -246,17 +244,14 @@ class Gateway:
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
-        serve, begin = self.downstream.handle_hop, self.downstream.begin_hop
-        tell = self._cluster_view.tell
-        listener = PeerListener(self._in_force, self._peer_sealer, serve, begin, self._witness, tell, self._traffic)
+        serve, tell = self.downstream.handle_hop, self._cluster_view.tell
+        listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
-            direct = Direct(listener.begin, PeerHeads())
-            _ = await self._open(listener.handle, self.config.replica.listen, shared=True, direct=direct)
+            _ = await self._open(listener.handle, self.config.replica.listen, shared=True, heads=PeerHeads())
         if self._worker is not None:
-            direct = Direct(partial(listener.begin, is_local=True), PeerHeads())
             address = self._worker.socket("peer")
-            _ = await self._open(partial(listener.handle, is_local=True), address, direct=direct)
+            _ = await self._open(partial(listener.handle, is_local=True), address, heads=PeerHeads())
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
@@ -296,11 +291,11 @@ class Gateway:
         *,
         shared: bool = False,
         tls: ssl.SSLContext | None = None,
-        direct: Direct | None = None,
+        heads: KnownHeads | None = None,
     ) -> str:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
-        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, direct=direct)
+        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, heads=heads)
         self._listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
         try:
             return await listener.start()

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.protocol import mcp
 from tests.cluster.test_witness import telling
-from tests.downstream.test_fast_path_request import reply, request
+from tests.downstream.test_known_heads import reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FakeUpstream

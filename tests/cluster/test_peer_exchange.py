@@ -1,27 +1,17 @@
-"""Retries that are forwarded without a task, and what makes them need one."""
+"""Retries that one client sends over one connection, and that are forwarded to the owner of their call."""
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from gateway.cluster.peer_exchange import PeerExchange
-from gateway.http_client.errors import NoReply
-from gateway.http_client.reply_head import ReplyHead
-from gateway.routes import deadlines
-from gateway.seal import peer_messages as messages
-from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Frames, PeerRequest, Whole
-from gateway.telemetry import COMPLETE
 from tests.cluster.test_reply_relay import BROKEN
-from tests.downstream.test_fast_path_request import direct, reply, request
+from tests.downstream.test_known_heads import reply, request
 from tests.parts.launch import free_port
-from tests.support.fake_peer import KEY, Asked, FakePeer
+from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
@@ -32,6 +22,7 @@ from tests.support.replicas import (
     asked_peers,
     dies_at_once,
     in_time,
+    operations,
     orphan,
     retry_params,
     sample,
@@ -40,13 +31,6 @@ from tests.support.replicas import (
 from tests.support.workbench import ACCEPT, Stand, eventually
 
 RESULT = b'{"jsonrpc":"2.0","id":"c2","result":{"resultType":"complete","content":[]}}'
-
-
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task takes over because a reply takes long."""
-    monkeypatch.setattr(deadlines, "_HOP_PART", 1000.0)
-    monkeypatch.setattr(deadlines, "_HOP_SECONDS", 1000.0)
 
 
 class Owner:
@@ -67,7 +51,7 @@ class Owner:
 async def forwarding(
     upstream: FakeUpstream, cluster: Cluster
 ) -> AsyncIterator[tuple[Stand, Owner, FakePeer, RawConnection, bytes]]:
-    """A replica that has forwarded three retries, so that it forwards the next one without a task."""
+    """A replica that has forwarded three retries, so that it knows the head of the next one."""
     owner = Owner()
     peer = await cluster.fake(FakePeer(owner))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
@@ -81,59 +65,22 @@ async def forwarding(
         yield one, owner, peer, raw, sent
 
 
-async def forward(upstream: FakeUpstream, one: Stand, two: Stand, look: Callable[[], bool]) -> int:
-    """Have `two` forward retries to `one` until `look` finds a waiting one as it should be; return their number."""
-    async with raw_connection(two) as raw:
-        for number in itertools.count(1):
-            gate = Gate(upstream)
-            asked = await one.client().call()
-            await raw.send(request(two, body=two.client().build("tools/call", retry_params(asked))[1]))
-            await in_time(gate.answered.wait())
-            is_found = look()
-            gate.go.set()
-            assert json.loads((await reply(raw))[1])["result"]["content"][0]["text"] == "done"
-            if is_found:  # a head is known once it came twice, and the length in it may differ
-                break
-            assert number < 20, "each retry takes a task"
-    return number
-
-
-@pytest.mark.usefixtures("_patient")
-async def test_a_forwarded_retry_needs_no_task_on_either_side(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_both_replicas_count_a_forwarded_retry_while_it_waits(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two = await cluster.begin("gw-1", "gw-2")
-
-    def look() -> bool:
+    gate = Gate(upstream)
+    asked = await one.client().call()
+    async with raw_connection(two) as raw:
+        await raw.send(request(two, body=two.client().build("tools/call", retry_params(asked))[1]))
+        await in_time(gate.answered.wait())
         assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, {})
-        return (direct(two), len(one.gateway.downstream._hops)) == (1, 1)
-
-    number = await forward(upstream, one, two, look)
-    assert steps(two) == {"forwarded": number}
-    assert steps(one) == {"held": number}
-    assert asked_peers(two) == {"served": number}
-
-
-async def test_a_task_waits_for_a_reply_that_takes_long(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await go.wait()
-        await asked.whole(RESULT)
-
-    go = asyncio.Event()
-    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        owner.script = script
-        await raw.send(sent)
-        await eventually(lambda: direct(one) == 1)
-        await eventually(lambda: direct(one) == 0, "a task has taken over")
-        go.set()
-        assert (await reply(raw))[1] == RESULT
-    assert len(peer.asked) == 4, "the request was sent once"
-    assert asked_peers(one) == {"served": 4}
+        assert (one.gateway.downstream.in_flight, len(one.gateway.downstream.relayed)) == (1, 1)
+        gate.go.set()
+        assert json.loads((await reply(raw))[1])["result"]["content"][0]["text"] == "done"
+    assert (steps(one), steps(two)) == ({"held": 1}, {"forwarded": 1})
+    assert asked_peers(two) == {"served": 1}
 
 
-@pytest.mark.usefixtures("_patient")
-async def test_a_task_that_the_next_request_makes_gets_a_reply_that_is_read_whole(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
+async def test_a_reply_that_takes_long_is_waited_for(upstream: FakeUpstream, cluster: Cluster) -> None:
     async def script(asked: Asked) -> None:
         await asked.take()
         taken.set()
@@ -145,9 +92,28 @@ async def test_a_task_that_the_next_request_makes_gets_a_reply_that_is_read_whol
         owner.script = script
         await raw.send(sent)
         await in_time(taken.wait())
-        assert direct(one) == 1
+        await asyncio.sleep(0.2)  # the time under test
+        go.set()
+        assert (await reply(raw))[1] == RESULT
+    assert len(peer.asked) == 4, "the request was sent once"
+    assert asked_peers(one) == {"served": 4}
+
+
+async def test_a_retry_that_is_sent_ahead_waits_for_the_one_before(upstream: FakeUpstream, cluster: Cluster) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        taken.set()
+        await go.wait()
+        await asked.whole(RESULT)
+
+    taken, go = asyncio.Event(), asyncio.Event()
+    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
+        owner.script = script
         await raw.send(sent)
-        await eventually(lambda: direct(one) == 0, "a task has taken over")
+        await in_time(taken.wait())
+        await raw.send(sent)
+        await eventually(lambda: one.gateway._traffic.bodies.budget.used, "the second one is here")
+        assert (one.gateway.downstream.in_flight, len(peer.asked)) == (1, 4)
         go.set()
         for _ in range(2):
             assert (await reply(raw))[1] == RESULT
@@ -155,7 +121,7 @@ async def test_a_task_that_the_next_request_makes_gets_a_reply_that_is_read_whol
     assert asked_peers(one) == {"served": 5}
 
 
-async def test_a_reply_with_a_status_of_its_own_takes_a_task(upstream: FakeUpstream, cluster: Cluster) -> None:
+async def test_a_reply_with_a_status_of_its_own_keeps_it(upstream: FakeUpstream, cluster: Cluster) -> None:
     async def script(asked: Asked) -> None:
         await asked.take()
         await asked.whole(b'{"error":1}', 429)
@@ -166,20 +132,6 @@ async def test_a_reply_with_a_status_of_its_own_takes_a_task(upstream: FakeUpstr
         head, body = await reply(raw)
         assert (head.split(b" ")[1], body) == (b"429", b'{"error":1}')
     assert (len(peer.asked), asked_peers(one)) == (4, {"served": 4})
-
-
-@pytest.mark.parametrize(("size", "is_taken"), [(65_000, True), (66_000, False)])
-async def test_a_large_reply_is_left_to_the_task_that_writes_it(size: int, *, is_taken: bool) -> None:
-    """A replica of another version may send more in one frame; what was taken would not be there a second time."""
-    ring, nonce, body = Keyring((KEY,), "peer"), messages.nonce(), b"x" * size
-    peer_request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
-    exchange = PeerExchange(Mock(), "gw-2:1", peer_request, lambda: Frames(ring, nonce, 1 << 24), 0)
-    sealed = Frames(ring, nonce, 1 << 24).seal(Whole(200, (), body, "complete"))
-    exchange.on_head(ReplyHead(200, "1.1", []))
-    exchange.on_body(sealed)
-    exchange.on_end()
-    assert exchange.message() == ((body, COMPLETE) if is_taken else None)
-    assert exchange.whole_at_most(1 << 20) == (b"" if is_taken else sealed)
 
 
 @pytest.mark.parametrize("script", BROKEN)
@@ -223,7 +175,6 @@ async def test_an_owner_that_falls_silent_gets_nothing_to_run(upstream: FakeUpst
     assert len(peer.kinds) == 3
 
 
-@pytest.mark.usefixtures("_patient")
 async def test_a_client_that_leaves_ends_the_request_to_the_owner(upstream: FakeUpstream, cluster: Cluster) -> None:
     async def script(asked: Asked) -> None:
         await asked.take()
@@ -236,7 +187,7 @@ async def test_a_client_that_leaves_ends_the_request_to_the_owner(upstream: Fake
         owner.script = script
         await raw.send(sent)
         await in_time(taken.wait())
-        assert direct(one) == 1
+        assert one.gateway.downstream.in_flight == 1
     await in_time(left.wait())
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
     assert asked_peers(one) == {"served": 3, "broke": 1}
@@ -307,25 +258,48 @@ async def test_a_call_that_was_taken_over_refuses_other_arguments_here(
     assert asked_peers(one) == {"dead": 1}
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-async def test_a_reply_that_was_read_whole_calls_back_at_its_end(*, is_read: bool) -> None:
-    """A task waits for the rest of others, so it takes over when their head comes."""
-    pending = Mock(is_read=is_read)
-    exchange = PeerExchange(Mock(return_value=pending), "gw-2:1", Mock(), Mock(), 0)
-    done = Mock()
-    exchange.add_done_callback(done)
-    exchange.on_head(ReplyHead(200, "1.1", []))
-    exchange.on_body(b"x")
-    assert done.call_count == (not is_read)
-    exchange.on_end()
-    exchange.settle()
-    done.assert_called_once_with(exchange)
+BOUND = {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key"]}
 
 
-async def test_a_request_that_fails_calls_back() -> None:
-    exchange = PeerExchange(Mock(return_value=Mock(is_read=False)), "gw-2:1", Mock(), Mock(), 0)
-    done = Mock()
-    exchange.add_done_callback(done)
-    exchange.on_failed(NoReply(reused=True))
-    done.assert_called_once_with(exchange)
-    assert exchange.message() is None
+@pytest.mark.parametrize(
+    ("route", "first", "second", "reason"),
+    [
+        ({}, ("Authorization: Bearer a",), ("Authorization: Bearer b",), "other_principal"),
+        (BOUND, ("x-api-key: a",), ("x-api-key: b",), "other_headers"),
+        (BOUND, ("x-api-key: a",), (), "other_headers"),
+    ],
+)
+async def test_the_retry_of_another_caller_is_not_forwarded(
+    upstream: FakeUpstream,
+    cluster: Cluster,
+    route: dict[str, Any],
+    first: tuple[str, ...],
+    second: tuple[str, ...],
+    reason: str,
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", route=route)
+    upstream.tool(ask)
+    asked = await one.client(headers=dict(line.split(": ") for line in first)).call()
+    body = two.client().build("tools/call", retry_params(asked))[1]
+    async with raw_connection(two) as raw:
+        for number in (1, 2, 3, 4):
+            await raw.send(request(two, *second, body=body))
+            assert b" 400 " in (await reply(raw))[0]
+            assert sample(two, "mcp_gateway_state_rejected_total", reason=reason) == number
+        assert asked_peers(two) == {}
+        for _ in range(4):
+            await raw.send(request(two, *first, body=body))
+            assert b" 200 OK" in (await reply(raw))[0]
+    assert asked_peers(two) == {"served": 4}
+    assert len(upstream.of("answer")) == 1
+
+
+async def test_a_retry_of_a_dead_owner_is_counted_once(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}"}, **TWICE)
+    upstream.tool(ask)
+    async with raw_connection(one) as raw:
+        for number in (1, 2, 3, 4):
+            asked = await orphan(one, "gw-2", "gw-1")
+            await raw.send(request(one, body=one.client().build("tools/call", retry_params(asked))[1]))
+            assert b" 200 " in (await reply(raw))[0]
+            assert operations(one, "complete") == number

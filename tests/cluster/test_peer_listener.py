@@ -9,16 +9,19 @@ from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
+from yarl import URL
 
 from gateway.cluster import peer_listener
+from gateway.cluster.peer_listener import PeerReply
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
 from gateway.http.server import connection as connections
+from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
 from gateway.protocol import mcp
-from gateway.routes import deadlines
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
+from gateway.telemetry import COMPLETE
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -182,7 +185,7 @@ async def test_a_peer_request_with_a_wrong_path_or_body_gets_the_errors_of_a_cli
     assert upstream.seen == []
 
 
-# -- requests that need no task -------------------------------------------------------------------------------------
+# -- retries whose reply comes at once, or not ------------------------------------------------------------------------
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 RING = Keyring((KEY,), "peer")
@@ -223,17 +226,11 @@ async def streamed(raw: RawConnection, frames: Frames) -> list[Frame]:
     return frames.feed(data[:-2])
 
 
-def hops(stand: Stand) -> int:
-    """How many retries of other replicas no task serves."""
-    return len(stand.gateway.downstream._hops)
-
-
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task takes over while a body or a reply is waited for."""
-    monkeypatch.setattr(connections, "_CONTINUED_SECONDS", 60.0)
-    monkeypatch.setattr(deadlines, "_HOP_PART", 1000.0)
-    monkeypatch.setattr(deadlines, "_HOP_SECONDS", 1000.0)
+    """Nothing is accepted before its reply comes."""
+    monkeypatch.setattr(peer_listener, "_ACCEPT_PART", 1000.0)
+    monkeypatch.setattr(peer_listener, "_ACCEPT_SECONDS", 1000.0)
 
 
 @pytest.mark.usefixtures("_patient")
@@ -281,7 +278,7 @@ async def test_a_drain_sees_the_calls_of_such_retries(upstream: FakeUpstream, cl
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         peer_request = await hop(one, raw)
-        await eventually(lambda: hops(one) == 1, "no task serves it")
+        await in_time(gate.answered.wait())
         assert one.gateway.downstream.in_flight == 1
         assert len(one.gateway.downstream.relayed) == 1
         assert not one.gateway.downstream.running
@@ -291,25 +288,17 @@ async def test_a_drain_sees_the_calls_of_such_retries(upstream: FakeUpstream, cl
 
 
 @pytest.mark.usefixtures("_patient")
-async def test_a_body_that_is_asked_for_may_take_longer_than_one_that_follows_its_head(
+async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a busy replica would become busier: a task costs more."""
-    monkeypatch.setattr(connections, "_BODY_SECONDS", 0.0)
-    (one,) = await cluster.begin("gw-1")
-    gate = Gate(upstream)
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        peer_request = await hop(one, raw)
-        await eventually(lambda: hops(one) == 1, "no task serves it")
-        gate.go.set()
-        assert len(await whole(raw, peer_request)) == 1
+    """It is accepted when nothing can be written any more, and a moment before the connection counts as lost."""
+    replies = list[PeerReply]()
 
+    def made(*each: Any, **more: Any) -> PeerReply:
+        replies.append(PeerReply(*each, **more))
+        return replies[-1]
 
-@pytest.mark.usefixtures("_patient")
-async def test_a_replica_that_leaves_as_a_task_takes_its_retry_over_is_missed(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    """The task begins when nothing can be written any more, and a moment before the connection counts as lost."""
+    monkeypatch.setattr(peer_listener, "PeerReply", made)
     (one,) = await cluster.begin("gw-1")
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
@@ -317,27 +306,33 @@ async def test_a_replica_that_leaves_as_a_task_takes_its_retry_over_is_missed(
         await hop(one, raw, asked)
         await in_time(gate.answered.wait())
         (driver,) = one.gateway.downstream.relayed
-        connection = peer_connection(one)
-        connection.serve_by_task()
-        connection.wire.end()
+        peer_connection(one).wire.end()
+        replies[-1]._accept_late()
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
         assert driver._exchange.state is DETACHED, "the leg has ended"
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done"
 
 
-@pytest.mark.usefixtures("_patient")
-async def test_a_reply_keeps_the_keys_of_its_request(upstream: FakeUpstream, cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_reply_keeps_the_keys_of_its_request(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    monkeypatch.setattr(peer_listener, "_ACCEPT_SECONDS", 0.01 if is_late else 1000.0)
+    monkeypatch.setattr(peer_listener, "_ACCEPT_PART", 1000.0)
     (one,) = await cluster.begin("gw-1")
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         peer_request = await hop(one, raw)
         await in_time(gate.answered.wait())
+        if is_late:
+            assert b"chunked" in await raw.until(b"\r\n\r\n")
         one.gateway._peer_sealer._keyring.replace(Keyring((bytes(32), KEY), "peer"))
-        peer_connection(one).serve_by_task()
-        assert b"chunked" in await raw.until(b"\r\n\r\n")
         gate.go.set()
-        assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
+        if is_late:
+            assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
+        else:
+            assert len(await whole(raw, peer_request)) == 1
 
 
 async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -347,7 +342,7 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUp
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         peer_request = await hop(one, raw)
         assert b"chunked" in await raw.until(b"\r\n\r\n")
-        assert (hops(one), len(one.gateway.downstream.relayed)) == (0, 1)
+        assert len(one.gateway.downstream.relayed) == 1
         gate.go.set()
         frames = Frames(RING, peer_request.nonce, 1 << 24)
         head, _, end = await streamed(raw, frames)
@@ -399,8 +394,7 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         asked = await one.client().call()
         await hop(one, raw, asked)
-        await eventually(lambda: hops(one) == 1)
-        await gate.answered.wait()
+        await in_time(gate.answered.wait())
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
     assert not one.gateway.downstream.relayed
     (driver,) = one.gateway.lot
@@ -419,7 +413,7 @@ async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpst
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         await ask_to_send(raw, body)
         await raw.send(body[:20])
-        await eventually(lambda: not peer_connection(one)._held)
+        await asyncio.sleep(0.01)  # a packet of its own
         await raw.send(body[20:])
         assert b"chunked" in await raw.until(b"\r\n\r\n"), "there is no second 100"
         assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
@@ -440,7 +434,7 @@ async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadlin
         out = Mock(write=lambda _: connection.pause_writing(), **{"is_closing.return_value": False})
         connection.wire._out = out
         connection.data_received(head_of(b"x" * 100))
-        assert connection.wire.unread._stall_timer is not None
+        await eventually(lambda: connection.wire.unread._stall_timer)
 
 
 @pytest.mark.parametrize("sends_ahead", [False, True])
@@ -461,6 +455,7 @@ async def test_a_request_in_the_form_of_another_version_is_served(
     if sends_ahead:
         async with raw_connection(one, cluster.peers["gw-1"]) as raw:
             await raw.send(head_of(body) + body)
+            assert await raw.until(b"\r\n\r\n") == CONTINUE, "it asked for that"
             assert b"chunked" in await raw.until(b"\r\n\r\n")
             frames = await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24))
     else:
@@ -485,6 +480,35 @@ async def test_a_request_that_came_whole_is_refused_like_any_other(
         assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
     assert refused(one) == {"replayed" if replay else "forged": 1}
     assert upstream.seen == []
+
+
+async def test_a_whole_reply_is_not_accepted_once_more() -> None:
+    """The time to accept its request may end before the reply is written."""
+    wire = Mock()
+    http = HttpRequest(ReceivedHead("POST", "/peer", NO_HEADERS, URL("/peer")), RequestBody(), wire)
+    reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), 1, accept_seconds=60)
+    whole_reply = await reply.only(b"{}", 200, {}, COMPLETE)
+    reply._accept_late()
+    reply.stop_timer()
+    assert await reply.close() is whole_reply
+    wire.write.assert_not_called()
+
+
+async def test_a_refused_retry_gets_a_whole_reply_too(upstream: FakeUpstream, cluster: Cluster) -> None:
+    (one,) = await cluster.begin("gw-1")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    headers, body = one.client().build("tools/call", retry_params(asked) | {"arguments": {"count": 2}})
+    raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
+    peer_request = replace(peer_request_for("gw-1"), headers=raw_headers, body=body, takes_whole=True)
+    sent = PeerSealer(InForce(RING)).seal(peer_request)
+    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
+        await ask_to_send(raw, sent)
+        await raw.send(sent)
+        (frame,) = await whole(raw, peer_request)
+    assert isinstance(frame, Whole)
+    assert (frame.status, frame.outcome) == (400, "rejected")
+    assert (await one.client().answer(asked)).text
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(4000, True), (5000, False)])

@@ -1,4 +1,4 @@
-"""The rounds of a call that asks, while no task serves them."""
+"""The rounds of a call that asks, while their clients wait."""
 
 import asyncio
 import json
@@ -10,7 +10,8 @@ import pytest
 
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from tests.downstream.test_fast_path_request import direct, known, reply, request
+from gateway.seal.request_state import Sealer
+from tests.downstream.test_known_heads import known, reply, request
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import Gate
@@ -33,38 +34,13 @@ def retry(stand: Stand, params: dict[str, Any]) -> bytes:
 
 @asynccontextmanager
 async def answered(stand: Stand, upstream: FakeUpstream) -> AsyncIterator[tuple[RawConnection, dict[str, Any], Gate]]:
-    """A held call whose answer has been sent upstream by a retry that needs no task.
-
-    A head is known once it came twice, and the length in it may differ from call to call.
-    """
+    """A held call whose answer has been sent upstream by a retry."""
+    gate = Gate(upstream)
     async with raw_connection(stand) as raw:
-        for _ in range(20):
-            gate = Gate(upstream)
-            params = await parked(stand, raw)
-            await raw.send(retry(stand, params))
-            await asyncio.wait_for(gate.answered.wait(), 5)
-            if direct(stand):
-                yield raw, params, gate
-                return
-            gate.go.set()
-            _ = await reply(raw)
-    pytest.fail("each retry takes a task")
-
-
-async def test_both_rounds_of_a_call_that_asks_need_no_task(
-    upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with answered(stand, upstream) as (raw, _, gate):
-        downstream, tasks = stand.gateway.downstream, list[object]()
-        serve = downstream._serve_client
-        monkeypatch.setattr(downstream, "_serve_client", lambda *each: tasks.append(each) or serve(*each))
-        gate.go.set()
-        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
         params = await parked(stand, raw)
         await raw.send(retry(stand, params))
-        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
-    assert len(tasks) <= 2, "a state of another length makes another head"
-    assert (stand.held, direct(stand)) == (0, 0)
+        await asyncio.wait_for(gate.answered.wait(), 5)
+        yield raw, params, gate
 
 
 async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream: FakeUpstream, begin: Start) -> None:
@@ -72,7 +48,7 @@ async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream
     async with answered(stand, upstream) as (_, params, gate):
         (driver,) = [each for each in stand.gateway.lot if each._exchange.state is State.RUNNING]
     await eventually(lambda: driver._exchange.state is State.DETACHED)
-    assert direct(stand) == 0
+    assert stand.gateway.downstream.in_flight == 0
     gate.go.set()
     async with raw_connection(stand) as raw:
         await raw.send(retry(stand, params))
@@ -83,14 +59,16 @@ async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream
 async def test_two_retries_at_once_share_one_answer_and_one_result(upstream: FakeUpstream, stand: Stand) -> None:
     async with answered(stand, upstream) as (raw, params, gate), raw_connection(stand) as other:
         await other.send(retry(stand, params))
-        await eventually(lambda: direct(stand) == 2)
+        await eventually(lambda: stand.gateway.downstream.in_flight == 2)
         gate.go.set()
         for each in (raw, other):
             assert json.loads((await reply(each))[1])["result"]["content"] == text("done")["content"]
     assert len(upstream.of("answer")) == len(upstream.of("tools/call"))
 
 
-async def test_a_notification_before_the_result_of_a_retry_takes_a_task(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_a_notification_before_the_result_of_a_retry_makes_a_stream(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
     go = asyncio.Event()
 
     async def tool(turn: Turn) -> None:
@@ -109,7 +87,6 @@ async def test_a_notification_before_the_result_of_a_retry_takes_a_task(upstream
             if not go.is_set():
                 assert b"event-stream" in await raw.until(b"\r\n\r\n")
                 assert b"notifications/progress" in await raw.until(b"\n\n")
-                assert direct(stand) == 0
                 go.set()
                 assert b"done" in await raw.until(b"0\r\n\r\n")
         assert b"done" in (await reply(raw))[1], "the kept result needs no notification"
@@ -125,7 +102,7 @@ async def test_a_retry_that_is_refused_leaves_the_call_as_it_was(upstream: FakeU
             head, body = await reply(raw)
             assert b" 400 " in head
             assert json.loads(body)["error"]["code"] == -32602
-        assert (stand.held, direct(stand)) == (1, 0)
+        assert stand.held == 1
         await raw.send(retry(stand, params))
         await gate.answered.wait()
         gate.go.set()
@@ -137,13 +114,11 @@ async def test_a_retry_gets_a_keep_alive_while_it_waits(upstream: FakeUpstream, 
     stand = await begin(timeouts={"keepalive_seconds": 0.1})
     async with answered(stand, upstream) as (raw, _, gate):
         assert b":\n\n" in await raw.until(b":\n\n")
-        assert direct(stand) == 0, "a task writes the stream"
         gate.go.set()
         assert b"done" in await raw.until(b"0\r\n\r\n")
 
 
-async def test_a_drain_ends_the_legs_that_no_task_serves(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin()
+async def test_a_drain_sees_the_leg_of_a_retry(upstream: FakeUpstream, stand: Stand) -> None:
     async with answered(stand, upstream) as (raw, _, gate):
         (driver,) = stand.gateway.downstream.running
         assert driver._exchange.state is State.RUNNING
@@ -170,7 +145,26 @@ async def test_a_client_that_leaves_while_questions_gather_cancels_its_call(
         asks.set()
         await raw.send(request(stand))
         await eventually(lambda: any(each._exchange.questions for each in stand.gateway.downstream.running))
-        assert (direct(stand), len(silence)) == (1, 1)
+        assert (stand.gateway.downstream.in_flight, len(silence)) == (1, 1)
     await upstream.saw(mcp.CANCELLED)
-    await eventually(lambda: direct(stand) == 0)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     assert len(silence) == 0, "nobody waits for a keep-alive"
+
+
+async def test_the_state_of_a_retry_is_opened_once(
+    upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unseal, states = Sealer.unseal, list[str]()
+
+    def spy(self: Sealer, state: str, now: float) -> Any:
+        states.append(state)
+        return unseal(self, state, now)
+
+    monkeypatch.setattr(Sealer, "unseal", spy)
+    async with answered(stand, upstream) as (raw, params, gate):
+        gate.go.set()
+        for _ in range(3):  # the repeated ones get the kept result
+            assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+            await raw.send(retry(stand, params))
+        _ = await reply(raw)
+    assert states == [params["requestState"]] * 4

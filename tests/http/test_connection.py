@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from gateway.config import InForce, Limits, Timeouts
+from gateway.http.server.connection import Connection, Service
+from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest, RequestBody
 from gateway.http.server.response import WholeResponse
@@ -185,3 +188,17 @@ async def test_a_body_in_tiny_chunks_that_nobody_wants_lets_others_run(
             await raw.send(head + TINY_CHUNKS * 8 + b"0\r\n\r\n")
             await raw.until(b"\r\n\r\nok")
             await eventually(lambda: len(turns.noted) > len(TINY_CHUNKS) * 8 // 6 // 4096 // 2)
+
+
+async def test_a_client_that_does_not_read_that_its_request_failed_is_cut_off() -> None:
+    async def fail(_: HttpRequest) -> WholeResponse:
+        raise ZeroDivisionError
+
+    traffic = Traffic(InForce(Limits()), InForce(Timeouts()), Metrics("0"))
+    connection = Connection(Service(fail, traffic, KnownHeads()))
+    known = {"is_closing.return_value": False, "get_write_buffer_size.return_value": 1}
+    out = Mock(write=lambda _: connection.pause_writing(), **known)
+    connection.connection_made(out)
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await eventually(lambda: connection.wire.unread._stall_timer)
+    connection.connection_lost(None)

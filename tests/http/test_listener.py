@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.server import listener as listener_file
-from gateway.http.server.connection import Connection, Direct, Service
+from gateway.http.server.connection import Connection, Service
 from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
@@ -77,7 +77,7 @@ async def test_a_refused_connection_is_closed_on_uvloop_too(*, is_closed: bool) 
 
     transport = Transport()
     traffic = Traffic(InForce(Limits(connections=int(is_closed))), InForce(Timeouts()), Metrics("0"))
-    service = Service(AsyncMock(), traffic)
+    service = Service(AsyncMock(), traffic, KnownHeads())
     service.is_closed = is_closed
     connection = Connection(service)
     connection.connection_made(transport)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ class FakeHeads(KnownHeads):
 async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_file, "FORGET_SECONDS", 0.01)
     heads = FakeHeads()
-    listener = Listener(AsyncMock(), "127.0.0.1:0", Mock(), direct=Direct(None, heads))
+    listener = Listener(AsyncMock(), "127.0.0.1:0", Mock(), heads=heads)
     _ = await listener.start()
     await eventually(lambda: heads.times > 2)
     assert listener._forgetting is not None

@@ -7,7 +7,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.http.server.request import HttpRequest, ReceivedHead, RequestBody
-from gateway.http.server.response import JsonResponse, StreamResponse, TextResponse, WholeResponse, json_response
+from gateway.http.server.response import JsonResponse, StreamResponse, TextResponse, WholeResponse
 
 
 class FakeWire:
@@ -43,12 +43,14 @@ def lines(reply: bytes) -> tuple[str, set[str], bytes]:
     return first, {line for line in rest if not line.startswith("Date: ")}, body
 
 
-@pytest.mark.parametrize("close", ["", "Connection: close\r\n"])
-def test_a_json_response_has_its_length_its_type_and_its_id(close: str) -> None:
-    first, headers, body = lines(json_response(b"{}", "id-1", close))
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_json_response_has_its_length_its_type_and_its_id(*, closes: bool) -> None:
+    http, wire = request()
+    wire.is_last = closes
+    first, headers, body = lines(JsonResponse(b"{}").encoded(http))
     assert (first, body) == ("HTTP/1.1 200 OK", b"{}")
     own = {"Content-Length: 2", "Content-Type: application/json", "X-Request-Id: id-1"}
-    assert headers == own | ({"Connection: close"} if close else set())
+    assert headers == own | ({"Connection: close"} if closes else set())
 
 
 @pytest.mark.parametrize("response", [JsonResponse(b"{}"), TextResponse("{}"), WholeResponse(b"{}")])
@@ -73,7 +75,9 @@ def test_what_both_sides_expect_is_not_announced(*, is_1_1: bool, keeps: bool) -
 async def test_a_whole_response_waits_for_its_client() -> None:
     http, wire = request()
     await JsonResponse(b"{}").finish(http)
-    assert wire.written.endswith(b"\r\n\r\n{}")
+    assert (wire.written.endswith(b"\r\n\r\n{}"), wire.waits) == (True, 0)
+    wire.is_behind = True
+    await JsonResponse(b"{}").finish(http)
     assert wire.waits == 1
 
 
@@ -116,7 +120,7 @@ def test_a_head_request_gets_the_length_of_what_it_does_not_get() -> None:
 
 async def streamed(http: HttpRequest, wire: FakeWire, **headers: str) -> bytes:
     response = StreamResponse(headers={name.replace("_", "-"): value for name, value in headers.items()})
-    await response.begin(http)
+    response.begin(http)
     await response.write(b"one", 1)
     await response.write(b"", 1)
     await response.write(memoryview(b"two"), 1)
@@ -152,7 +156,7 @@ async def test_a_head_request_gets_no_part_of_a_stream() -> None:
 async def test_a_client_that_never_reads_is_cut_off() -> None:
     http, wire = request()
     response = StreamResponse()
-    await response.begin(http)
+    response.begin(http)
     aborted: list[bool] = []
 
     async def never() -> None:

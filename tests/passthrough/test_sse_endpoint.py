@@ -170,7 +170,7 @@ async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged(
     async def send(data: bytes) -> None:
         sent.extend(data)
 
-    passage: Any = Mock(reply=Mock(begin=AsyncMock(), end=AsyncMock(), send=send))
+    passage: Any = Mock(reply=Mock(end=AsyncMock(), send=send))
     stream = Mock()
     said: Any = Source(comments + EVENT + b"data: behind\n\n", b"data: more\n\n")
     assert await work_gives_way(Passthrough._stream(Mock(), passage, said, stream, None, first_event(rewriter)))

@@ -32,7 +32,6 @@ from gateway.seal.request_state import (
     bind,
     digest_answers,
     pack_record,
-    seems_of,
     unpack_record,
 )
 from gateway.telemetry.metrics.labels import STATE_REASONS
@@ -186,40 +185,6 @@ def test_a_state_from_the_future_can_be_sent_again() -> None:
 def test_only_the_request_of_a_state_learns_that_it_is_from_the_future() -> None:
     state = sealer().seal(ENVELOPE)
     assert reason(state, bound("/mcp", request(), b"q" * 32), NOW - SKEW_SECONDS - 1) == "other_principal"
-
-
-def test_a_request_whose_params_are_unknown_seems_to_have_its_own_state() -> None:
-    assert seems(ENVELOPE)
-    assert seems(ENVELOPE, now=NOW - SKEW_SECONDS)
-    others = replace(ENVELOPE.binding, target=b"", arguments=b"")
-    assert seems(replace(ENVELOPE, binding=others)), "they are checked later"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"route": "/other"},
-        {"method": "prompts/get"},
-        {"principal": b"q" * 32},
-        {"now": NOW - SKEW_SECONDS - 1},
-        {"envelope": replace(ENVELOPE, binding=replace(BINDING, names=("x-key",), headers=b"x-key=a"))},
-        {"envelope": replace(ENVELOPE, binding=replace(BINDING, names=None)), "names": ("x-key",)},
-    ],
-    ids=str,
-)
-def test_a_request_whose_params_are_unknown_does_not_seem_to_have_another_ones_state(given: dict[str, Any]) -> None:
-    assert not seems(**given)
-
-
-def seems(
-    envelope: Envelope = ENVELOPE,
-    route: str = "/mcp",
-    method: str = "tools/call",
-    principal: bytes = PRINCIPAL,
-    names: tuple[str, ...] = (),
-    now: float = NOW,
-) -> bool:
-    return seems_of(envelope, route, method, principal, names, now, digest_of())
 
 
 def test_the_skew_is_a_minute() -> None:

@@ -17,9 +17,7 @@ from typing import Any, Final
 import structlog
 from msgspec import structs
 
-from gateway.bridge.plain_call import PlainCall
 from gateway.config import Config
-from gateway.downstream.legs import Retry
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
 from tests.simulation import faults
@@ -146,10 +144,8 @@ class History:
                 continue
             legs = gateway.downstream._legs
             drivers = [*legs._running.values(), *legs.relayed]
-            if not is_unread:  # else a task serves it
-                direct = (*gateway.downstream._direct, *gateway.downstream._hops)
-                begun = [*legs._plain, *(each.plain for each in direct)]
-                drivers += [each.driver for each in begun if isinstance(each, PlainCall | Retry) and each.driver]
+            if not is_unread:
+                drivers += [each.driver for each in legs._plain if each.driver]
                 drivers += gateway.lot
             exchanges = [driver._exchange for driver in drivers]
             if any(each.state == state and not (is_unread and each.legs) for each in exchanges):

@@ -109,7 +109,7 @@ class Asked:
         await self.end()
 
     async def whole(self, body: bytes, status: int = 200) -> None:
-        """Send a whole reply in one frame, as a replica does that serves a request without a task."""
+        """Send a whole reply in one frame, as a replica does whose reply comes at once."""
         data = self.frames.seal(Whole(status, (), body, "complete"))
         await self.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
 

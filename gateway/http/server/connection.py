@@ -1,4 +1,4 @@
-"""One connection of a listener: its requests one after the other, each in a task, or without one.
+"""One connection of a listener: its requests one after the other, in a task that ends with them.
 
 Rule 1: whatever a client does, the connection ends: half a head, an idle connection, a body that nobody wants and a
 reply that is not read have deadlines.
@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from yarl import URL
 
-from gateway.http.server.known_heads import KnownHeads, ParsedHead
+from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.request import NO_HEADERS, BodyBroken, HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.request_parser import Malformed, RequestParser
 from gateway.http.server.response import Response, TextResponse
@@ -35,10 +35,6 @@ _UNWANTED_SECONDS: Final = 10.0
 """How long the rest of a body is read that its handler did not want."""
 _AHEAD_COST: Final = 2
 """Each header of half a head is kept twice, as it came and as it was parsed."""
-_BODY_SECONDS: Final = 0.02
-"""How long a head without its body waits to be parsed: many clients send the two in packets of their own."""
-_CONTINUED_SECONDS: Final = 0.5
-"""The same for a client that sends the body once it hears `100 Continue`: both event loops may be busy meanwhile."""
 
 _FAILED: Final = "500 Internal Server Error\n"
 _MALFORMED: Final = "400 Bad Request\n"
@@ -47,35 +43,13 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 """Serves one request; what it raises is a bug, unless it is a ConnectionError."""
 
 
-class DirectRequest(Protocol):
-    """A request that waits for its reply without a task, until its client leaves, or until it takes a task."""
-
-    head: ParsedHead
-    waits: bool
-    """Whether its reply comes without a task, as far as is known."""
-
-    def serve(self, http: HttpRequest) -> Awaitable[Response]:
-        """Serve it in a task from now on; what is returned is awaited at once."""
-
-    def leave(self) -> None:
-        """The client has closed its connection."""
-
-
-class Direct:
-    """How a listener begins requests without a task; it does not if `begin` is None."""
-
-    def __init__(self, begin: Callable[..., DirectRequest | None] | None, heads: KnownHeads | None = None) -> None:
-        self.begin = begin
-        self.heads = heads or KnownHeads()
-
-
 class Service:
     """What the connections of one listener share."""
 
-    def __init__(self, handler: Handler, traffic: Traffic, direct: Direct | None = None) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, heads: KnownHeads) -> None:
         self.handler = handler
         self.traffic = traffic
-        self.direct = direct
+        self.heads = heads
         self.connections: dict[Connection, None] = {}
         self.is_leaving = False
         """Whether each connection ends with its next reply."""
@@ -91,18 +65,15 @@ class Connection(asyncio.Protocol):
         "_current",
         "_ends",
         "_head_timer",
-        "_held",
         "_idle_timer",
         "_idle_until",
         "_is_malformed",
         "_loop",
-        "_next",
         "_pieces",
         "_queue",
         "_requests",
         "_rest",
         "_service",
-        "in_hand",
         "task",
         "wire",
     )
@@ -111,8 +82,7 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._loop = asyncio.get_running_loop()
         self.wire: Wire
-        heads = None if service.direct is None else service.direct.heads
-        self._requests: RequestParser | None = RequestParser(self._begun, self._malformed, heads)
+        self._requests: RequestParser | None = RequestParser(self._begun, self._malformed, service.heads)
         self._queue: deque[HttpRequest] = deque()
         """Requests whose heads are here, and that wait for the one before."""
         self._is_malformed = False
@@ -121,12 +91,6 @@ class Connection(asyncio.Protocol):
         """The request that the task serves."""
         self.task: asyncio.Task[None] | None = None
         """What serves the requests, while there are any."""
-        self.in_hand: DirectRequest | None = None
-        """The request that is served without a task."""
-        self._next: DirectRequest | None = None
-        """A request that needs a task after all, and waits for it."""
-        self._held: tuple[ParsedHead, bytes, asyncio.TimerHandle] | None = None
-        """A known head without its body, its bytes, and when they are parsed after all."""
         self._ahead: Share | None = None
         """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
         self._rest = b""
@@ -158,32 +122,35 @@ class Connection(asyncio.Protocol):
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        """Begin a request without a task, or else parse bytes."""
-        known: tuple[ParsedHead, bytes] | None = None
-        if self._held is not None:
-            head, held, timer = self._held
-            timer.cancel()
-            self._held, known, data = None, (head, data), held + data
-        direct = self._service.direct
-        if direct is None or not self._begin_direct(direct, data, known):
-            self._parse(data)
+        """Parse bytes, and count those that no handler reads yet."""
+        is_waiting = self.task is not None
+        is_ahead = self._is_ahead() if is_waiting else True
+        if self._pieces is None:
+            self._take(data)
+        else:
+            self._pieces.take(data)
+        if is_ahead and (is_waiting or self.wire.is_behind or not self._queue) and self._requests is not None and data:
+            self._ahead = self._ahead or self._service.traffic.bodies.budget.share(self.wire.abort)
+            self._ahead.grow(_AHEAD_COST * len(data))
+        # No request is in flight and none is complete, so this is part of a head.
+        if self.task is None:
+            self._watch_head()
+        elif self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def connection_lost(self, _: BaseException | None) -> None:
         """End what the connection still waited for."""
         if self._requests is None:
             return
         _ = self._service.connections.pop(self, None)
-        for timer in (self._head_timer, self._idle_timer, None if self._held is None else self._held[2]):
+        for timer in (self._head_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._idle_timer = self._held = None
+        self._head_timer = self._idle_timer = None
         if self._pieces is not None:
             self._pieces.drop()
         self.wire.lost()
-        for request in (self.in_hand, self._next):
-            if request is not None:
-                request.leave()
-        self.in_hand = self._next = None
         if self._ahead is not None:
             self._ahead.release()
         self._ahead = self._requests = self._pieces = None  # the parser refers to this
@@ -205,91 +172,17 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once its requests are served."""
         self._ends = self.wire.is_last = True
-        if self._held is not None:
-            self._parse_held(self._held[1])
-        if self.in_hand is not None:
-            self.serve_by_task()
         if self.task is None:
             self.wire.end()
 
-    # -- requests without a task --------------------------------------------------------------------------------
-
-    def _begin_direct(self, direct: Direct, data: bytes, known: tuple[ParsedHead, bytes] | None) -> bool:
-        """Begin a request without a task, if it came whole on an idle connection, with a head that is known.
-
-        `known`: its head, and what came behind it, if the head came in a packet of its own.
-        """
-        parser = self._requests
-        if (
-            self.task is not None
-            or self.in_hand is not None
-            or self.wire.is_behind
-            or parser is None
-            or self.wire.is_last
-        ):
-            return False
-        if direct.begin is None or (known := known or parser.known(data)) is None:
-            return False
-        head, body = known
-        if not body:
-            seconds = _BODY_SECONDS
-            if head.rest:
-                self.wire.say_continue()
-                data, seconds = head.rest, _CONTINUED_SECONDS
-            self._held = head, data, self._loop.call_later(seconds, self._parse_held, data)
-            return True
-        if len(body) != head.length or (request := direct.begin(self, head, body)) is None:
-            return False
-        self._head_is_complete()
-        self.in_hand = request
-        if not request.waits:
-            self.serve_by_task()
-        return True
-
-    def _parse_held(self, data: bytes) -> None:
-        if self._held is not None:
-            self._held[2].cancel()
-            self._held = None
-        self._parse(data)
-
-    def serve_by_task(self) -> None:
-        """Have a task serve the request in hand."""
-        self.in_hand, self._next = None, self.in_hand
-        self._serve_soon()
-
-    def reply(self, whole: bytes) -> None:
-        """Send the reply to the request in hand; the client may send the next one."""
-        self.in_hand = None
-        self.wire.write_alone(whole)
-        self._begin_idle_time()
-
     # -- parsing ------------------------------------------------------------------------------------------------
-
-    def _parse(self, data: bytes) -> None:
-        """Parse bytes, and count those that no handler reads yet."""
-        is_ahead = self._is_ahead()
-        if self.in_hand is not None:
-            self.serve_by_task()
-        is_waiting = self.task is not None
-        if self._pieces is None:
-            self._take(data)
-        else:
-            self._pieces.take(data)
-        if is_ahead and (is_waiting or self.wire.is_behind or not self._queue) and self._requests is not None and data:
-            self._ahead = self._ahead or self._service.traffic.bodies.budget.share(self.wire.abort)
-            self._ahead.grow(_AHEAD_COST * len(data))
-        # No request is in flight and none is complete, so this is part of a head.
-        if self.task is None:
-            self._watch_head()
-        else:
-            self._head_is_complete()
 
     def _is_ahead(self) -> bool:
         """Whether no handler reads what arrives now."""
         request, parser = self._current, self._requests
         if parser is None:
             return False
-        if self.in_hand is not None or self._next is not None or parser.body is None:
+        if parser.body is None:
             return True
         return len(self._queue) > 1 if request is None else parser.body is not request.body
 
@@ -311,7 +204,8 @@ class Connection(asyncio.Protocol):
                 data = self._requests.feed(data)
             except Malformed:
                 self._is_malformed = True
-                self._serve_soon()
+                if self.task is None:
+                    self.task = self._loop.create_task(self._serve())
 
     def _read_on(self) -> None:
         self._pieces = None
@@ -319,28 +213,26 @@ class Connection(asyncio.Protocol):
 
     def _begun(self, head: ReceivedHead) -> RequestBody:
         """The head of a request is here."""
-        request = HttpRequest(head, RequestBody(self.wire), self.wire)
-        self._queue.append(request)
-        self._serve_soon()
-        return request.body
+        body = RequestBody(self.wire)
+        self._queue.append(HttpRequest(head, body, self.wire))
+        if self.task is None:
+            self.task = self._loop.create_task(self._serve())
+        return body
 
     def _malformed(self, kind: Malformation) -> None:
         self._service.traffic.malformed(kind, self.wire.remote)
 
     # -- requests in the task -----------------------------------------------------------------------------------
 
-    def _serve_soon(self) -> None:
-        if self.task is None:
-            self.task = self._loop.create_task(self._serve())
-
     async def _serve(self) -> None:
         """Serve the requests that are here, one after the other."""
-        turn = Turn()
+        turn: Turn | None = None
         is_open = True
         try:
-            while is_open and (self._queue or self._next is not None):
+            while is_open and self._queue:
                 is_open = await self._serve_next()
                 if self._queue:  # a client may send many requests at once
+                    turn = turn or Turn()
                     await turn.give_way()
             if is_open and self._is_malformed:
                 is_open = False
@@ -357,14 +249,14 @@ class Connection(asyncio.Protocol):
 
     async def _serve_next(self) -> bool:
         """Serve the oldest request; returns whether the connection can have another one."""
-        await self.wire.drained()  # the client has not read the reply to a request that no task served
-        http, serving = self._oldest()
+        http = self._oldest()
         self._current, self.wire.has_written = http, False
         try:
-            response = await serving
+            response = await self._service.handler(http)
             if http.body.is_broken:
                 response.force_close()  # the rest of the body cannot be told from the next request
-            await self._finish(http, response)
+            self.wire.is_finishing = True
+            await response.finish(http)
         except ConnectionError:
             return False
         except Exception:  # the outermost edge of a request
@@ -373,22 +265,21 @@ class Connection(asyncio.Protocol):
             if not self.wire.has_written:
                 failed = TextResponse(_FAILED, 500)
                 failed.force_close()
-                await self._finish(http, failed)
+                self.wire.is_finishing = True
+                await failed.finish(http)
             return False
         finally:
-            self._current = None
+            self._current, self.wire.is_finishing = None, False
         # A client that still sends when the connection closes would not get its reply.
-        if not await self._skip(http.body) or response.closes:
-            return False
+        if response.closes or not http.body.is_read:
+            is_whole = await self._skip(http.body)
+            if response.closes or not is_whole:
+                return False
         self._begin_idle_time()
         return True
 
-    def _oldest(self) -> tuple[HttpRequest, Awaitable[Response]]:
-        """Return the oldest request, and what serves it."""
-        if self._next is not None:
-            direct, self._next = self._next, None
-            http = HttpRequest(direct.head.message, RequestBody(is_complete=True), self.wire)
-            return http, direct.serve(http)
+    def _oldest(self) -> HttpRequest:
+        """Take the oldest request."""
         http = self._queue.popleft()
         if self._rest and len(self._queue) < _PIPELINED // 2:
             rest, self._rest = self._rest, b""
@@ -397,13 +288,10 @@ class Connection(asyncio.Protocol):
         if self._ahead is not None and not self._queue:
             self._ahead.release()  # what was received ahead of this request is its own now
             self._ahead = None
-        return http, self._service.handler(http)
+        return http
 
     async def _skip(self, body: RequestBody) -> bool:
         """Read the rest of a body that its handler did not want, for a while; returns whether all of it came."""
-        if body.is_complete:
-            _ = body.read_now()
-            return True
         turn = Turn()
         with suppress(TimeoutError, BodyBroken):
             async with asyncio.timeout(_UNWANTED_SECONDS):
@@ -415,15 +303,8 @@ class Connection(asyncio.Protocol):
         """Answer a malformed request, of which nothing else is known."""
         head = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
         http = HttpRequest(head, RequestBody(is_complete=True), self.wire)
-        await self._finish(http, TextResponse(_MALFORMED, 400))
-
-    async def _finish(self, http: HttpRequest, response: Response) -> None:
-        """Write what its handler has not written of a response."""
         self.wire.is_finishing = True
-        try:
-            await response.finish(http)
-        finally:
-            self.wire.is_finishing = False
+        await TextResponse(_MALFORMED, 400).finish(http)
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -434,7 +315,7 @@ class Connection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         self._idle_timer = None
-        if self.task is not None or self.in_hand is not None or self._held is not None:
+        if self.task is not None:
             return  # the next reply begins the time again
         if self._loop.time() < self._idle_until:
             self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)
@@ -445,11 +326,6 @@ class Connection(asyncio.Protocol):
         if self._head_timer is None:
             seconds = self._service.traffic.limits.value.receive_seconds
             self._head_timer = self._loop.call_later(seconds, self._give_up)
-
-    def _head_is_complete(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
     def _give_up(self) -> None:
         self._head_timer = None

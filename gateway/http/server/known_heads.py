@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
-
-import msgspec
-from multidict import CIMultiDictProxy
+from typing import Final
 
 from gateway.http.server.request import ReceivedHead
 from gateway.protocol.header_mismatch import KnownValues
@@ -16,40 +13,24 @@ _KNOWN: Final = 512
 """How many heads are remembered, of all clients of a listener."""
 _KNOWN_BYTES: Final = 4096
 """Longer heads are not remembered."""
-_ODD: Final = ("Content-Encoding", "Expect", "Upgrade")
-
-
-class ParsedHead(msgspec.Struct, eq=False):
-    """The head of a POST over HTTP/1.1 after which the connection stays open."""
-
-    message: ReceivedHead
-    path: str
-    headers: CIMultiDictProxy[str]
-    length: int
-    """The size of the body, which is not encoded."""
-    values: KnownValues
-    caller: Any = None
-    """Who sends it, as long as `judge` stays the same."""
-    judge: object = None
-    rest: bytes = b""
-    """The same head without its `Expect: 100-continue`, if it has one."""
+_ODD: Final = ("Upgrade",)
 
 
 class KnownHeads:
     """The heads that one listener remembers, by their bytes."""
 
     def __init__(self) -> None:
-        self._heads: Newest[bytes, ParsedHead] = Newest(_KNOWN)
+        self._heads: Newest[bytes, ReceivedHead] = Newest(_KNOWN)
         self._seen: set[int] = set()
         """The hashes of heads that came once."""
-        self.find: Callable[[bytes], ParsedHead | None] = self._heads.get
+        self.find: Callable[[bytes], ReceivedHead | None] = self._heads.get
 
     def forget(self) -> None:
         """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
         self._heads.clear()
 
     def learn(self, data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        """Remember a head that the parser accepted, if requests with such heads need no task."""
+        """Remember the head of a POST that the parser accepted, if the connection stays open after it."""
         if len(data) > _KNOWN_BYTES or message.method != "POST" or not message.is_1_1 or not message.keep_alive:
             return
         if message.is_chunked or not message.length or message.target[0] != "/":
@@ -62,8 +43,8 @@ class KnownHeads:
         headers = message.headers
         if any(name in headers for name in _ODD) or not _is_head_of(data, message, fields):
             return
-        values = KnownValues(partial(headers.getall, default=()))
-        _ = self._heads.keep(data, ParsedHead(message, message.url.path, headers, message.length, values))
+        message.values = KnownValues(partial(headers.getall, default=()))
+        _ = self._heads.keep(data, message)
 
 
 def _is_head_of(data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from gateway import world
 from gateway.config import split_address
-from gateway.http.server.connection import Connection, Direct, Handler, Service
+from gateway.http.server.connection import Connection, Handler, Service
+from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.traffic import Traffic
 
 UNIX: Final = "unix:"
@@ -35,7 +36,7 @@ class Listener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
-        direct: Direct | None = None,
+        heads: KnownHeads | None = None,
     ) -> None:
         self._address = address
         self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
@@ -45,7 +46,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._securing = asyncio.Lock()
         self._forgetting: asyncio.TimerHandle | None = None
-        self._service = Service(handler, traffic, direct)
+        self._service = Service(handler, traffic, heads or KnownHeads())
 
     @property
     def connections(self) -> int:
@@ -105,8 +106,6 @@ class Listener:
         self._service.is_leaving = True
         for connection in self._service.connections:
             connection.wire.is_last = True
-        if self._service.direct is not None:
-            self._service.direct.begin = None
 
     async def stop_accepting(self) -> None:
         """Refuse new connections; open ones are served on."""
@@ -117,9 +116,8 @@ class Listener:
 
     def _forget_heads(self) -> None:
         """Forget the heads of requests now, and again and again until the listener closes."""
-        if self._service.direct is not None:
-            self._service.direct.heads.forget()
-            self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
+        self._service.heads.forget()
+        self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
 
     async def _start_unix(self, path: Path) -> str:
         # The event loop would remove an existing socket file, even if another process still listens there.

@@ -8,6 +8,7 @@ from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 from yarl import URL
 
 from gateway.http.server.wire import Wire
+from gateway.protocol.header_mismatch import KnownValues
 
 _PAUSED_BYTES: Final = 131_072
 """Of a body of which so much was not read yet, no more is read from the network."""
@@ -35,27 +36,30 @@ class ReceivedHead(msgspec.Struct, eq=False):
     length: int = 0
     """The size of the body, if that is said; 0 for one in chunks."""
     is_chunked: bool = False
+    values: KnownValues | None = None
+    """The values of the headers, once the same head has come again."""
 
 
 class RequestBody:
     """The body of one request; what nobody reads soon is not read from the network."""
 
-    __slots__ = ("_error", "_is_paused", "_parts", "_size", "_waiter", "_wire", "is_complete")
+    __slots__ = ("_is_paused", "_parts", "_size", "_waiter", "_wire", "is_broken", "is_complete")
 
     def __init__(self, wire: Wire | None = None, *, is_complete: bool = False) -> None:
         self._wire = wire
         self._parts: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._error: BodyBroken | None = None
         self._is_paused = False
+        self.is_broken = False
+        """Whether the rest will not come."""
         self.is_complete = is_complete
         """Whether all of it is here, read or not."""
 
     @property
-    def is_broken(self) -> bool:
-        """Whether the rest will not come."""
-        return self._error is not None
+    def is_read(self) -> bool:
+        """Whether all of it came and was read."""
+        return self.is_complete and not self._parts
 
     def feed(self, data: bytes) -> None:
         """Take a part."""
@@ -64,16 +68,20 @@ class RequestBody:
         if self._size > _PAUSED_BYTES and not self._is_paused and self._wire is not None:
             self._is_paused = True
             self._wire.pause_reading()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
-    def finish(self) -> None:
-        """All of it was fed."""
+    def finish(self, whole: bytes = b"") -> None:
+        """All of it was fed, or is given now."""
+        if whole:
+            self._parts.append(whole)
         self.is_complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self) -> None:
         """No more will come, or what comes is not wanted."""
-        self._error = BodyBroken()
+        self.is_broken = True
         self._wake()
 
     def read_now(self) -> bytes:
@@ -88,8 +96,8 @@ class RequestBody:
     async def read(self) -> bytes:
         """Wait for a part; empty at the end. Raises BodyBroken."""
         while not self._parts:
-            if self._error is not None:
-                raise self._error
+            if self.is_broken:
+                raise BodyBroken
             if self.is_complete:
                 return b""
             self._waiter = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ import httptools
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway.http.server.known_heads import HEAD_END, KnownHeads, ParsedHead
+from gateway.http.server.known_heads import HEAD_END, KnownHeads
 from gateway.http.server.request import ReceivedHead, RequestBody
 from gateway.telemetry import Malformation
 
@@ -62,11 +62,12 @@ class RequestParser:
         self,
         begun: Callable[[ReceivedHead], RequestBody],
         failed: Callable[[Malformation], None],
-        heads: KnownHeads | None = None,
+        heads: KnownHeads,
     ) -> None:
         """`begun` gets each head, and returns what takes its body.
 
-        `failed` is called once, with the kind of the error after which nothing is parsed any more.
+        `failed` is called once, with the kind of the error after which nothing is parsed any more. Heads among `heads`
+        are not parsed.
         """
         self._begun = begun
         self._failed = failed
@@ -95,19 +96,6 @@ class RequestParser:
         """How much was read of a body in chunks that is none of its data, since the last of these."""
         self.body: RequestBody | None = None
         """The body under way."""
-
-    def known(self, data: bytes) -> tuple[ParsedHead, bytes] | None:
-        """Return a request that needs no parsing; its body is whole, or empty if none of it is here.
-
-        None if the bytes have to be parsed.
-        """
-        if self._heads is None or self._head or self.body is not None or self._is_over:
-            return None
-        end = data.find(HEAD_END) + len(HEAD_END)
-        head = self._heads.find(data[:end])
-        if head is None or len(data) - end not in (0, head.length):
-            return None
-        return head, data[end:]
 
     @property
     def is_costly(self) -> bool:
@@ -142,6 +130,16 @@ class RequestParser:
             data = data.lstrip(b"\r\n")
             if not data:
                 return b""
+            end = data.find(HEAD_END) + len(HEAD_END)
+            known = self._heads.find(data[:end])
+            if known is not None:
+                self._keeps_alive = True
+                body, rest = self._begun(known), data[end:]
+                if len(rest) == known.length:
+                    body.finish(rest)
+                    return b""
+                self.body, self._left = body, known.length
+                return rest
             self._llhttp, self._line = httptools.HttpRequestParser(self), 0
             self._target, self._fields, self._is_complete, self._has_extra = b"", [], False, False
         before = len(head)
@@ -221,7 +219,7 @@ class RequestParser:
             "Transfer-Encoding" in headers,
         )
         self._fields = []
-        if self._heads is not None and is_in_one:
+        if is_in_one:
             self._heads.learn(whole, message, fields)
         body = self.body = self._begun(message)
         self._left = message.length

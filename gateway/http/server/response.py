@@ -83,8 +83,10 @@ class WholeResponse(Response):
 
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`."""
-        http.wire.write(self.encoded(http))
-        await http.wire.drained()
+        wire = http.wire
+        wire.write(self.encoded(http))
+        if wire.is_behind:
+            await wire.drained()
 
     def encoded(self, http: HttpRequest) -> bytes:
         """The bytes of the whole response."""
@@ -116,18 +118,14 @@ class JsonResponse(WholeResponse):
 
     def encoded(self, http: HttpRequest) -> bytes:
         """See `WholeResponse`."""
-        if not http.is_1_1:
+        if self.closes or http.wire.is_last or not (http.head.keep_alive and http.head.is_1_1):
             return super().encoded(http)
-        return json_response(self.body, http.id, self._connection_line(http))
-
-
-def json_response(body: bytes, request_id: str, connection: str = "") -> bytes:
-    """The bytes of a response of status 200; `connection` is empty, or the header that announces its end."""
-    head = (
-        f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
-        f"Date: {http_date()}\r\nX-Request-Id: {request_id}\r\n{connection}\r\n"
-    )
-    return head.encode() + body
+        body = self.body
+        head = (
+            f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
+            f"Date: {http_date()}\r\n{HEADER}: {http.id}\r\n\r\n"
+        )
+        return head.encode() + body
 
 
 class StreamResponse(Response):
@@ -141,7 +139,7 @@ class StreamResponse(Response):
         self._is_chunked = False
         self._is_bodiless = False
 
-    async def begin(self, http: HttpRequest) -> None:
+    def begin(self, http: HttpRequest) -> None:
         """Write the head; raises ConnectionError."""
         self._http, self._has_begun = http, True
         self._is_bodiless = http.method == "HEAD" or self.status in BODILESS
@@ -175,7 +173,7 @@ class StreamResponse(Response):
     async def finish(self, http: HttpRequest) -> None:
         """See `Response`; a second time, it does nothing."""
         if not self._has_begun:
-            await self.begin(http)
+            self.begin(http)
         if self._http is not None:
             self._http = None
             if self._is_chunked:

@@ -62,16 +62,12 @@ class Wire:
         self.has_written = True
         self._out.write(data)
 
-    def write_alone(self, data: bytes) -> None:
-        """Write something that no task waits for, unless the client has left."""
+    def say_continue(self) -> None:
+        """Tell the client to send the body, unless it has left."""
         if not self._out.is_closing():
             self.is_finishing = True
-            self._out.write(data)  # whoever cannot read it now is watched while this is set
+            self._out.write(CONTINUE)  # whoever cannot read it now is watched while this is set
             self.is_finishing = False
-
-    def say_continue(self) -> None:
-        """Tell the client to send the body."""
-        self.write_alone(CONTINUE)
 
     async def drained(self) -> None:
         """Wait until the client has read everything; raises ConnectionError."""

@@ -1,13 +1,13 @@
-"""Requests that no task serves, and what makes them need one."""
+"""Requests whose heads are known, because the same bytes came before."""
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
 import pytest
 
 from gateway.config import parse
-from gateway.http.server import connection as connections
 from gateway.http.server.connection import Connection
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -47,11 +47,6 @@ def connection(stand: Stand) -> Connection:
     return found
 
 
-def direct(stand: Stand) -> int:
-    """How many requests no task serves."""
-    return len(stand.gateway.downstream._direct)
-
-
 class Gate:
     """A tool that answers when the test says so."""
 
@@ -70,10 +65,10 @@ class Gate:
             raise
 
     async def catch(self, stand: Stand, raw: RawConnection, sent: bytes) -> None:
-        """Have a call wait that no task serves."""
+        """Have a call wait."""
         self.opened.clear()
         await raw.send(sent)
-        await eventually(lambda: direct(stand) == 1, "no task serves it")
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it is served")
 
 
 @pytest.fixture
@@ -83,13 +78,11 @@ def gate(upstream: FakeUpstream) -> Gate:
     return found
 
 
-async def test_a_call_whose_head_is_known_needs_no_task(stand: Stand, gate: Gate) -> None:
+async def test_a_call_whose_head_is_known_is_answered_like_any_other(stand: Stand, gate: Gate) -> None:
     sent = request(stand, "X-Request-Id: mine")
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        await gate.catch(stand, raw, sent)
-        assert stand.gateway.downstream.in_flight == 1
-        gate.opened.set()
+        await raw.send(sent)
         head, body = await reply(raw)
     assert b"\r\nX-Request-Id: mine\r\n" in head
     assert b"\r\nContent-Type: application/json\r\n" in head
@@ -108,27 +101,14 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         await known(stand, raw, second)
         await gate.catch(stand, raw, first)
         await raw.send(second[:10])
-        await eventually(lambda: connection(stand)._current, "a task serves it")
-        assert stand.gateway._traffic.bodies.budget.used == 20, "the part of a head is counted"
+        budget = stand.gateway._traffic.bodies.budget
+        await eventually(lambda: budget.used == 20, "the part of a head is counted")
         for part in (second[10:], first + second):
             await raw.send(part)
         gate.opened.set()
         names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(4)]
     assert names == ["tool", "later", "tool", "later"]
-    await eventually(lambda: not len(stand.gateway._traffic.bodies.budget), "nothing is counted any more")
-
-
-async def test_a_request_behind_one_that_waits_for_a_task_waits_too(stand: Stand, gate: Gate) -> None:
-    sent, other = request(stand), request(stand, "X-New: 1", name="other")
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
-        held = connection(stand)
-        held.data_received(other)
-        held.data_received(sent)
-        assert direct(stand) == 0
-        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(2)]
-    assert names == ["other", "tool"]
-    assert gate.ended == [True] * 5
+    await eventually(lambda: not len(budget), "nothing is counted any more")
 
 
 async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand, gate: Gate) -> None:
@@ -138,7 +118,7 @@ async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand
         held = connection(stand)
         held.pause_writing()
         await raw.send(sent)
-        await eventually(lambda: held.wire._room, "the task waits until the client reads")
+        await eventually(lambda: held.wire._room, "the reply waits until the client reads")
         assert stand.gateway.downstream.in_flight == 0
         held.resume_writing()
         assert b" 200 OK" in (await reply(raw))[0]
@@ -152,10 +132,9 @@ async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(stand
         held = connection(stand)
         held.pause_writing()
         held.data_received(padded)
-        await eventually(lambda: held.wire._room, "the task waits until the client reads")
-        assert budget.used == 2 * len(padded)
+        await eventually(lambda: held.wire._room, "the reply waits until the client reads")
         held.data_received(padded * 2 + padded[:100])
-        assert budget.used == 2 * (3 * len(padded) + 100), "it waits as long as the client does not read"
+        assert budget.used == 2 * (2 * len(padded) + 100), "it waits as long as the client does not read"
         held.resume_writing()
         held.data_received(padded[100:])
         for _ in range(4):
@@ -188,15 +167,14 @@ async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, sta
     gate.opened.set()
 
 
-async def test_a_client_may_leave_before_a_task_serves_its_request(stand: Stand, gate: Gate) -> None:
+async def test_a_client_may_leave_as_soon_as_its_request_is_here(stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        await gate.catch(stand, raw, sent)
-        held = connection(stand)
+        held, gate.opened = connection(stand), asyncio.Event()
+        held.data_received(sent)
         held.wire.abort()
-        held.serve_by_task()
-        assert stand.gateway.downstream.in_flight == 1
+        await eventually(lambda: not stand.gateway._client_listener.connections)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     gate.opened.set()
 
@@ -256,89 +234,42 @@ async def test_a_notification_under_a_known_head_is_202(stand: Stand, gate: Gate
     assert len(gate.ended) == 4
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head waits for its body as long as the test runs."""
-    monkeypatch.setattr(connections, "_BODY_SECONDS", 60.0)
-
-
-@pytest.mark.usefixtures("_patient")
-async def test_a_body_in_a_packet_of_its_own_needs_no_task_either(stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    head, end, body = sent.partition(b"\r\n\r\n")
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
-        gate.opened.clear()
-        await raw.send(head + end)
-        await eventually(lambda: connection(stand)._held, "the head is here")
-        held = connection(stand)._held
-        await raw.send(body)
-        await eventually(lambda: direct(stand) == 1, "no task serves it")
-        assert held is not None
-        assert held[2].cancelled(), "the head is not parsed a second time"
-        gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
-    assert gate.ended == [True] * 4
-
-
-@pytest.mark.usefixtures("_patient")
-@pytest.mark.parametrize("more", [-5, 40], ids=["a part of its body", "its body and a part of the next request"])
-async def test_what_follows_a_head_need_not_be_its_body_alone(stand: Stand, gate: Gate, more: int) -> None:
+@pytest.mark.parametrize(
+    "more", [-5, 0, 40], ids=["a part of its body", "its body", "its body and a part of the next request"]
+)
+async def test_a_known_head_may_come_before_its_body(stand: Stand, gate: Gate, more: int) -> None:
     sent = request(stand)
     head, end, body = sent.partition(b"\r\n\r\n")
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         await raw.send(head + end)
-        await eventually(lambda: connection(stand)._held, "the head is here")
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
         rest = body + sent
         await raw.send(rest[: len(body) + more])
-        await eventually(lambda: connection(stand)._held is None, "it is parsed")
+        await asyncio.sleep(0.01)  # a packet of its own
         await raw.send(rest[len(body) + more :])
         for _ in range(2):
             assert b" 200 OK" in (await reply(raw))[0]
     assert gate.ended == [True] * 5
 
 
-@pytest.mark.usefixtures("_patient")
-async def test_a_task_waits_for_a_late_body(stand: Stand, gate: Gate) -> None:
-    sent = request(stand)
-    head, end, body = sent.partition(b"\r\n\r\n")
-    async with raw_connection(stand) as raw:
-        await known(stand, raw, sent)
-        await raw.send(head + end)
-        await eventually(lambda: connection(stand)._held, "the head is here")
-        held = connection(stand)._held
-        assert held is not None
-        connection(stand)._parse_held(held[1])
-        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "a task serves it")
-        await raw.send(body + sent[:40])
-        assert b" 200 OK" in (await reply(raw))[0]
-        await raw.send(sent[40:])
-        assert b" 200 OK" in (await reply(raw))[0]
-    assert gate.ended == [True] * 5
-
-
-@pytest.mark.usefixtures("_patient")
 async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
-        await eventually(lambda: connection(stand)._held, "the head is here")
-        held = connection(stand)._held
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
     await eventually(lambda: not stand.gateway._client_listener.connections)
-    assert held is not None
-    assert held[2].cancelled()
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     assert gate.ended == [True] * 3
 
 
-@pytest.mark.usefixtures("_patient")
 async def test_a_connection_that_waits_for_a_body_is_not_idle(stand: Stand, gate: Gate) -> None:
     head, end, body = request(stand).partition(b"\r\n\r\n")
     async with raw_connection(stand) as raw:
         await known(stand, raw, head + end + body)
         await raw.send(head + end)
-        await eventually(lambda: connection(stand)._held, "the head is here")
+        await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
         held = connection(stand)
         held._idle_until = 0.0
         held._check_idle()
@@ -358,14 +289,30 @@ async def test_a_body_in_pieces_is_waited_for(stand: Stand, gate: Gate) -> None:
     assert gate.ended == [True] * 5
 
 
-@pytest.mark.parametrize("line", ["Connection: close", "Expect: 100-continue", "Content-Encoding: identity"])
-async def test_heads_that_ask_for_more_are_parsed_each_time(stand: Stand, gate: Gate, line: str) -> None:
+async def test_a_known_head_may_ask_for_leave_to_send_its_body(stand: Stand, gate: Gate) -> None:
+    head, end, body = request(stand, "Expect: 100-continue").partition(b"\r\n\r\n")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, head + end + body)  # leave is not needed for what is here
+        await raw.send(head + end)
+        assert await raw.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await raw.send(body)
+        assert b" 200 OK" in (await reply(raw))[0]
+    assert gate.ended == [True] * 4
+
+
+async def test_a_body_under_a_known_head_may_be_compressed(stand: Stand, gate: Gate) -> None:
+    body = gzip.compress(stand.client().build("tools/call", {"name": "tool"})[1])
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, request(stand, "Content-Encoding: gzip", body=body))
+    assert gate.ended == [True] * 3
+
+
+async def test_the_last_request_of_a_connection_may_have_a_known_head(stand: Stand, gate: Gate) -> None:
     for _ in range(3):
         async with raw_connection(stand) as raw:
-            await raw.send(request(stand, line))
-            assert b" 200 OK" in (await reply(raw))[0]
-    assert not stand.gateway._client_listener._service.direct.heads._heads  # type: ignore[union-attr]
-    assert len(gate.ended) == 3
+            await raw.send(request(stand, "Connection: close"))
+            assert (await raw.rest()).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert gate.ended == [True] * 3
 
 
 async def test_a_bug_before_the_call_is_answered_once(
@@ -379,14 +326,14 @@ async def test_a_bug_before_the_call_is_answered_once(
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(stand.gateway.downstream._dispatcher, "begin", broken)
+        monkeypatch.setattr(stand.gateway.downstream._dispatcher, "serve", broken)
         await raw.send(sent)
         assert json.loads((await reply(raw))[1])["error"]["code"] == -32603
     stand.planted_bugs += 1
     assert len(gate.ended) == calls
 
 
-async def test_a_drain_makes_exchanges_of_such_calls_and_closes_their_connections(begin: Start, gate: Gate) -> None:
+async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
     stand = await begin(hold={"drain_seconds": 5})
     sent = request(stand)
     async with raw_connection(stand) as raw:
