@@ -11,7 +11,7 @@ from gateway.bridge.takeover import Takeover, cooled
 from gateway.cluster import witness
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
-from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, RESTORED, State
+from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, REFERRED, RESTORED, State
 from gateway.protocol.errors import GatewayError, ShuttingDown
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
@@ -150,16 +150,22 @@ class Driver(ExchangeRunner):
         return True
 
     def is_behind(self, envelope: Envelope) -> bool:
-        """Whether a state is of a newer round than the exchange has reached here, and no client waits here."""
-        return envelope.round > self._exchange.round and not self._exchange.legs
+        """Whether the replica that sealed a state has the say now, and no client waits here.
+
+        It is of a newer round than the exchange has reached here. Or that replica asked for visits to URLs: it alone
+        sends the call again, though the stream that both of them read has told this one of the URLs, too.
+        """
+        exchange = self._exchange
+        is_referred = envelope.state == REFERRED and exchange.state in (PARKED, REFERRED)
+        return not exchange.legs and envelope.round >= exchange.round + (not is_referred)
 
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.
 
-        The call is left to it, unless it has run the call again: then nobody else cancels this run. Each round of a
-        call that no replica holds is a run of its own.
+        The session of the call is left to it, unless it has run the call again in another one: then nobody else
+        cancels this run. Each round of a call that no replica holds is a run of its own.
         """
-        is_same = bool(envelope.owner) and _is_same_call(self._upstream_call.whereabouts(), envelope.upstream)
+        is_same = bool(envelope.owner) and _is_same_session(self._upstream_call.whereabouts(), envelope.upstream)
         if is_same:
             self._upstream_call.let_go()
         self._report.cancelled("another replica has continued the call")
@@ -242,7 +248,7 @@ class Driver(ExchangeRunner):
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
-        is_left = self._exchange.state in (PARKED, RESTORED, DETACHED)
+        is_left = self._exchange.state in (PARKED, RESTORED, REFERRED, DETACHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
             self.live.process.tasks.spawn(self._ask_replicas(event), "ask about an expired call")
         else:
@@ -277,6 +283,9 @@ class Driver(ExchangeRunner):
         return None
 
 
-def _is_same_call(one: Upstream | None, other: Upstream | None) -> bool:
-    """Whether two states lead to the same call of the upstream; one that leads nowhere was sealed for the same."""
-    return one is None or other is None or (one.session, one.call) == (other.session, other.call)
+def _is_same_session(one: Upstream | None, other: Upstream | None) -> bool:
+    """Whether two states lead to the same session of the upstream; one that leads nowhere was sealed for the same.
+
+    After visits to URLs the call is sent again in its session.
+    """
+    return one is None or other is None or one.session == other.session

@@ -128,3 +128,23 @@ def test_a_result_that_no_client_has_come_for_outlives_the_drain_of_its_replica(
     assert replies(outcome) == ["gw-1 200 input_required", "gw-2 200 complete"]
     assert len(outcome.ledger.of("c1")) == 1
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("replicas", "hold"),
+    [((3, 1, 1, 1, 1, 1), {}), ((3, 1, 1, 1, 1, 3), {}), ((3, 1, 1, 1, 1, 1), {"ttl_seconds": 15.0})],
+    ids=["comes to the former owner", "comes there later", "and that does not hear of it"],
+)
+def test_who_asked_for_visits_to_urls_is_the_one_that_sends_the_call_again(
+    replicas: tuple[int, ...], hold: dict[str, Any]
+) -> None:
+    """The owner stalls, and another replica takes its call over: the stream tells both of them of the URLs.
+
+    The client accepts what the other one asked, does not read the reply, and goes on. No session ends under the call.
+    """
+    script = {"questions": 1, "urls": "later", "logs": True, "between": 60.0 if hold else 1.0}
+    the_call = call(*replicas, think=1.0, habit="leaves unread", **script)
+    outcome = played(the_call, Fault("stop", 2.9, 6.0, target=3), **hold)
+    assert [run.result is not None for run in outcome.ledger.of("c1")] == [False, True]
+    assert outcome.ledger.strange == []
+    assert complaints(outcome) == []
