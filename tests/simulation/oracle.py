@@ -19,6 +19,8 @@ BUG_LEVELS: Final = ("error", "critical", "exception")
 _LACKS_CAPABILITY: Final = -32021
 _READ_LATE: Final = ("slow reader", "reads late", "leaves unread", "unread copy")
 _HAND_OVER_SECONDS: Final = 0.9
+_ENDS_SECONDS: Final = 2.1
+"""`timeouts.cancel_seconds`, and a little more."""
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -155,8 +157,15 @@ def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
     for line in outcome.lines:
         if line.event == "server.draining" and line.process == f"gw-{told.replica}":
             began = line.at + line.fields["delay_seconds"]
-            if told.is_first and told.sent < began - 0.1 and told.at > began + _HAND_OVER_SECONDS:
+            is_late = told.is_first and told.sent < began - 0.1 and told.at > began + _HAND_OVER_SECONDS
+            if is_late and not _ends_early(outcome, told):
                 yield f"waited at {line.process} until {told.at - START:.2f}, which drained"
+
+
+def _ends_early(outcome: Outcome, told: Told) -> bool:
+    """Whether a second signal had come: then a replica hands nothing over, and ends within two seconds."""
+    faults = [each for each in outcome.faults if (each.kind, each.target) == ("term twice", told.replica)]
+    return any(0.0 <= told.at - begins(each) - each.seconds / 2 <= _ENDS_SECONDS for each in faults)
 
 
 def _was_passed(record: Record) -> bool:
@@ -287,6 +296,9 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     age = told.at - record.states.get(told.state or "", told.at)
+    if met(outcome, record, frozenset({"part"}), until=told.at):  # it may have been under way since it was asked for
+        asked = [each.sent for each in record.told if each.result.get("requestState") == told.state]
+        age = told.at - min(asked, default=told.at - age)
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     jumps = [abs(fault.amount) for fault in met(outcome, record, frozenset({"jump"}), until=told.at)]
@@ -343,8 +355,16 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
 
 
 def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
-    """Whether a call began before a replica drained, so that this can have ended it: others begin the new calls."""
-    return fault.kind != "term" or record.began < begins(fault) + outcome.plan.config["hold"]["drain_delay_seconds"]
+    """Whether a call began before a replica drained, so that this can have ended it: others begin the new calls.
+
+    A replica that is stopped hears of its drain when it goes on, and serves first what has come meanwhile.
+    """
+    if fault.kind != "term":
+        return True
+    name, when = f"gw-{fault.target}", begins(fault)
+    drains = [line.at for line in outcome.lines if (line.event, line.process) == ("server.draining", name)]
+    began = min((at for at in drains if at >= when), default=when)
+    return record.began < began + outcome.plan.config["hold"]["drain_delay_seconds"]
 
 
 def _is_left_behind(outcome: Outcome) -> bool:
