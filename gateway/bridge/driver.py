@@ -80,7 +80,7 @@ class Driver(ExchangeRunner):
         )
         try:
             self._lot.park(self, is_continued=True)
-            self._exchange.restore(handoff.past(envelope))
+            self._exchange.restore(handoff.past(self._takeover.envelope))
             self._moved(IDLE, self._exchange.state)
             self.answer(queue, context.request, envelope.round, context.headers)
         except BaseException:

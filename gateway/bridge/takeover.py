@@ -8,7 +8,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.bridge.call_context import Context, may_run_again
+from gateway.bridge.call_context import Context, may_run_again, may_run_twice
 from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
@@ -17,6 +17,7 @@ from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, 
 from gateway.routes.cold_calls import ColdCall, Remains, packed
 from gateway.routes.cold_expiry import end_orphan
 from gateway.routes.deadlines import wait_seconds
+from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, Upstream
 from gateway.sessions.call import Listener
 from gateway.telemetry import Step
@@ -43,10 +44,14 @@ class Takeover:
         self._context = context
         self._report = report
         self._call = call
-        self._envelope = envelope
         self.owner_is_dead = owner_is_dead
         self.cold = cold
         context.is_repeatable = envelope.repeatable
+        self._may_be_sent_already = handoff.may_be_sent_already(envelope) and not may_run_twice(context)
+        if self._may_be_sent_already:
+            envelope = handoff.without_urls(envelope)
+        self.envelope = envelope
+        """The state from which the call is continued, as far as this process may continue it."""
         if envelope.upstream is not None:
             context.server_info = Raw(envelope.upstream.server_info)
         call.left_at(envelope.upstream)
@@ -54,7 +59,7 @@ class Takeover:
     @property
     def round(self) -> int:
         """The round of the state from which the call is continued."""
-        return self._envelope.round
+        return self.envelope.round
 
     @property
     def left(self) -> Envelope | None:
@@ -66,8 +71,8 @@ class Takeover:
         if self.cold is not None:
             return None
         if not self.owner_is_dead:
-            return self._envelope
-        return replace(self._envelope, expires=world.wall() + wait_seconds(self._context.live.config))
+            return self.envelope
+        return replace(self.envelope, expires=world.wall() + wait_seconds(self._context.live.config))
 
     def pick_up(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """Find the stream of the call, or learn that the call is lost; nothing happens if the call was started here.
@@ -96,12 +101,13 @@ class Takeover:
             raise
 
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
-        envelope = self._envelope
+        envelope = self.envelope
         if self.cold is None:
             self._report.taken_over(envelope, owner_is_dead=self.owner_is_dead)
         upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
-            raise _owner_lost(envelope, is_recorded=self._context.exchange.record is not None)
+            is_recorded = self._context.exchange.record is not None
+            raise _owner_lost(envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)
         await self._call.resume(upstream, opened, is_shared=not self.owner_is_dead)
 
     def _failed(
@@ -109,12 +115,12 @@ class Takeover:
     ) -> None:
         if not self.owner_is_dead and not replayable and self._context.exchange.round == self.round:
             why = "cannot be reached, and its call cannot be picked up here while it may live"
-            give_back(error if isinstance(error, Refused) else OwnerStalled(self._envelope.owner, why))
+            give_back(error if isinstance(error, Refused) else OwnerStalled(self.envelope.owner, why))
             return
         if isinstance(error, Busy):
             give_back(error)  # no session was free, so nothing has changed upstream
             return
-        upstream = self._envelope.upstream
+        upstream = self.envelope.upstream
         if self.owner_is_dead and upstream is not None:
             why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
             self._call.cancel_orphan(upstream, why)
@@ -129,13 +135,13 @@ class Takeover:
 
     def give_up(self, reason: str) -> None:
         """Cancel a call that was not picked up before its client was given up, if no other process holds it."""
-        upstream = self._envelope.upstream
+        upstream = self.envelope.upstream
         if upstream is None or not self.owner_is_dead:
             return
         if upstream.task:
             self._call.cancel_orphan(upstream, reason)
             return
-        questions = tuple((each.upstream_id, each.method) for each in self._envelope.open if each.upstream_id)
+        questions = tuple((each.upstream_id, each.method) for each in self.envelope.open if each.upstream_id)
         ending = end_orphan(self._context.live, Remains(upstream, questions), reason, self._context.headers)
         self._context.live.process.tasks.spawn(ending, "send upstream")
 
@@ -169,11 +175,14 @@ def cooled(
     )
 
 
-def _owner_lost(envelope: Envelope, *, is_recorded: bool) -> CallLost:
+def _owner_lost(envelope: Envelope, *, is_recorded: bool, may_be_sent_already: bool) -> CallLost:
     """Why the call of a dead owner ends; `is_recorded` if its state had room for the answers so far."""
     upstream = envelope.upstream
     fate = "It was cancelled and may have had effects"
-    if upstream is None:
+    if may_be_sent_already:
+        gone = "its server asked for a visit to a URL, and nothing tells whether the call has been sent again since"
+        fate, is_recorded = "It may have had effects", True
+    elif upstream is None:
         gone = "its requestState does not say where it runs: its server has no sessions, or it had no room for that"
         fate = "It may have had effects"  # nothing tells what to cancel
     elif upstream.task is not None:

@@ -178,11 +178,6 @@ def _lost_a_replica(outcome: Outcome) -> bool:
     return any(fault.kind in DEATHS for fault in outcome.faults)
 
 
-def _lost_its_replica(outcome: Outcome, record: Record) -> bool:
-    """Whether that may have happened to a call: it can be held for long after its client has gone."""
-    return bool(met(outcome, record, DEATHS, until=math.inf))
-
-
 def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
@@ -195,9 +190,7 @@ def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
     runs = [run for run in runs if not run.was_referred]
-    # Who takes a referred call over cannot know whether it was sent again.
-    was_referred = record.call.script.get("urls") and _lost_its_replica(outcome, record)
-    if not _may_run_again(outcome, record) and len(runs) > 1 and not was_referred:
+    if not _may_run_again(outcome, record) and len(runs) > 1:
         yield f"ran {len(runs)} times: {[(run.number, round(run.began, 2)) for run in runs]}"
     for run in [] if _may_be_uncancelled(outcome, record) else runs[:-1]:
         if _may_run_again(outcome, record) and run.cancelled is None and run.result is None and run.ended is None:
@@ -349,7 +342,10 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
     causes = _CAUSES.get(reason, frozenset())
-    if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome):
+    # A replica that has ended does not say whether it sent a call again after visits to URLs.
+    said = "" if record.final is None else str((record.final.error or {}).get("message"))
+    may_be_sent_already = "sent again since" in said and script.get("urls") and not _may_run_again(outcome, record)
+    if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome) and not may_be_sent_already:
         causes -= {"term"}
     return any(_may_have_begun(outcome, record, each) for each in met(outcome, record, causes))
 

@@ -148,3 +148,28 @@ def test_who_asked_for_visits_to_urls_is_the_one_that_sends_the_call_again(
     assert [run.result is not None for run in outcome.ledger.of("c1")] == [False, True]
     assert outcome.ledger.strange == []
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("tool", ["pay", "search"])
+def test_a_call_that_a_dead_replica_may_have_sent_again_after_visits_to_urls_is_not_sent_twice(tool: str) -> None:
+    """The owner dies when it has sent the call again, and its client comes with the state of before once more."""
+    the_call = call(2, 2, 1, 1, think=1.0, tool=tool, questions=1, urls=True, before=1.0)
+    outcome = played(the_call, Fault("kill", 2.5, 40.0, target=2))
+    assert complaints(outcome) == []
+    if tool == "search":
+        assert replies(outcome)[-1].endswith("200 complete")
+        return
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 owner_lost"]
+    assert len(outcome.ledger.of("c1")) == 2
+    final = outcome.records[0].final
+    assert final is not None
+    assert "nothing tells whether the call has been sent again since" in str(final.error)
+
+
+def test_a_silent_replica_that_may_have_sent_a_call_again_after_visits_to_urls_keeps_it() -> None:
+    the_call = call(2, 2, 1, 1, think=1.0, habit="leaves for a moment", questions=1, urls=True, before=4.0)
+    outcome = played(the_call, Fault("stop", 5.3, 3.0, target=2))
+    assert "gw-1 503 owner_stalled" in replies(outcome)
+    assert replies(outcome)[-1].endswith("200 complete")
+    assert len(outcome.ledger.of("c1")) == 2
+    assert complaints(outcome) == []
