@@ -131,8 +131,8 @@ class Driver(ExchangeRunner):
 
     def let_go(self) -> bool:
         """Keep nothing of an exchange that another replica can continue; returns whether one can."""
-        if self._exchange.state is FINISHED:
-            self._upstream_call.leave_result()
+        if self.is_finished:
+            self._upstream_call.leave_result()  # whether its client has read it is not known either
             return False
         is_resumable = self._upstream_call.is_resumable
         begun = self._takeover

@@ -365,9 +365,9 @@ class UpstreamCall(ABC):
         self._is_let_go = True
 
     def leave_result(self) -> None:
-        """Leave a result that no client has come for to another replica, which may still read it in the session."""
+        """Leave a result that its client may not have read to another replica, which can read it in the session."""
         session = self._released
-        if session is not None and session.channel.cursor is not None:
+        if session is not None and not session.pending and session.channel.cursor is not None:
             session.shared.must_not_end = True
 
     def release(self, *, clean: bool) -> None:

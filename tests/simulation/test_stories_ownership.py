@@ -173,3 +173,11 @@ def test_a_silent_replica_that_may_have_sent_a_call_again_after_visits_to_urls_k
     assert replies(outcome)[-1].endswith("200 complete")
     assert len(outcome.ledger.of("c1")) == 2
     assert complaints(outcome) == []
+
+
+def test_a_result_that_its_client_has_not_read_outlives_the_drain_of_its_replica() -> None:
+    the_call = call(1, 1, 1, 2, think=1.0, habit="leaves unread", questions=1)
+    outcome = played(the_call, Fault("term", 5.0, 60.0, target=1), drain_delay_seconds=0.5, drain_seconds=1.0)
+    assert replies(outcome)[-1].endswith("200 complete")
+    assert len(outcome.ledger.of("c1")) == 1
+    assert complaints(outcome) == []
