@@ -188,6 +188,11 @@ class History:
         self._terminated[process] = None
         process.signal(number)
 
+    def is_terminated(self, number: int) -> bool:
+        """Whether a gateway has been asked to end, and has not ended yet."""
+        process = self.gateway(number)
+        return process in self._terminated and not process.has_ended
+
     def start_server(self) -> None:
         before = self.simulation.processes.get("server")
         if before is not None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.simulation.history import History
-from tests.simulation.oracle import BUG_LEVELS
-from tests.simulation.plan import Call, Plan
+from tests.simulation.oracle import BUG_LEVELS, complaints
+from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
 from tests.simulation.world import START
 
@@ -97,3 +97,14 @@ def test_a_drain_sends_a_client_away_though_another_request_of_it_has_ended() ->
     assert [told.result.get("inputRequests") is None for told in record.told[:2]] == [False, True]
     assert record.told[1].at - START == pytest.approx(8.0, abs=0.2)
     assert record.outcome == "result"
+
+
+def test_a_second_signal_may_come_from_another_fault() -> None:
+    """The replica then ends without a word to its server: whatever its client could know is excused."""
+    the_call = Call("c1", 0.0, "search", "ann", {"questions": 0, "before": 9.0}, 0.2, "plain", (1, 2))
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}}
+    faults = Fault("term", 1.0, 60.0, target=1), Fault("term", 1.5, 60.0, target=1)
+    outcome = History(Plan(1, 2, Kind(has_events=False), config, (the_call,), faults)).run()
+    assert [fault.kind for fault in outcome.faults] == ["term", "term twice"]
+    assert complaints(outcome) == []
