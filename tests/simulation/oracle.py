@@ -1,19 +1,26 @@
 """Judges a history: what the clients were told must be true in the light of what the server did."""
 
+import base64
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
+import msgspec
+
+from gateway.protocol.errors import InvalidState
+from gateway.seal.keyring import Keyring
+from gateway.seal.request_state import Envelope
 from tests.simulation import listening_oracle, task_oracle
 from tests.simulation.causes import CUTS, DEATHS, SILENCES, begins, ends, met
 from tests.simulation.client import Record, Told
-from tests.simulation.history import Line, Outcome
+from tests.simulation.history import KEY, Line, Outcome
 from tests.simulation.plan import Fault
 from tests.simulation.server import Run
-from tests.simulation.world import START
+from tests.simulation.world import BEGAN, START
 
 BUG_LEVELS: Final = ("error", "critical", "exception")
 _LACKS_CAPABILITY: Final = -32021
@@ -288,14 +295,20 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True  # its keys ended with the replica
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
-    age = told.at - record.states.get(told.state or "", told.at)
-    if met(outcome, record, frozenset({"part"}), until=told.at):  # it may have been under way since it was asked for
-        asked = [each.sent for each in record.told if each.result.get("requestState") == told.state]
-        age = told.at - min(asked, default=told.at - age)
+    age = told.at - min(record.states.get(told.state or "", told.at), _sealed_at(told.state))
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     jumps = [abs(fault.amount) for fault in met(outcome, record, frozenset({"jump"}), until=told.at)]
     return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
+
+
+def _sealed_at(state: str | None) -> float:
+    """When a state was made: it ages on its way to its client too. Infinite if its keys are those of one process."""
+    ring, decode = Keyring([base64.b64decode(KEY)], "state"), msgspec.msgpack.Decoder(Envelope).decode
+    try:
+        return ring.open_as(state or "", decode, sys.maxsize).issued - BEGAN
+    except InvalidState:
+        return math.inf
 
 
 def _was_gone(outcome: Outcome, message: str, at: float) -> bool:

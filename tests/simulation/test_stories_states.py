@@ -1,0 +1,19 @@
+"""Stories of clients that come back with a state too late, or with one that only seems too old."""
+
+import pytest
+
+from tests.simulation.oracle import complaints
+from tests.simulation.plan import Fault
+from tests.simulation.test_stories_ownership import call, played, replies
+
+
+@pytest.mark.parametrize(
+    ("ttl_seconds", "end"),
+    [(10.0, "gw-1 400 invalid_request_state"), (90.0, "gw-1 200 complete")],
+)
+def test_a_state_ages_on_its_way_to_its_client(ttl_seconds: float, end: str) -> None:
+    """The second question comes just before its replica is cut off for 15 s, and is sealed just after that."""
+    the_call = call(2, 2, 1, think=1.0, questions=2, between=0.93)
+    outcome = played(the_call, Fault("part", 2.0, 15.0, target=2), ttl_seconds=ttl_seconds)
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-2 200 input_required", end]
+    assert complaints(outcome) == []
