@@ -75,8 +75,8 @@ class Record:
     """Answers of a legacy client that were not accepted."""
     unanswered: list[str] = field(default_factory=list)
     """Requests that got no reply in two minutes: to which replica, and when that was."""
-    came_back_late: bool = False
-    """It left during a retry for so long that the gateway may have cancelled the call."""
+    left: dict[str, float] = field(default_factory=dict)
+    """When it left a retry, by the state of that: it comes back with the same one."""
     left_unread: bool = False
     """It left a retry whose reply it had not read."""
     strange: list[str] = field(default_factory=list)
@@ -206,7 +206,7 @@ class Client:
                     task.cancel()
             if task.cancelled():
                 pause = 0.8 if habit == "leaves for a moment" else (0.1, 0.8, 4.0)[self._turn % 3]
-                self.record.came_back_late |= pause > 1
+                self.record.left[state or ""] = self._now()
                 await asyncio.sleep(pause)
                 self.record.outcome = ""
             else:

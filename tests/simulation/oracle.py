@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.config import Hold
 from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
@@ -28,6 +29,7 @@ _READ_LATE: Final = ("slow reader", "reads late", "leaves unread", "unread copy"
 _HAND_OVER_SECONDS: Final = 0.9
 _ENDS_SECONDS: Final = 2.1
 """`timeouts.cancel_seconds`, and a little more."""
+_GRACE_SECONDS: Final = Hold().grace_seconds
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -284,7 +286,7 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
 
 def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
-    if record.came_back_late:
+    if _came_back_late(outcome, record, told):
         return True
     if record.call.habit == "rivals" and told.carried and (told is not record.final or met(outcome, record, DEATHS)):
         return True  # the other answers came first, and their result is here or was lost with a replica
@@ -300,6 +302,13 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True  # who is slow, or asks a host without power first, comes back after grace
     jumps = [abs(fault.amount) for fault in met(outcome, record, frozenset({"jump"}), until=told.at)]
     return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
+
+
+def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether no replica heard of a client for all of the grace period after it had left."""
+    left = record.left.get(told.state or "", math.inf)
+    back = next((each.at for each in record.told if each.state == told.state and each.at > left), left)
+    return back - left > outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
 
 
 def _sealed_at(state: str | None) -> float:

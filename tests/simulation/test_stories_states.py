@@ -17,3 +17,17 @@ def test_a_state_ages_on_its_way_to_its_client(ttl_seconds: float, end: str) -> 
     outcome = played(the_call, Fault("part", 2.0, 15.0, target=2), ttl_seconds=ttl_seconds)
     assert replies(outcome) == ["gw-2 200 input_required", "gw-2 200 input_required", end]
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "end"),
+    [(6.0, "gw-1 400 invalid_request_state"), (20.0, "gw-1 200 complete")],
+)
+def test_a_client_that_has_left_does_not_reach_its_replica_within_the_grace_period(
+    grace_seconds: float, end: str
+) -> None:
+    """It comes back after 0.8 s, to a replica that is cut off just then."""
+    the_call = call(1, think=1.0, habit="leaves for a moment", questions=1, between=12.0)
+    outcome = played(the_call, Fault("part", 1.4, 8.0, target=1), replicas=1, grace_seconds=grace_seconds)
+    assert replies(outcome) == ["gw-1 200 input_required", end]
+    assert complaints(outcome) == []
