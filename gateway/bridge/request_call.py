@@ -116,10 +116,7 @@ class RequestCall(UpstreamCall):
 
     async def _ready_session(self, *, again: bool = False) -> Session:
         """The session of the exchange, or one of the pool, with all that the call needs set on it."""
-        context, session, pool = self._context, self._session, self._context.live.upstream.pool
-        if session is not None and session.lost:
-            self.release(clean=False)  # reserved for a referral, and lost while its urls were visited
-            session = None
+        context, session, pool = self._context, self._reserved_session(), self._context.live.upstream.pool
         if session is None:
             opener = Opener(context.address, again or self._is_continued)
             self._session = session = await pool.acquire(context.key, context.headers, opener)

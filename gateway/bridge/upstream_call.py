@@ -138,6 +138,12 @@ class UpstreamCall(ABC):
         """Whether the exchange still waits for the call."""
         return self._context.exchange.calling
 
+    def _reserved_session(self) -> Session | None:
+        """The session of the exchange, if it has one; one that was lost while urls were visited is given back."""
+        if self._session is not None and self._session.lost:
+            self.release(clean=False)
+        return self._session
+
     def rest(self, *, resting: bool) -> None:
         """Tell the pool whether the call waits for its client."""
         if self._session is not None:

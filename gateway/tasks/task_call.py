@@ -161,9 +161,9 @@ class TaskCall(UpstreamCall):
             self._hand_over(self._adopt, session, created, relay)
 
     async def _session_of_its_own(self) -> Session:
-        context, session = self._context, self._session
-        if session is not None and not session.lost:
-            return session  # reserved while the client visited the urls of a -32042
+        context, session = self._context, self._reserved_session()
+        if session is not None:
+            return session
         headers, opener = context.headers, Opener(context.address, self._is_continued)
         session = self._session = await context.live.upstream.pool.open(context.key, headers, opener)
         context.runs_in(session)

@@ -1,0 +1,28 @@
+"""Stories of what could be left behind once everybody is at rest: sessions, and the room that they take."""
+
+from typing import Any
+
+from tests.simulation import oracle
+from tests.simulation.history import History, Outcome
+from tests.simulation.plan import Call, Fault, Plan
+from tests.simulation.server import Kind
+
+
+def call(tool: str, *, at: float = 0.0, think: float = 2.0, habit: str = "plain", **script: Any) -> Call:
+    """A call of one client, which speaks with one replica."""
+    return Call("c1", at, tool, "ann", script, think, habit)
+
+
+def played(the_call: Call, *faults: Fault, kind: Kind, replicas: int = 1, **config: Any) -> Outcome:
+    """What became of one call."""
+    hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    settings = {"hold": hold, "sessions": {"idle_seconds": 30}, **config}
+    return History(Plan(1, replicas, kind, settings, (the_call,), faults)).run()
+
+
+def test_a_session_that_is_lost_while_urls_are_visited_gives_its_room_back() -> None:
+    """The task is called again after the visit, in another session than the one that was reserved for it."""
+    the_call = call("job", questions=1, urls="first")
+    outcome = played(the_call, Fault("server", 1.0, 0.5), kind=Kind(has_events=False, has_tasks=True))
+    assert outcome.records[0].outcome == "result"
+    assert oracle.complaints(outcome) == []
