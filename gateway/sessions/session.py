@@ -110,6 +110,11 @@ class Session(HearingSession):
         """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
         self.lost = self.shared.must_not_end = True
 
+    def settle_task(self) -> None:
+        """The task that had the session for itself is over, and with it every request about it whose stream broke."""
+        if not self.is_forgotten:
+            self.shared.must_not_end = False
+
     def move(self, state: SessionState | None) -> None:
         """Change the state, and count it in the metrics."""
         self._metrics.session_moved(self._route, self.state, state)

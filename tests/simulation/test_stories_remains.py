@@ -13,11 +13,12 @@ def call(tool: str, *, at: float = 0.0, think: float = 2.0, habit: str = "plain"
     return Call("c1", at, tool, "ann", script, think, habit)
 
 
-def played(the_call: Call, *faults: Fault, kind: Kind, replicas: int = 1, **config: Any) -> Outcome:
-    """What became of one call."""
+def played(the_call: Call, *faults: Fault, kind: Kind, replicas: int = 1, is_task: bool = False) -> Outcome:
+    """What became of one call, or of one task."""
     hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    settings = {"hold": hold, "sessions": {"idle_seconds": 30}, **config}
-    return History(Plan(1, replicas, kind, settings, (the_call,), faults)).run()
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "tasks": {"ttl_seconds": 30}}
+    calls, tasks = ((), (the_call,)) if is_task else ((the_call,), ())
+    return History(Plan(1, replicas, kind, config, calls, faults, tasks=tasks)).run()
 
 
 def test_a_session_that_is_lost_while_urls_are_visited_gives_its_room_back() -> None:
@@ -25,4 +26,12 @@ def test_a_session_that_is_lost_while_urls_are_visited_gives_its_room_back() -> 
     the_call = call("job", questions=1, urls="first")
     outcome = played(the_call, Fault("server", 1.0, 0.5), kind=Kind(has_events=False, has_tasks=True))
     assert outcome.records[0].outcome == "result"
+    assert oracle.complaints(outcome) == []
+
+
+def test_the_session_of_a_task_ends_though_a_stream_broke_in_it() -> None:
+    """The result of the task is asked for again, and comes."""
+    task, kind = call("chore", questions=0, before=4.0), Kind(has_events=False, has_lasting_tasks=True)
+    outcome = played(task, Fault("cold cut", 2.0, 0.0), kind=kind, is_task=True)
+    assert outcome.tasks[0].views[-1][1] == "completed"
     assert oracle.complaints(outcome) == []
