@@ -189,20 +189,37 @@ class Session(HearingSession):
 
         `timeout_seconds` is `timeouts.handshake_seconds`, which the error names.
         """
+        if self.in_flight is not None:  # a request whose asker has left
+            await self.settled(timeout_seconds)
         answer = OwnListener()
         call = Call(new_id(), b"", answer, is_own=True)
         call.message = jsonrpc.request(call.id, method, params)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self.run(call, headers)
-        except TimeoutError as exc:
-            raise CallLost(
-                f"The upstream of route {self._route} did not answer {method} in {timeout_seconds:g} s "
-                "(timeouts.handshake_seconds)"
-            ) from exc
+        # A task of its own, because an asker that leaves must not keep the session from being ended: it may be ended
+        # only once the server has answered.
+        failures: list[GatewayError] = []
+        asking = self._ask(call, method, headers, timeout_seconds, failures)
+        _ = await asyncio.wait((self._tasks.start(asking, "own request"),))
+        if failures:
+            raise failures[0]
         if answer.outcome is None:
             raise CallLost(f"The upstream of route {self._route} did not answer {method}")
         return answer.outcome
+
+    async def _ask(
+        self, call: Call, method: str, headers: Headers, timeout_seconds: float, failures: list[GatewayError]
+    ) -> None:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.run(call, headers)
+        except TimeoutError:
+            failures.append(
+                CallLost(
+                    f"The upstream of route {self._route} did not answer {method} in {timeout_seconds:g} s "
+                    "(timeouts.handshake_seconds)"
+                )
+            )
+        except GatewayError as exc:
+            failures.append(exc)
 
     def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.

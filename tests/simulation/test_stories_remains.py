@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.simulation import oracle
 from tests.simulation.history import History, Outcome
 from tests.simulation.plan import Call, Fault, Plan
@@ -35,3 +37,11 @@ def test_the_session_of_a_task_ends_though_a_stream_broke_in_it() -> None:
     outcome = played(task, Fault("cold cut", 2.0, 0.0), kind=kind, is_task=True)
     assert outcome.tasks[0].views[-1][1] == "completed"
     assert oracle.complaints(outcome) == []
+
+
+@pytest.mark.parametrize("at", [0.0065, 0.007, 0.0075, 0.008, 0.0085, 0.009])
+def test_a_client_that_leaves_while_its_session_is_prepared_leaves_no_session_at_the_server(at: float) -> None:
+    """The network becomes slow while the session is opened, or while the tools are listed in it."""
+    outcome = played(call("pay", habit="goes"), Fault("slow", at, 10.0), kind=Kind(has_events=False))
+    assert all(run.ended is not None for run in outcome.ledger.runs)
+    assert outcome.left == []
