@@ -48,6 +48,8 @@ class TaskCall(UpstreamCall):
         self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
+        self._is_kept = False
+        """Whether the session waits, with its result, until a client has come for that or the time for it is over."""
 
     @property
     def is_resumable(self) -> bool:
@@ -226,14 +228,27 @@ class TaskCall(UpstreamCall):
         driven = self._follower
         if driven is not None:
             driven.stop()
+        self._end_kept()
         if self._session is None or self._is_let_go:
             super().release(clean=False)
             return
-        if self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(self._session):
-            self._session.lose()  # no client waited here: another replica may still read the result
-        session = self._released = self._session
-        self._session = None
+        may_be_read = self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(self._session)
+        self._released, self._session = self._session, None
+        self._is_kept = may_be_read  # no client waited here: another replica may still read the result
+        if not may_be_read:
+            self._give_back(self._released)
 
+    def end(self) -> None:
+        """As for a plain call; a session that was kept for its result is not needed any more."""
+        self._end_kept()
+        super().end()
+
+    def _end_kept(self) -> None:
+        if self._is_kept and self._released is not None:
+            self._is_kept = False
+            self._give_back(self._released)
+
+    def _give_back(self, session: Session) -> None:
         async def release() -> None:
             self._context.live.upstream.pool.release(session, clean=False)
 

@@ -45,3 +45,11 @@ def test_a_client_that_leaves_while_its_session_is_prepared_leaves_no_session_at
     outcome = played(call("pay", habit="goes"), Fault("slow", at, 10.0), kind=Kind(has_events=False))
     assert all(run.ended is not None for run in outcome.ledger.runs)
     assert outcome.left == []
+
+
+def test_the_session_of_a_task_ends_once_a_client_that_was_away_has_its_result() -> None:
+    """The server withdraws its question, so the result comes while no client waits."""
+    the_call = call("job", think=6.0, questions=1, patience=2.0)
+    outcome = played(the_call, kind=Kind(has_events=True, has_tasks=True), replicas=2)
+    assert outcome.records[0].outcome == "result"
+    assert oracle.complaints(outcome) == []
