@@ -510,7 +510,7 @@ class Transport(asyncio.Transport):
         if not data or self._is_lost or self._ends_after_buffer:
             return
         way = self._end.out
-        if not self._buffer and way.count + len(data) <= _KERNEL_BYTES and not self._is_closing:
+        if not self._buffer and way.count + len(data) <= way.room and not self._is_closing:
             way.count += len(data)
             if not self._end.is_closed:
                 way.push(data)
