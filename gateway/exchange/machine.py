@@ -718,7 +718,8 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.LetGo, (*_CALLING, RESTORED, *_BETWEEN), _X._let_go),
     # late but harmless: a timer that fired while its cause was handled, or a message after the end
     (on.Nested, _AFTER, _X._late_question),
-    *((event, _AFTER, _X._late) for event in (on.Withdrawn, on.Undelivered)),
+    (on.Withdrawn, _AFTER, _X._late),
+    (on.Undelivered, (*_BETWEEN, FINISHED), _X._late),
     *((event, (*_LEFT, *_AFTER), _X._late) for event in (on.Progressed, on.Logged)),
     (on.HandedOver, (*_LEFT, RESTORED, *_AFTER), _X._late),
     (on.LetGo, _OVER, _X._late),

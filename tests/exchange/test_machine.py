@@ -944,7 +944,6 @@ def test_notifications_while_no_leg_waits_are_dropped(event: on.Event) -> None:
         on.Resulted(b"{}"),
         on.Failed(jsonrpc.Error(1)),
         on.Broke(LOST),
-        on.Undelivered((QUESTION,), LOST, retryable=True),
         on.Left(SECOND),
     ],
     ids=lambda event: type(event).__name__,
@@ -958,6 +957,13 @@ def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -
     ):
         before = attributes(play.exchange)
         assert play >> event
+        assert attributes(play.exchange) == before
+
+
+def test_an_answer_that_is_refused_after_the_call_changes_nothing() -> None:
+    for play in (referred(FIRST), broken(FIRST), parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY):
+        before = attributes(play.exchange)
+        assert play >> on.Undelivered((QUESTION,), LOST, retryable=True)
         assert attributes(play.exchange) == before
 
 

@@ -309,6 +309,8 @@ class World:
         retryable, replayable = self.random.choice([(True, False), (True, False), (False, True), (False, False)])
         call, questions = self.sent.pop()
         error: GatewayError = Refused("no", status=401) if retryable else CallLost("lost")
+        if self.exchange.state is State.ENDED:
+            return  # `UpstreamCall.end` has dropped the listener
         if call != self.calls:
             before = attributes(self.exchange)
             self.take(on.Undelivered(questions, error, retryable, replayable))
