@@ -129,7 +129,7 @@ class Client:
                 return
             if questions:
                 await asyncio.sleep(25.0 if habit == "late" else self._call.think)
-            if habit in ("asks again", "asks again, thinks") and questions:
+            if habit in ("asks again", "asks again, thinks", "asks again, stops reading") and questions:
                 again = await self._until_told(state, {})
                 if again is None:
                     return
@@ -193,7 +193,13 @@ class Client:
             good = [each for each in found if each.error is None]
             truest = [each for each in found if each.reason != "invalid_request_state"]
             return (good or truest or found or [None])[0]
-        if habit == "unread copy" and not self._has_copied:
+        if habit == "copies, then goes" and self._has_copied:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    return await self._until_told(state, answers)
+            self.record.outcome = "abandoned"
+            return None
+        if habit in ("unread copy", "copies, then goes") and not self._has_copied:
             self._has_copied = True
             loop = http.running_loop()
             loop.process.keep(loop.create_task(self._copy_unread(state, answers)))
@@ -316,6 +322,8 @@ class Client:
             async for _, message in reply.events():
                 if self._call.habit == "slow reader":
                     await asyncio.sleep(0.3)
+                if self._call.habit == "asks again, stops reading":
+                    await reply.pause(http.Pause(5.0, leaves=True))
                 if message is not None and "method" not in message:
                     finals.append(message)
                 elif message is not None and message["method"] not in _NOTES:

@@ -223,6 +223,10 @@ class Reply:
             raise Broken("the stream is cut") from exc
         self.is_complete = True
 
+    async def pause(self, pause: "Pause") -> None:
+        """Read nothing more for a while. Raises Broken if the client leaves then."""
+        await _read_nothing(self._writer.transport, pause)
+
     def close(self) -> None:
         """Close the connection."""
         if self.is_complete:

@@ -94,14 +94,14 @@ _AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 MORE_HABITS: Final = (
     *("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes", "asks again, thinks"),
-    "leaves for a moment",
+    *("leaves for a moment", "copies, then goes", "asks again, stops reading"),
 )
 MORE_FAULTS: Final = ("int", "replay")
 
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _with_tasks(_with_listeners(_newest(_more(_first(seed)))))
+    return _with_tasks(_with_listeners(_rarest(_newest(_more(_first(seed))))))
 
 
 def _first(seed: int) -> Plan:
@@ -495,6 +495,69 @@ def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
 
 
 _DRAWS: Final = (_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server, _stopped_in_grace)
+
+
+def _rarest(plan: Plan) -> Plan:
+    """Drains, and clients that leave, while a call that has moved on still writes a reply that nobody reads."""
+    random = Random(f"rarest {plan.seed}")
+    if random.random() > 0.05 or plan.replicas < 3 or plan.config["route"]:
+        return plan
+    return random.choice((_unread_later, _unread_broken, _unread_restored))(random, plan)
+
+
+def _unread_later(random: Random, plan: Plan) -> Plan:
+    """Nobody waits for the calls, which go on or have ended, while a copy of the last retry but one is not read."""
+    script = {"logs": True, "questions": 2, "between": random.choice((0.5, 3.0))}
+    calls = tuple(
+        replace(call, script=script, think=0.3, habit="copies, then goes", replicas=call.replicas[:1] * 6)
+        if _is_usual(call)
+        else call
+        for call in plan.calls
+    )
+    state = random.choice(("", "unread detached", "unread finished"))
+    faults = (Fault("int", round(1.0 + 5.0 * random.random(), 3), 2.0, when=state),) if state else ()
+    return replace(plan, config=_held_for(plan, 40.0), calls=calls, faults=faults)
+
+
+def _unread_broken(random: Random, plan: Plan) -> Plan:
+    """The stream of a call breaks whose last round is not read, and then its replica drains."""
+    script = {"logs": True, "questions": 2, "between": 0.3}
+    calls = tuple(
+        replace(call, script=script, tool="search", think=3.0, habit="unread copy", replicas=call.replicas[:1] * 6)
+        if _is_usual(call)
+        else call
+        for call in plan.calls
+    )
+    at = round(1.0 + 8.0 * random.random(), 3)
+    faults = (Fault("cold cut", at, 0.0, when="unread parked"), Fault("int", at + 0.1, 2.0, when="unread broken"))
+    config = _held_for(plan, 40.0)
+    config.pop("legs", None)
+    server = replace(plan.server, has_events=False)
+    return replace(plan, server=server, config=config, calls=calls, faults=faults)
+
+
+def _unread_restored(random: Random, plan: Plan) -> Plan:
+    """The owner of a call dies in the middle of a reply, and who takes the call over asks again, which is not read."""
+    config = _held_for(plan, 90.0)
+    config.pop("legs", None)
+    owner, heir = random.sample(range(1, plan.replicas + 1), 2)
+    at = round(1.0 + 6.0 * random.random(), 3)
+    call = Call(
+        tag="c30",
+        at=at,
+        tool="pay",
+        caller="ann",
+        # Both questions are withdrawn after a second; what is said of the second one comes when its client is back.
+        script={"logs": True, "questions": 2, "at once": True, "patience": 1.0, "between": 2.0},
+        think=1.5,
+        habit="asks again, stops reading",
+        replicas=(owner, *[heir] * 5),
+    )
+    dies_at = round(at + 3.2 + random.random(), 3)
+    faults = [Fault("kill", dies_at, 20.0, owner, heir)]
+    if random.random() < 0.5:
+        faults.append(Fault("int", dies_at + 0.5, 2.0, when="unread restored"))
+    return replace(plan, config=config, calls=(*plan.calls[:6], call), faults=tuple(faults))
 
 
 def _with_listeners(plan: Plan) -> Plan:
