@@ -183,15 +183,20 @@ class TaskCall(UpstreamCall):
         self._listener.hear(on.Resulted(body, is_modern=True))
 
     async def _drive(self, driven: Follower, past: Past | None = None) -> None:
+        """Follow a task to its end, which ends no other run if the call was run again meanwhile."""
         try:
             async with asyncio.timeout(self._context.live.config.tasks.ttl_seconds):
                 ended = await driven.run(past)
-        except TimeoutError:
+        except (TimeoutError, GatewayError) as exc:
+            if driven is not self._follower:
+                return
+            if isinstance(exc, GatewayError):
+                raise
             raise CallLost(
                 "The task did not end within tasks.ttl_seconds; it was given up and may have had effects"
             ) from None
-        if ended is None:
-            return  # given up: the exchange has ended before
+        if ended is None or driven is not self._follower:
+            return  # given up: the exchange has ended before, or its call was run again
         if ended.result is not None:
             self._listener.hear(on.Resulted(ended.result))
         elif ended.error is not None:

@@ -1,11 +1,17 @@
 """A call that is a task, before a FAKE server that asks in the moment in which the task is made."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
-from gateway.protocol import mcp
+from gateway.exchange import events as on
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost
+from gateway.tasks.legacy_tasks import Ended
+from gateway.tasks.task_call import TaskCall
 from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY
@@ -93,3 +99,33 @@ async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_can
     await eventually(lambda: "call" not in stand.tasks(), "the stream is left")
     assert mcp.CANCELLED not in upstream.words
     assert len(stand.gateway.task_table) == 0
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Ended("completed", Raw(b"{}")),
+        Ended("failed", error=jsonrpc.Error(1)),
+        Ended("cancelled"),
+        CallLost("lost"),
+        TimeoutError(),
+    ],
+    ids=str,
+)
+async def test_the_end_of_an_earlier_task_does_not_end_another_run(end: Ended | Exception) -> None:
+    class Earlier:
+        async def run(self, _: object) -> Ended:
+            if isinstance(end, Exception):
+                raise end
+            return end
+
+    class Listener:
+        request_id = None
+
+        def hear(self, event: on.Event) -> None:
+            pytest.fail(f"heard {event}")
+
+    context: Any = SimpleNamespace(live=SimpleNamespace(config=SimpleNamespace(tasks=SimpleNamespace(ttl_seconds=1))))
+    report: Any = None
+    earlier: Any = Earlier()
+    await TaskCall(context, report, Listener())._drive(earlier)
