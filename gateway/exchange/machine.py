@@ -720,11 +720,12 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Nested, _AFTER, _X._late_question),
     (on.Withdrawn, _AFTER, _X._late),
     (on.Undelivered, (*_BETWEEN, FINISHED), _X._late),
-    *((event, (*_LEFT, *_AFTER), _X._late) for event in (on.Progressed, on.Logged)),
+    (on.Logged, (*_LEFT, *_AFTER), _X._late),
+    (on.Progressed, (*_LEFT, BROKEN, *_OVER), _X._late),
     (on.HandedOver, (*_LEFT, RESTORED, *_AFTER), _X._late),
     (on.LetGo, _OVER, _X._late),
-    # a stream may still break, or repeat itself, after the answer
-    *((event, _AFTER, _X._late) for event in (on.Resulted, on.Failed, on.Broke)),
+    # a call that was given up may still end, or break; one that ended with urls has ended
+    *((event, (BROKEN, *_OVER), _X._late) for event in (on.Resulted, on.Failed, on.Broke)),
 )
 
 TRANSITIONS: Final[dict[tuple[State, type[on.Event]], Handler]] = {

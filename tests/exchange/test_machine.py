@@ -950,7 +950,6 @@ def test_notifications_while_no_leg_waits_are_dropped(event: on.Event) -> None:
 )
 def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -> None:
     for play in (
-        referred(FIRST),
         broken(FIRST),
         parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY,
         resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY,
@@ -958,6 +957,16 @@ def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -
         before = attributes(play.exchange)
         assert play >> event
         assert attributes(play.exchange) == before
+
+
+@pytest.mark.parametrize(
+    "event", [on.Withdrawn(raw(0)), logged("error"), on.Left(SECOND)], ids=lambda event: type(event).__name__
+)
+def test_what_is_said_while_a_client_visits_its_urls_changes_nothing(event: on.Event) -> None:
+    play = referred(FIRST)
+    before = attributes(play.exchange)
+    assert play >> event
+    assert attributes(play.exchange) == before
 
 
 def test_an_answer_that_is_refused_after_the_call_changes_nothing() -> None:

@@ -285,11 +285,14 @@ class World:
 
     def notify(self) -> None:
         level = self.random.choice(["debug", "info", "error"])
-        self.take(on.Progressed({"progressToken": raw(0), "progress": raw(1)}))
+        if self.exchange.state is not State.REFERRED:
+            self.take(on.Progressed({"progressToken": raw(0), "progress": raw(1)}))
         self.take(on.Logged(level, raw({"level": level, "data": 1})))
 
     def finish_call(self) -> None:
         event = self.random.choice(ENDS)
+        if self.exchange.state is State.REFERRED:
+            return  # no call is in flight in its session
         if self.running and isinstance(event, on.Broke):
             self.replayable = event.replayable  # the last word
         self.end_call()
