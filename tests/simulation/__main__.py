@@ -21,14 +21,13 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="write the small history to this file in stories/")
     parser.add_argument("--whole", action="store_true", help="with --seed: do not make it smaller")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rows", action="store_true", help="fail if a row of the exchange was never met")
     args = parser.parse_args()
     if args.story is not None:
         return tell(of_text(args.story.read_text()))
     if args.seed is not None:
         return one(args.seed, args.keep, whole=args.whole)
     first, _, end = args.seeds.partition(":")
-    return many(int(first), int(end), args.processes, needs_rows=args.rows)
+    return many(int(first), int(end), args.processes)
 
 
 def one(seed: int, keep: Path | None, *, whole: bool) -> int:
