@@ -9,9 +9,9 @@ from tests.simulation.world import START
 
 DRAINS: Final = frozenset({"term", "term twice", "int"})
 DEATHS: Final = frozenset({"kill", "power", *DRAINS})
-CUTS: Final = frozenset({"cut", "cold cut"})
+CUTS: Final = frozenset({"cut", "cold cut", "modern cut"})
 SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
-_EVERYWHERE: Final = frozenset({"server", "cut", "cold cut", "slow", "split", "dns"})
+_EVERYWHERE: Final = frozenset({"server", *CUTS, "slow", "split", "dns"})
 """Faults that are not those of one replica."""
 _AFTER_SECONDS: Final = {"split": math.inf, "drift": math.inf}
 """How long a fault is felt after its end, if that is not half a second."""

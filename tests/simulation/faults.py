@@ -122,8 +122,18 @@ def _cut(history: "History", fault: Fault) -> None:
 
 def _cold_cut(history: "History", fault: Fault) -> None:
     """Reset every connection of the server."""
+    _reset_all(history, "server")
+
+
+def _modern_cut(history: "History", fault: Fault) -> None:
+    """Reset every connection of the modern server."""
+    _reset_all(history, "modern")
+
+
+def _reset_all(history: "History", server: str) -> None:
+    process = history.simulation.processes[server]
     for connection in list(history.network.connections):
-        if connection.ends[1].process is history.server:
+        if connection.ends[1].process is process:
             connection.cut()
 
 
@@ -181,6 +191,7 @@ _KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
     "server": _server,
     "cut": _cut,
     "cold cut": _cold_cut,
+    "modern cut": _modern_cut,
     "slow": _slow,
     "split": _split,
     "dns": _dns,

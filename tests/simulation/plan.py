@@ -96,7 +96,7 @@ MORE_HABITS: Final = (
     *("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes", "asks again, thinks"),
     *("leaves for a moment", "copies, then goes", "asks again, stops reading"),
 )
-MORE_FAULTS: Final = ("int", "replay")
+MORE_FAULTS: Final = ("int", "replay", "modern cut")
 
 
 def draw(seed: int) -> Plan:
@@ -415,8 +415,8 @@ def _is_usual(call: Call) -> bool:
 
 def _held_for(plan: Plan, seconds: float) -> dict[str, Any]:
     """The configuration, in which calls wait for so long, and none goes cold."""
-    hold = {name: value for name, value in plan.config["hold"].items() if name != "cold_seconds"}
-    return {**plan.config, "hold": {**hold, "ttl_seconds": seconds}}
+    config = _held(plan.config)
+    return {**config, "hold": {**config["hold"], "ttl_seconds": seconds}}
 
 
 def _with_silent_owners(random: Random, plan: Plan) -> Plan:
@@ -565,7 +565,26 @@ def _with_listeners(plan: Plan) -> Plan:
     listeners, changes = listening.drawn(plan.seed, plan.replicas, LOAD_SECONDS, plan.faults)
     if not listeners:
         return plan
-    return replace(plan, server=replace(plan.server, has_changes=True), listeners=listeners, changes=changes)
+    plan = replace(plan, server=replace(plan.server, has_changes=True), listeners=listeners, changes=changes)
+    return _with_cut_listeners(Random(f"cut listeners {plan.seed}"), plan)
+
+
+def _with_cut_listeners(random: Random, plan: Plan) -> Plan:
+    """Sometimes the modern server's connections break, and something changes for a mirrored client after that."""
+    mirrored = [each for each in plan.listeners if each.is_legacy and each.path == "/modern"]
+    if not mirrored or random.random() > 0.5:
+        return plan
+    cut = Fault("modern cut", round(10.0 + 8.0 * random.random(), 3), 0.0)
+    changes = tuple(
+        Change(round(cut.at + 0.2 + 5.0 * random.random(), 3), each.caller, uri, each.path)
+        for each in mirrored
+        for uri in (*each.uris, "")
+    )
+    return replace(
+        plan,
+        faults=tuple(sorted((*plan.faults, cut), key=lambda fault: fault.at)),
+        changes=tuple(sorted((*plan.changes, *changes), key=lambda change: change.at)),
+    )
 
 
 TASK_HABITS: Final = ("plain", "plain", "plain", "cancels", "abandons")
@@ -579,7 +598,22 @@ def _with_tasks(plan: Plan) -> Plan:
         return plan
     tasks = tuple(_task(random, number, plan.replicas) for number in range(1, random.randrange(2, 6)))
     config = {**plan.config, "tasks": {"ttl_seconds": 100}}
-    return replace(plan, server=replace(plan.server, has_lasting_tasks=True), config=config, tasks=tasks)
+    plan = replace(plan, server=replace(plan.server, has_lasting_tasks=True), config=config, tasks=tasks)
+    return _with_cut_tasks(Random(f"cut tasks {plan.seed}"), plan)
+
+
+def _with_cut_tasks(random: Random, plan: Plan) -> Plan:
+    """Sometimes the server's connections break soon after a task began, and its streams cannot be resumed."""
+    if random.random() > 0.3:
+        return plan
+    cuts = tuple(Fault("cold cut", round(task.at + 0.5 + 3.0 * random.random(), 3), 0.0) for task in plan.tasks[:2])
+    faults = tuple(sorted((*plan.faults[:1], *cuts), key=lambda fault: fault.at))
+    return replace(plan, server=replace(plan.server, has_events=False), config=_held(plan.config), faults=faults)
+
+
+def _held(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, in which no call goes cold."""
+    return {**config, "hold": {name: value for name, value in config["hold"].items() if name != "cold_seconds"}}
 
 
 def _task(random: Random, number: int, replicas: int) -> Call:

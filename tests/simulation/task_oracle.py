@@ -1,6 +1,7 @@
 """Judges what clients were told of their tasks: one end, with their own result, and no task that runs twice."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -13,6 +14,8 @@ from tests.simulation.task_server import WITHDRAWN
 from tests.simulation.world import START
 
 _TROUBLE: Final = DEATHS | CUTS | SILENCES | {"server"}
+_CANCELS_SECONDS: Final = 2.0
+"""How soon after its client was told so a task is cancelled at its server."""
 _CAUSES: Final = {
     "broken": _TROUBLE,
     "refused": _TROUBLE,
@@ -71,8 +74,10 @@ def _of_run(record: TaskRecord, run: Run, *, is_troubled: bool) -> Iterator[str]
         yield f"run {run.number} is left running"
     if run.cancelled is not None and record.wanted_cancelled is None:
         yield f"run {run.number} was cancelled, which its client did not want"
-    if record.was_cancelled is not None and not is_troubled and run.cancelled is None and run.result is None:
-        yield f"run {run.number} was not cancelled"
+    if record.was_cancelled is not None and not is_troubled and run.cancelled is None:
+        went_on = (run.ended or math.inf) > record.was_cancelled + _CANCELS_SECONDS
+        if went_on or run.result is None:
+            yield f"run {run.number} was not cancelled"
 
 
 def _of_end(outcome: Outcome, record: TaskRecord, runs: list[Run]) -> Iterator[str]:
