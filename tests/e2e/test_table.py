@@ -8,6 +8,7 @@ Hosts that speak stdio start `mrtr-gateway wrap`; the others call `mrtr-gateway 
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import pytest
 
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import HERE, available
-from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, stdio_server
+from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, start, stdio_server
 from tests.support import tables
 from tests.support.gateway_process import gateway
 
@@ -226,23 +227,21 @@ async def played(client: Client, server: Server, running: OldServer, upstream: d
 
 async def outcomes_of(*command: str | Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run a client; it must end by itself, and the gateway's log, if it is in its stderr, must have no error."""
-    process = await asyncio.create_subprocess_exec(
-        *map(str, command),
-        cwd=REPOSITORY,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"} | dict(environment or {}),
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            _ = await process.wait()
-    assert process.returncode == 0, out + err
+    words = [str(word) for word in command]
+    variables = {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"}
+    how: Any = {"environment": os.environ | variables | dict(environment or {}), "cwd": REPOSITORY}
+    with tempfile.TemporaryDirectory(prefix="mrtr-client-") as directory:
+        stdout, stderr = Path(directory) / "stdout", Path(directory) / "stderr"
+        process = await start(words, **how, stdout=stdout, stderr=stderr)
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                code = await process.wait()
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                _ = await process.wait()
+        out, err = stdout.read_bytes(), stderr.read_bytes()
+    assert code == 0, out + err
     assert b'"level": "error"' not in err, err.decode(errors="replace")
     outcomes: dict[str, Any] = json.loads(out.decode().strip().split("\n")[-1])
     return outcomes

@@ -14,12 +14,15 @@ import os
 import random
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.parts.forked import Forked, fork
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = (REPOSITORY / os.environ.get("MRTR_PARTS", ".parts")).resolve()
@@ -132,6 +135,30 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+async def execute(
+    command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, stdout: Path, stderr: Path
+) -> asyncio.subprocess.Process:
+    """Run any program, with the same arguments as `fork` and in the same circumstances."""
+    # Files and not pipes: nobody reads them while the test runs, and a full pipe would stop a server.
+    with stdout.open("wb") as out, stderr.open("ab") as err:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            cwd=cwd,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+async def start(command: Sequence[str], **how: Any) -> Forked | asyncio.subprocess.Process:
+    """Fork the program if it is Python in an environment of the parts, else execute it."""
+    is_forked = Path(command[0]).name == "python" and command[0] != sys.executable
+    return await (fork if is_forked else execute)(command, **how)
+
+
 @dataclass
 class OldServer:
     """One old server in a process of its own, always on the same port."""
@@ -144,7 +171,7 @@ class OldServer:
     host: str = LOOPBACK
     prefix: Sequence[str] = ()
     """The words before its command that run it on that host."""
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | Forked | None = None
 
     @property
     def url(self) -> str:
@@ -192,19 +219,15 @@ class OldServer:
         if self.host != LOOPBACK:
             command += ["--host", self.host]
         environment = {**os.environ, **recipe.environment(self.port), **self.environment}
-        # Files and not pipes: nobody reads them while the test runs, and a full pipe would stop the server.
-        with (self.directory / "stdout").open("wb") as out, (self.directory / "stderr").open("ab") as err:
-            self.process = await asyncio.create_subprocess_exec(
-                *self.prefix,
-                *command,
-                *self.flags,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        # Elsewhere, or with a variable that a library may read as it is imported, a program has to import it itself.
+        launch = execute if self.prefix or self.environment else start
+        self.process = await launch(
+            [*self.prefix, *command, *self.flags],
+            environment=environment,
+            cwd=Path.cwd(),
+            stdout=self.directory / "stdout",
+            stderr=self.directory / "stderr",
+        )
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not self._is_ready(recipe.ready):
