@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_can
         CallLost("lost"),
         TimeoutError(),
     ],
-    ids=str,
+    ids=("completed", "failed", "cancelled", "lost", "timeout"),
 )
 async def test_the_end_of_an_earlier_task_does_not_end_another_run(end: Ended | Exception) -> None:
     class Earlier:
