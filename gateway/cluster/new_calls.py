@@ -23,10 +23,6 @@ class NewCalls:
         self._metrics = metrics
         self._turn = 0
 
-    def end_legs(self, ends_at: float | None) -> None:
-        """Have other replicas end the legs of whatever this one sends them, by a monotonic time."""
-        self._peers.ends_at = ends_at
-
     async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
         """Have another replica serve a call; None if none takes it. Raises TakenCallLost if one broke off."""
         for host in self._in_turn():

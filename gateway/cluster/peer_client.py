@@ -4,6 +4,7 @@ import asyncio
 from typing import Final
 
 from gateway import world
+from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership, State
 from gateway.cluster.peer_connections import ANSWER_BYTES, NETWORK_ERRORS, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
@@ -33,12 +34,13 @@ _SEEN: Final[dict[PeerOutcome, State]] = {
 class PeerClient:
     """Speaks to the other members by their ids."""
 
-    def __init__(self, connections: PeerConnections, membership: Membership, metrics: Metrics) -> None:
+    def __init__(
+        self, connections: PeerConnections, membership: Membership, metrics: Metrics, draining: Draining
+    ) -> None:
         self._connections = connections
         self._membership = membership
         self._metrics = metrics
-        self.ends_at: float | None = None
-        """Monotonic; set when this process drains: by then a forwarded request must have its reply."""
+        self._draining = draining
 
     # -- requests of clients ------------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class PeerClient:
 
     def _request(self, kind: messages.Kind, member: str, incoming: Incoming) -> PeerRequest:
         """A client's request as a message to another replica."""
-        came = incoming.peer_request
+        came, ends_at = incoming.peer_request, self._draining.ends_at
         return PeerRequest(
             kind=kind,
             to=member,
@@ -98,7 +100,7 @@ class PeerClient:
             request_id=incoming.request_id,
             trace=incoming.span.token if incoming.span is not None else b"",
             takes_whole=True,
-            leg_seconds=max(0.0, self.ends_at - world.monotonic()) if self.ends_at is not None else None,
+            leg_seconds=max(0.0, ends_at - world.monotonic()) if ends_at is not None else None,
         )
 
     async def _address(self, kind: messages.Kind, member: str) -> Address:

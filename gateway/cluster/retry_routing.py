@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
@@ -56,20 +57,16 @@ class TakeOver(msgspec.Struct, frozen=True):
 class RetryRouting:
     """Routes the retries that reach this replica and whose call it does not hold."""
 
-    def __init__(self, membership: Membership, peers: PeerClient, witness: Witness) -> None:
+    def __init__(self, membership: Membership, peers: PeerClient, witness: Witness, draining: Draining) -> None:
         self._membership = membership
         self._peers = peers
         self._witness = witness
-        self._has_parted = False
-
-    def part(self) -> None:
-        """Take no call over from now on: this process ends, and has let its own calls go."""
-        self._has_parted = True
+        self._draining = draining
 
     @property
     def has_parted(self) -> bool:
         """Whether calls of this process are for others, as far as there may be any."""
-        return self._has_parted and not self._membership.alone
+        return self._draining.has_parted and not self._membership.alone
 
     async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
@@ -78,12 +75,12 @@ class RetryRouting:
         request that came through another replica also PeerReplaced.
         """
         if incoming.peer_request is None:
-            if envelope.owner == _NO_REPLICA and not self._has_parted:
+            if envelope.owner == _NO_REPLICA and not self._draining.has_parted:
                 return TakeOver(proven=True)
             return await self._ask_owner(envelope, incoming, reply)
         kind, to = incoming.peer_request.kind, incoming.peer_request.to
         if to == self._membership.own:
-            if kind == "owner" or self._has_parted:
+            if kind == "owner" or self._draining.has_parted:
                 raise PeerReplaced(to)  # a former process of this id held the call, or this one did until it parted
             return TakeOver(proven=kind == "heir")
         if kind != "owner":
@@ -125,7 +122,7 @@ class RetryRouting:
         resumable = envelope.is_resumable
         for member in candidates:
             if member == self._membership.own:
-                if self._has_parted:
+                if self._draining.has_parted:
                     continue
                 break
             try:
@@ -137,7 +134,7 @@ class RetryRouting:
             except OwnerStalled:
                 # It may have resumed the call before. Without a cursor there was nothing to resume.
                 kind = "resume" if resumable else kind
-        if not self._has_parted:
+        if not self._draining.has_parted:
             return TakeOver(proven=kind == "heir")
         if incoming.peer_request is not None:
             raise PeerReplaced(incoming.peer_request.to)

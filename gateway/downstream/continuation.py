@@ -5,7 +5,7 @@ If not, the replica that holds it serves the retry, or this one takes the call o
 route is gone, except that a call is not taken over there: that would be to serve the route.
 """
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 
@@ -48,13 +48,6 @@ class Continuation:
         self._authenticator = authenticator
         self._retry_routing = retry_routing
         self.new_calls = new_calls
-        self._let_go: frozenset[str] = frozenset()
-        """Ids of the exchanges that this process left to others when it parted."""
-
-    def part(self, let_go: Iterable[str]) -> None:
-        """Continue no call from now on but those still held: this process ends, and has let these exchanges go."""
-        self._let_go |= frozenset(let_go)
-        self._retry_routing.part()
 
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
@@ -190,7 +183,7 @@ class Continuation:
 
     def _is_let_go(self, exchange: str) -> bool:
         """Whether this process held a call that others may continue, now that it has parted."""
-        return exchange in self._let_go or (
+        return exchange in self._process.draining.let_go or (
             self._retry_routing.has_parted and self.lot.cold.find(exchange) is not None
         )
 

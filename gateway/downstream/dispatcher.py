@@ -10,6 +10,7 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.exchange_runner import NewCall
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
+from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.reply_relay import Replied
 from gateway.downstream.continuation import Continuation
@@ -33,8 +34,10 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(self, continuation: Continuation, task_requests: TaskRequests, pinned: PinnedClients) -> None:
-        self.stopping = False
+    def __init__(
+        self, draining: Draining, continuation: Continuation, task_requests: TaskRequests, pinned: PinnedClients
+    ) -> None:
+        self._draining = draining
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
         self._task_requests = task_requests
@@ -61,7 +64,7 @@ class Dispatcher:
 
     def _by_dialect(self, round_: Round) -> Awaitable[Replied]:
         """As `_dispatch`, on a route with dialects."""
-        return self._pinned.serve(round_, self._dispatch, is_stopping=self.stopping)
+        return self._pinned.serve(round_, self._dispatch, is_stopping=self._draining.has_begun)
 
     def _dispatch(self, round_: Round) -> Awaitable[Replied]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
@@ -72,7 +75,7 @@ class Dispatcher:
             return self._continuation.serve(round_)
         if request.method in TASK_REQUESTS:
             return self._task_requests.serve(round_)
-        if self.stopping:
+        if self._draining.has_begun:
             return self._send_on(round_)
         if request.method == mcp.LISTEN:
             return self._listen(round_)

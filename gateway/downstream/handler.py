@@ -1,6 +1,6 @@
 """The way of one HTTP request to its one reply, as a list of stages."""
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Final
 
@@ -64,7 +64,7 @@ class RequestHandler:
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         pinned = PinnedClients(routes.process, continuation.new_calls)
-        self._dispatcher = Dispatcher(continuation, task_requests, pinned)
+        self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
@@ -76,23 +76,6 @@ class RequestHandler:
         self._config = config
         self._host_check = HostCheck(config.security, config.listen)
 
-    def stop(self, ends_at: float | None = None) -> None:
-        """Begin no new calls and no new streams.
-
-        Other replicas serve the new calls, and end each of their legs by `ends_at` (monotonic). None: there is no
-        other replica, and new calls are refused.
-        """
-        self._dispatcher.stopping = self._passthrough.stopping = self._era_routing.stdio.stopping = True
-        refuses = ends_at is None
-        self._passthrough.refuses_calls = self._legacy.mirror.refuses_calls = refuses
-        self._era_routing.stdio.refuses_calls = refuses
-        self._legacy.stop()
-        self._continuation.new_calls.end_legs(ends_at)
-
-    def part(self, let_go: Iterable[str]) -> None:
-        """Take no call over from now on, because this process ends; it has let these exchanges go."""
-        self._continuation.part(let_go)
-
     @property
     def running(self) -> dict[Driver, None]:
         """The exchanges with a leg of a client of this replica."""
@@ -102,11 +85,6 @@ class RequestHandler:
     def relayed(self) -> dict[Driver, None]:
         """The exchanges with a leg of a request that another replica forwarded."""
         return self._legs.relayed
-
-    @property
-    def stopping(self) -> bool:
-        """Whether this process begins no new calls."""
-        return self._dispatcher.stopping
 
     @property
     def busy(self) -> int:

@@ -45,10 +45,6 @@ class LegacyRouting:
         self.mirror = mirror
         self.stateless = stateless
 
-    def stop(self) -> None:
-        """Accept no new sessions, calls and streams."""
-        self.front.stopping = self.mirror.stopping = True
-
     async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> Response:
         """Serve a request of a legacy client; raises GatewayError."""
         at = Arrival(incoming, reply, live, caller)

@@ -37,9 +37,6 @@ class StdioForwarding:
     """The requests of one listener that pass to children."""
 
     def __init__(self) -> None:
-        self.stopping = False
-        self.refuses_calls = False
-        """Whether a drain refuses calls, because no other replica serves them."""
         self.long_lived = 0
         """Open subscriptions, which a drain does not wait for."""
 
@@ -51,7 +48,8 @@ class StdioForwarding:
         parsed = incoming.parsed()
         if parsed.id is None:
             return WholeResponse(status=202)  # closing the response is what cancels
-        if self.stopping and (self.refuses_calls or parsed.method == mcp.LISTEN):
+        draining = live.process.draining
+        if draining.has_begun and (draining.refuses_calls or parsed.method == mcp.LISTEN):
             raise ShuttingDown("call again")
         _check(parsed, incoming)
         assert incoming.caller is not None, "the caller is identified before"

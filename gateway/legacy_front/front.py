@@ -49,7 +49,6 @@ class LegacyFront:
     """The sessions of one process."""
 
     def __init__(self, process: ProcessScope, ids: SessionIds, table: SessionTable, forwarding: Forwarding) -> None:
-        self.stopping = False
         self.in_flight = 0
         """HTTP requests that are being served here, streams included."""
         self._process = process
@@ -64,7 +63,7 @@ class LegacyFront:
 
     async def begin(self, front: Front, at: Arrival, connect: Connect) -> Response:
         """Serve a request that begins a session."""
-        if self.stopping:
+        if self._process.draining.has_begun:
             raise ShuttingDown("initialize again")
         session = self.sessions.open(at.live, front, at.caller, connect)
         goes_on = False

@@ -40,9 +40,7 @@ class Passthrough:
     """Forwards the requests of one listener."""
 
     def __init__(self, in_force: InForce[Config], endpoints: EndpointRewriter, process: ProcessScope) -> None:
-        self.stopping = False
-        self.refuses_calls = False
-        """Whether a drain refuses the calls of modern upstreams, because no other replica serves them."""
+        self._draining = process.draining
         self._streams: set[Passage] = set()
         self._headers = HeaderRules(in_force, process.epoch)
         self._endpoints = endpoints
@@ -61,7 +59,7 @@ class Passthrough:
         """
         if live.upstream.era is None:
             raise not_passable(incoming)
-        if self.stopping and incoming.method == "GET":
+        if self._draining.has_begun and incoming.method == "GET":
             raise ShuttingDown("open the stream again")
         if incoming.method not in _METHODS:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
@@ -90,7 +88,7 @@ class Passthrough:
         if not (probe.known or await probe.is_modern(self._headers.on_behalf(incoming, live.route), waits=waits)):
             return None
         passage = Passage(incoming, reply, live, TrafficEra.MODERN, self._streams)
-        if self.stopping and (self.refuses_calls or passage.is_long_lived):
+        if self._draining.has_begun and (self._draining.refuses_calls or passage.is_long_lived):
             raise ShuttingDown("call again")
         with passage, closing(await self._open(passage)) as said:
             if _may_refute(said):
@@ -139,10 +137,10 @@ class Passthrough:
         response: Response
         if body is not None:
             response = WholeResponse(body, said.status, headers, reason)
-            response.closes = self.stopping
+            response.closes = self._draining.has_begun
         else:
             response = stream = StreamResponse(said.status, headers, reason)
-            stream.closes = self.stopping
+            stream.closes = self._draining.has_begun
             # An event stream may wait for people; any other body is complete when it begins.
             deadline = None if is_sse else passage.live.deadlines.idle
             await self._stream(passage, said, stream, deadline, first_event)

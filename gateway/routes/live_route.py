@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.cluster.draining import Draining
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.exchange.machine import Policy
@@ -49,6 +50,7 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     traffic: Traffic
     calls: CallBytes
     """What the calls under way weigh."""
+    draining: Draining
     stream_times: StreamTimes = DEFAULT_TIMES
     traces: Traces | None = None
 

@@ -141,7 +141,7 @@ class Stateless:
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
     async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> Response:
-        if self._mirror.stopping:
+        if self._mirror.draining.has_begun:
             raise ShuttingDown("listen again")
         server, headers = await self._server(at)
         listening = Listening(at.live, id_, at.incoming.request_id)
@@ -150,7 +150,7 @@ class Stateless:
     async def _call(
         self, at: MirrorArrival, request: Request, declared: Declared, session: Session | None
     ) -> Response:
-        if self._mirror.refuses_calls:
+        if self._mirror.draining.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
         key = None if session is None else (session.key, request.id)

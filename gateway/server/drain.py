@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from gateway import world
 from gateway.bridge.driver import Driver
+from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.config import Config, InForce
 from gateway.downstream.handler import RequestHandler
@@ -43,6 +44,7 @@ class Drain:
     def __init__(  # noqa: PLR0913  (everything that a drain ends)
         self,
         in_force: InForce[Config],
+        draining: Draining,
         downstream: RequestHandler,
         routes: RouteTable,
         lot: Lot[Driver],
@@ -50,6 +52,7 @@ class Drain:
         membership: Membership,
     ) -> None:
         self._in_force = in_force
+        self._draining = draining
         self._downstream = downstream
         self._routes = routes
         self._lot = lot
@@ -86,7 +89,7 @@ class Drain:
 
     def _begin_no_calls(self, ends_at: float) -> None:
         alone = self._membership.alone
-        self._downstream.stop(None if alone else ends_at)
+        self._draining.begin(None if alone else ends_at)
         for live in self._routes.live.values():
             live.upstream.end_streams()
         if not alone:
@@ -131,7 +134,7 @@ class Drain:
                 driver.stop(error)
         let_go = [driver.id for driver in unfinished if driver in kept]
         if is_resumable:
-            self._downstream.part(let_go)
+            self._draining.part(let_go)
         if unfinished:
             log.info(Event.SERVER_PARTED, let_go=len(let_go), cancelled=len(unfinished) - len(let_go))
 

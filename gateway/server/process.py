@@ -16,6 +16,7 @@ from gateway.admin.probes import Admin
 from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_client import PeerClient
@@ -127,7 +128,8 @@ class Gateway:
         self._traces = traces
         self._stream_times = stream_times
         self._serves_host = serves_host
-        self._peers = PeerClient(self._peer_connections, self.members, self.metrics)
+        self.draining = Draining()
+        self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
         self._witness = Witness(self.members, self._peers, self.lot.trace, self.tasks)
         # Of all workers, so that each shows a caller under the same pseudonym.
         self._status_salt = world.random_bytes(_SALT_BYTES) if worker is None else worker.mark
@@ -218,11 +220,12 @@ class Gateway:
             traces=self._traces,
             traffic=self._traffic,
             calls=self.calls,
+            draining=self.draining,
         )
 
     def _new_downstream(self) -> RequestHandler:
         process = self.routes.process
-        retry_routing = RetryRouting(self.members, self._peers, self._witness)
+        retry_routing = RetryRouting(self.members, self._peers, self._witness, self.draining)
         new_calls = NewCalls(self.members, self._peers, self.metrics)
         continuation = Continuation(process, self.lot, self._authenticator, retry_routing, new_calls)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
@@ -230,7 +233,7 @@ class Gateway:
         forwarding = Forwarding(self.members, self._peers)
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
         replicas = Replicas(self.members, self._peers, retry_routing)
-        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process.epoch, self.lot.results)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
@@ -324,7 +327,9 @@ class Gateway:
         """Take no new calls, and wait for those that run or are held until hold.drain_seconds have passed."""
         self.ready = False
         self.reload.closed = True
-        drain = Drain(self._in_force, self.downstream, self.routes, self.lot, self.task_table, self.members)
+        drain = Drain(
+            self._in_force, self.draining, self.downstream, self.routes, self.lot, self.task_table, self.members
+        )
         listeners = Listeners(self._client_listener, self._listeners)
         await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
         if not self._is_resumable():
@@ -340,7 +345,7 @@ class Gateway:
         is_resumable = self._is_resumable()
         self.task_table.leave(is_resumable=is_resumable)
         if is_resumable:
-            self.downstream.part(())  # unless a drain has
+            self.draining.part()
         for live in self.routes.live.values():
             live.upstream.pool.retire()
         self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))

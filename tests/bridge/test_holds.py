@@ -244,7 +244,7 @@ async def test_a_draining_gateway_takes_retries_but_no_calls(upstream: FakeUpstr
     async with stand.http.get(admin + "/readyz") as response:
         assert response.status == 200
     draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
-    await eventually(lambda: stand.gateway.downstream.stopping)
+    await eventually(lambda: stand.gateway.draining.has_begun)
     async with stand.http.get(admin + "/readyz") as response:
         assert response.status == 503
     async with stand.http.get(admin + "/healthz") as response:

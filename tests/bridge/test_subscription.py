@@ -172,7 +172,7 @@ async def test_a_drain_ends_a_subscription_that_is_just_opening(upstream: FakeUp
     subscription = loop.create_task(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
     await upstream.saw(mcp.SUBSCRIBE)
     drain = loop.create_task(stand.gateway.drain(delay_seconds=0))
-    await eventually(lambda: stand.gateway.downstream.stopping)
+    await eventually(lambda: stand.gateway.draining.has_begun)
     go_on.set()
     reply = await subscription
     await asyncio.wait_for(drain, 2)

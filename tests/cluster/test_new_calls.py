@@ -17,7 +17,7 @@ async def draining(stand: Stand) -> AsyncIterator[None]:
     client = stand.client()
     asked = await client.call("tool")
     drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
-    await eventually(lambda: stand.gateway.downstream.stopping)
+    await eventually(lambda: stand.gateway.draining.has_begun)
     yield
     assert (await client.answer(asked)).text == "tool"
     await in_time(drain)
@@ -119,7 +119,7 @@ async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_rep
     upstream.tool(tool)
     await one.client().call("parked")
     drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
-    await eventually(lambda: one.gateway.downstream.stopping)
+    await eventually(lambda: one.gateway.draining.has_begun)
     sent_on = await one.client().call("tool")
     assert sent_on.questions == {}
     assert sent_on.state

@@ -118,7 +118,7 @@ async def test_a_draining_replica_keeps_the_leg_of_a_call_that_cannot_be_parked(
     await upstream.saw("tools/call")
     asked = await client.call()
     draining = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
-    await eventually(lambda: one.gateway.downstream.stopping)
+    await eventually(lambda: one.gateway.draining.has_begun)
     assert (await client.answer(asked)).text == "done"
     assert not running.done()
     go.set()

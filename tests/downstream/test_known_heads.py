@@ -340,7 +340,7 @@ async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
         await known(stand, raw, sent)
         await gate.catch(stand, raw, sent)
         draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
-        await eventually(lambda: stand.gateway.downstream.stopping)
+        await eventually(lambda: stand.gateway.draining.has_begun)
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
         await draining

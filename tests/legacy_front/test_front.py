@@ -505,7 +505,7 @@ async def test_a_drain_begins_no_session_serves_those_that_live_and_ends_them(
     await sse_server.heard(mcp.TOOLS_CALL)
     stream = await client.listen()
     draining = later(stand.gateway.drain(delay_seconds=0))
-    await eventually(lambda: stand.gateway.downstream.stopping)
+    await eventually(lambda: stand.gateway.draining.has_begun)
     other = LegacyClient(stand)
     status, _, (refused,) = await other.post(other.begin_message())
     assert (status, refused["error"]["data"]["reason"]) == (503, "stopping")

@@ -724,7 +724,7 @@ async def test_a_modern_call_during_a_drain_is_refused_by_its_id(upstream: FakeU
     make_modern(upstream)
     client = stand.client()
     assert (await client.call()).text == "modern"
-    stand.gateway.downstream.stop()
+    stand.gateway.draining.begin(None)
     refused = await client.call()
     assert (refused.status, refused.error["data"]["reason"], refused.final["id"]) == (503, "stopping", "c2")
 

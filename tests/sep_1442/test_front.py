@@ -67,7 +67,7 @@ async def test_an_answer_arrives_during_a_drain(cluster: Cluster, tools: Tools) 
     async with client.call("ask") as stream:
         question = await stream.message()
         draining = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
-        await eventually(lambda: one.gateway.downstream.stopping, "the drain has begun")
+        await eventually(lambda: one.gateway.draining.has_begun, "the drain has begun")
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     await draining

@@ -253,14 +253,14 @@ FAULTS: Final = (
     Planted(
         "drain: nobody is told that the calls were let go",
         "server/drain.py",
-        "            self._downstream.part(let_go)\n",
+        "            self._draining.part(let_go)\n",
         "            pass\n",
         _DRAINS,
     ),
     Planted(
         "drain: new calls are begun until the end",
         "server/drain.py",
-        "        self._downstream.stop(None if alone else ends_at)\n",
+        "        self._draining.begin(None if alone else ends_at)\n",
         "",
         _DRAINS,
     ),

@@ -43,6 +43,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
 from gateway.routes.held_calls import Lot
+from gateway.routes.live_route import ProcessScope
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state
 from gateway.telemetry import COMPLETE
@@ -61,15 +62,13 @@ class Mirror:
         in_force: InForce[Config],
         tokens: Tokens,
         replicas: Replicas,
-        epoch: str,
+        process: ProcessScope,
         results: Budget,
     ) -> None:
         """`results` limits the responses that are kept, together with those of other calls."""
-        self.stopping = False
-        self.refuses_calls = False
-        """Whether new calls are refused, because no other replica could go on with them."""
+        self.draining = process.draining
         self._replicas = replicas
-        self._headers = HeaderRules(in_force, epoch)
+        self._headers = HeaderRules(in_force, process.epoch)
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
         self._shared = Shared(tokens, self.lot, Homes(tokens, results), ToolCatalog())
@@ -154,7 +153,7 @@ class Mirror:
         return session
 
     async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> Response:
-        if self.refuses_calls:
+        if self.draining.refuses_calls:
             raise ShuttingDown("try again")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
@@ -217,7 +216,7 @@ class Mirror:
         return None
 
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> Response:
-        if self.refuses_calls:
+        if self.draining.refuses_calls:
             raise ShuttingDown("call again")
         held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request)
         try:
@@ -236,7 +235,7 @@ class Mirror:
         if place is not None and (subscribed := self._shared.tokens.subscribed(place, session)) is None:
             return await self._calls.resume(at, session, place)
         self._check_home(at)
-        if self.stopping:
+        if self.draining.has_begun:
             raise ShuttingDown("open the stream again")
         self.long_lived += 1
         try:
@@ -250,7 +249,7 @@ class Mirror:
 
     def _check_home(self, at: MirrorArrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
-        if self.stopping and at.incoming.peer_request is not None:
+        if self.draining.has_begun and at.incoming.peer_request is not None:
             raise PeerReplaced(self._replicas.own)
 
     # -- DELETE -------------------------------------------------------------------------------------------------

@@ -338,7 +338,7 @@ async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeMode
     async with client.call("ask") as stream:
         question, _ = await asked(stream)
         drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
-        await eventually(lambda: one.gateway.downstream.stopping)
+        await eventually(lambda: one.gateway.draining.has_begun)
         async with client.call("ask") as refused:
             assert refused.response.status == 200, "the session goes on"
             assert (await refused.message())["error"]["data"]["reason"] == "stopping"

@@ -1,0 +1,32 @@
+"""How far the end of this process has come: whoever begins or takes over something looks here."""
+
+from collections.abc import Iterable
+
+
+class Draining:
+    """The state of the drain of one process; it only moves forward."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        """Whether this process begins no new calls, sessions and streams."""
+        self.refuses_calls = False
+        """Whether new calls are refused, because no other replica begins them either."""
+        self.ends_at: float | None = None
+        """Monotonic; by then, other replicas end each leg that this one has sent them."""
+        self.has_parted = False
+        """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
+        self.let_go: frozenset[str] = frozenset()
+        """The ids of the exchanges that it has left to others."""
+
+    def begin(self, ends_at: float | None) -> None:
+        """Begin no new calls and no new streams.
+
+        Other replicas serve the new calls, and end each of their legs by `ends_at` (monotonic). None: there is no
+        other replica, and new calls are refused.
+        """
+        self.has_begun, self.refuses_calls, self.ends_at = True, ends_at is None, ends_at
+
+    def part(self, let_go: Iterable[str] = ()) -> None:
+        """Take no call over from now on, because this process ends; it has let these exchanges go."""
+        self.has_parted = True
+        self.let_go |= frozenset(let_go)
