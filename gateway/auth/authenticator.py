@@ -71,12 +71,6 @@ class Authenticator:
             incoming.caller = self._caller(incoming, verified, is_checked=is_checked)
         return incoming.caller
 
-    def unverified(self, incoming: Incoming, *, is_checked: bool) -> Caller:
-        """As `caller`, for a request whose caller is known already, or need not be verified."""
-        if incoming.caller is None:
-            incoming.caller = self._caller(incoming, None, is_checked=is_checked)
-        return incoming.caller
-
     def _caller(self, incoming: Incoming, verified: bytes | None, *, is_checked: bool) -> Caller:
         headers, named = incoming.headers, self._config.header if self._config.source == "header" else None
         if AUTHORIZATION not in headers and not (named or verified or self._counts_addresses):

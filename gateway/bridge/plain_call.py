@@ -100,10 +100,6 @@ class PlainCall:
             self.queue.waits_no_more()
             driver.leave(self.queue.leg)
 
-    def take(self) -> FinalMessage | None:
-        """The one message for the client, if nothing has to be sent before it; for when the waiter is done."""
-        return self.final if self.driver is None else self.queue.take_only()
-
     def hear(self, event: on.Event) -> None:
         """Take the result; anything else is for an exchange."""
         asked, live = self._asked, self._asked.live

@@ -193,14 +193,6 @@ class ResponseQueue:
             self._count()
         return taken
 
-    def take_only(self) -> FinalMessage | None:
-        """The final message, if nothing has to be sent before it; None if there is anything else to do."""
-        if self._final is None or self._messages:
-            return None
-        self.waits_no_more()
-        self._is_final_taken = True
-        return self._final
-
     def waits_no_more(self) -> None:
         """Nobody waits for a message any more."""
         if self._silence_timer is not None:

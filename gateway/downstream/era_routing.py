@@ -42,10 +42,6 @@ class EraRouting:
         era = live.upstream.era or live.upstream.stdio
         return (era is None or live.route.era == "bridge" or era.known is False) and _names_modern(incoming)
 
-    def may_continue(self, incoming: Incoming) -> bool:
-        """Whether a request is bridged, whatever the era of its upstream is, if its state turns out to be ours."""
-        return IN_JSON in incoming.body and _names_modern(incoming)
-
     async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request of SEP-1442; raises GatewayError."""
         _ = await self._caller(incoming, live)

@@ -229,10 +229,8 @@ class RequestHandler:
 
     async def _caller(self, incoming: Incoming, live: LiveRoute) -> Caller:
         """Authenticate a caller, and remember it if the same head tells it again."""
-        known, caller = (
-            incoming.known,
-            await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route)),
-        )
+        caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
+        known = incoming.known
         if known is not None and incoming.peer_request is None and self._authenticator.knows_by_head:
             known.caller, known.judge = caller, self._host_check
         return caller

@@ -546,4 +546,4 @@ async def test_a_caller_is_determined_once() -> None:
     incoming = sent(("Authorization", "Bearer a"))
     found = await authenticator({}).caller(incoming, is_checked=True)
     assert incoming.caller is found
-    assert authenticator(BY_HEADER).unverified(incoming, is_checked=True) is found
+    assert await authenticator(BY_HEADER).caller(incoming, is_checked=True) is found

@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes, and count those that no handler reads yet."""
         is_waiting = self.task is not None
-        is_ahead = self._is_ahead() if is_waiting else True
+        is_ahead = not is_waiting or self._is_ahead()
         if self._pieces is None:
             self._take(data)
         else:
@@ -204,8 +204,7 @@ class Connection(asyncio.Protocol):
                 data = self._requests.feed(data)
             except Malformed:
                 self._is_malformed = True
-                if self.task is None:
-                    self.task = self._loop.create_task(self._serve())
+                self._serve_soon()
 
     def _read_on(self) -> None:
         self._pieces = None
@@ -215,14 +214,17 @@ class Connection(asyncio.Protocol):
         """The head of a request is here."""
         body = RequestBody(self.wire)
         self._queue.append(HttpRequest(head, body, self.wire))
-        if self.task is None:
-            self.task = self._loop.create_task(self._serve())
+        self._serve_soon()
         return body
 
     def _malformed(self, kind: Malformation) -> None:
         self._service.traffic.malformed(kind, self.wire.remote)
 
     # -- requests in the task -----------------------------------------------------------------------------------
+
+    def _serve_soon(self) -> None:
+        if self.task is None:
+            self.task = self._loop.create_task(self._serve())
 
     async def _serve(self) -> None:
         """Serve the requests that are here, one after the other."""
