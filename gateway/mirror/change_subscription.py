@@ -73,7 +73,7 @@ class Changes:
         self._tasks = tasks
         self._profile = profile
         self._deliver, self._gave_up = deliver, gave_up
-        self.uris: set[str] = set()
+        self.uris: dict[str, None] = {}
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
         """Streams are opened one after another, so that the last one covers everything that is wanted."""
@@ -106,16 +106,16 @@ class Changes:
                     f"A session may subscribe to at most {_MAX_URIS} resources, whose URIs have at most "
                     f"{_MAX_URI_BYTES} bytes together; unsubscribe from some first"
                 )
-            honoured = await self._open({*self.uris, uri}, headers)
+            honoured = await self._open((*self.uris, uri), headers)
             if uri not in honoured.resourceSubscriptions:
                 raise InvalidParams("The server does not announce changes of this resource; read it again instead")
-            self.uris.add(uri)
+            self.uris[uri] = None
 
     def add(self, uris: Iterable[str]) -> None:
         """Include these resources from the next `listen` on; the server has already offered their changes."""
         for uri in uris:
             if self._has_room(uri):
-                self.uris.add(uri)
+                self.uris[uri] = None
 
     def _has_room(self, uri: str) -> bool:
         return len(self.uris) < _MAX_URIS and self.uri_bytes + _size(uri) <= _MAX_URI_BYTES
@@ -124,7 +124,7 @@ class Changes:
         """Stop listening to a resource; raises GatewayError."""
         async with self._in_turn():
             if uri in self.uris:
-                self.uris.discard(uri)
+                del self.uris[uri]
                 _ = await self._open(self.uris, headers)
 
     async def listen(self, headers: Headers) -> Filter:
@@ -148,7 +148,7 @@ class Changes:
         if self._closed != closed:
             raise CallLost("The subscription ended before the server acknowledged it")
 
-    async def _open(self, uris: set[str], headers: Headers) -> Filter:
+    async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
         stream = _Stream(self._deliver, self._lost)
         request = listening(self._profile, headers, uris)
@@ -219,7 +219,7 @@ class Changes:
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
                 self._deliver(jsonrpc.notification(method))
-        for uri in sorted(self.uris.intersection(honoured.resourceSubscriptions)):
+        for uri in sorted(self.uris.keys() & honoured.resourceSubscriptions):
             self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 

@@ -174,10 +174,10 @@ class ChangeListeners:
         """Whether anybody listens to this principal's sessions."""
         return principal in self._listeners
 
-    def uris(self, principal: bytes) -> frozenset[str]:
+    def uris(self, principal: bytes) -> Collection[str]:
         """The resources that the listeners of a principal subscribed to, or as many of them as a session takes."""
         chosen = itertools.chain.from_iterable(self._listeners.get(principal, {}).values())
-        return frozenset(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED))
+        return dict.fromkeys(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED)).keys()
 
     def forward(self, principal: bytes, watchers: Collection[Watcher], method: str, data: bytes) -> None:
         """Pass on a change that a session announced to listeners that are not among its `watchers`."""

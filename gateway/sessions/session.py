@@ -1,8 +1,8 @@
 """One session of a legacy server, from its handshake to its end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from typing import Any
 
 from msgspec import Raw
 
@@ -23,7 +23,6 @@ from gateway.upstream.channel import Channel, Headers, Sending
 
 log = get_logger()
 
-_NOTHING: Final[frozenset[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
 
@@ -64,7 +63,7 @@ class Session(HearingSession):
         """Whether the server does not know it any more."""
         self.idle_since = 0.0
         self._log_level: str | None = None
-        self._subscribed = _NOTHING
+        self._subscribed: Collection[str] = frozenset()
         """The resources that `set_subscriptions` subscribed to, or tried to."""
         self.state: SessionState | None = None
 
@@ -173,12 +172,13 @@ class Session(HearingSession):
         await self.ask(mcp.SET_LEVEL, {"level": level}, headers, timeout_seconds)
         self._log_level = level
 
-    async def set_subscriptions(self, uris: frozenset[str], headers: Headers, timeout_seconds: float) -> None:
+    async def set_subscriptions(self, uris: Collection[str], headers: Headers, timeout_seconds: float) -> None:
         """Be subscribed to these resources alone, if the upstream offers that; a refusal costs only their updates."""
-        if uris == self._subscribed or not self.shaken.offers("resources", "subscribe"):
+        before = self._subscribed
+        if uris == before or not self.shaken.offers("resources", "subscribe"):
             return
-        for method, changed in ((mcp.UNSUBSCRIBE, self._subscribed - uris), (mcp.SUBSCRIBE, uris - self._subscribed)):
-            for uri in changed:
+        for method, some, others in ((mcp.UNSUBSCRIBE, before, uris), (mcp.SUBSCRIBE, uris, before)):
+            for uri in [each for each in some if each not in others]:
                 await self.ask(method, {"uri": uri}, headers, timeout_seconds)
         self._subscribed = uris
 

@@ -125,6 +125,16 @@ async def test_what_an_acknowledgement_says_of_tasks_is_not_looked_at(bench: Ben
     await subscribed
 
 
+async def test_resources_are_kept_in_the_order_in_which_they_were_subscribed_to(bench: Bench) -> None:
+    """The id of an event names as many of them as fit: always the same ones, whatever the hashes of this process."""
+    uris = [f"a:{number}" for number in range(12, 0, -1)]
+    bench.changes.add(uris)
+    unsubscribed = asyncio.get_running_loop().create_task(bench.changes.unsubscribe("a:5", HEADERS))
+    (await bench.opened(1)).acknowledges()
+    await unsubscribed
+    assert list(bench.changes.uris) == [uri for uri in uris if uri != "a:5"]
+
+
 async def test_a_refused_subscription_is_not_asked_for_again(bench: Bench) -> None:
     refused = bench.subscribe("a:b")
     (await bench.opened(1)).acknowledges()

@@ -10,8 +10,8 @@ from tests.simulation.history import History
 from tests.simulation.plan import draw
 
 _ROOT: Final = Path(__file__).parents[2]
-_SEEDS: Final = (3, 8, 21)
-"""With kills, with drains, with cold calls; each with calls that ask."""
+_SEEDS: Final = (3, 8, 21, 7)
+"""With kills, with drains, with cold calls, with subscriptions to several resources; each with calls that ask."""
 
 
 def told(seeds: tuple[int, ...]) -> list[str]:
