@@ -60,33 +60,30 @@ class Kernel:
         runnable, due, bits = self.runnable, self._due, self.random.getrandbits
         self.last_turn = self.turns + _MAX_TURNS
         while True:
-            if runnable:
+            while count := len(runnable):
                 if self.turns >= self.last_turn:
                     names = sorted({loop.process.name for loop in runnable})
                     raise Spinning(f"at {self.now:.6f} s: {names}")
                 self.turns += 1
-                count = len(runnable)
+                chosen = 0
                 if count > 1:  # as `randrange` does it
                     size = count.bit_length()
                     chosen = bits(size)
                     while chosen >= count:
                         chosen = bits(size)
-                    runnable.pop(chosen).run_turns()
-                else:
-                    runnable.pop().run_turns()
-            elif not due or due[0][0] > until:
+                runnable.pop(chosen).run_turns()
+            if not due or due[0][0] > until:
                 self.now = max(self.now, until)
                 return
-            else:
-                self.last_turn = self.turns + _MAX_TURNS
-                when, _, loop, what = heappop(due)
-                if loop is None:
-                    self.now = max(self.now, when)
-                    callback, args = what
-                    callback(*args)
-                elif what.callback is not None:
-                    self.now = max(self.now, when)
-                    loop.ready(what)
+            self.last_turn = self.turns + _MAX_TURNS
+            when, _, loop, what = heappop(due)
+            if loop is None:
+                self.now = max(self.now, when)
+                callback, args = what
+                callback(*args)
+            elif what.callback is not None:
+                self.now = max(self.now, when)
+                loop.ready(what)
 
 
 class Process:
@@ -242,14 +239,12 @@ class Loop(asyncio.AbstractEventLoop):
         That one is run too, and so on, as long as no other process has something to run.
         """
         process, kernel, ready, runnable = self.process, self._kernel, self._ready, self._runnable
+        next_handle = ready.popleft
         _set_running_loop(self)
         try:
-            while True:
-                self._is_queued = False
-                if process.is_frozen or not process.is_alive:
-                    return
+            while not process.is_frozen and process.is_alive:
                 for _ in range(len(ready)):
-                    handle = ready.popleft()
+                    handle = next_handle()
                     callback = handle.callback
                     if callback is not None:
                         try:
@@ -260,18 +255,13 @@ class Loop(asyncio.AbstractEventLoop):
                             self.call_exception_handler(
                                 {"message": f"Exception in callback {callback!r}", "exception": exc}
                             )
-                    if not ready:
-                        break
-                    if process.is_frozen:
-                        return
-                if ready:
-                    self.wake()
-                if not self._is_queued or len(runnable) > 1 or kernel.turns >= kernel.last_turn:
-                    return
-                _ = runnable.pop()
+                if not ready or runnable or kernel.turns >= kernel.last_turn:
+                    break
                 kernel.turns += 1
         finally:
             _set_running_loop(None)
+            self._is_queued = False
+            self.wake()
 
     def drop(self) -> None:
         """Run nothing any more."""
@@ -294,12 +284,10 @@ class Loop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         handle = Handle(callback, args, copy_context() if context is None else context)
-        process = self.process
-        if process.is_alive:  # as `ready`, without another call: nothing else is called as often
+        if self._is_queued and self.process.is_alive:  # nothing else is called as often
             self._ready.append(handle)
-            if not self._is_queued and not process.is_frozen:
-                self._is_queued = True
-                self._runnable.append(self)
+        else:
+            self.ready(handle)
         return handle
 
     call_soon_threadsafe = call_soon

@@ -260,6 +260,8 @@ class Listener:
 class Connection:
     """One TCP connection: two ends, and a way in each direction."""
 
+    __slots__ = ("ends", "network", "number", "ways")
+
     def __init__(
         self, network: Network, one: Process, place: tuple[str, int], other: Process, other_place: tuple[str, int]
     ) -> None:
@@ -290,6 +292,8 @@ _FIN: Final = b""
 
 class Way:
     """What one end sends to the other."""
+
+    __slots__ = ("_is_dropped", "_last", "_network", "_sender", "_stuck", "count", "receiver", "room")
 
     def __init__(self, network: Network, sender: "End", receiver: "End") -> None:
         self._network, self._sender, self.receiver = network, sender, receiver
@@ -346,6 +350,20 @@ class Way:
 
 class End:
     """One end of a connection, as its host keeps it."""
+
+    __slots__ = (
+        "connection",
+        "is_closed",
+        "is_ended",
+        "is_reset",
+        "out",
+        "peer",
+        "place",
+        "process",
+        "socket",
+        "transport",
+        "unread",
+    )
 
     def __init__(self, connection: Connection, process: Process, place: tuple[str, int]) -> None:
         self.connection, self.process, self.place = connection, process, place

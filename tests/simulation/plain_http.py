@@ -76,6 +76,14 @@ def _head(status: int, headers: Headers) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+def _headers(fields: list[str]) -> Headers:
+    headers = {}
+    for field in fields:
+        name, _, value = field.partition(":")
+        headers[name.lower()] = value.strip()
+    return headers
+
+
 def first_request(data: bytes) -> tuple[str, str, Headers, bytes, bytes] | None:
     """Method, path, headers and body of a connection's first request, and what follows it; None until it is here."""
     head, found, rest = data.partition(b"\r\n\r\n")
@@ -83,7 +91,7 @@ def first_request(data: bytes) -> tuple[str, str, Headers, bytes, bytes] | None:
         return None
     line, *fields = head.decode().split("\r\n")
     method, path, _ = line.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+    headers = _headers(fields)
     length = int(headers.get("content-length", 0))
     return (method, path, headers, rest[:length], rest[length:]) if len(rest) >= length else None
 
@@ -274,8 +282,7 @@ async def request(
         writer.transport.abort()
         raise
     first, *fields = head[:-4].split("\r\n")
-    found = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-    return Reply(int(first.split(" ")[1]), found, reader, writer)
+    return Reply(int(first.split(" ")[1]), _headers(fields), reader, writer)
 
 
 async def _read_nothing(transport: Any, pause: Pause) -> None:
