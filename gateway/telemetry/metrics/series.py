@@ -4,8 +4,8 @@ The library's own counters and histograms lock on every call.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, product
 from typing import Final
 
@@ -39,9 +39,10 @@ class Count:
 class Counts(dict[tuple[str, ...], Count]):
     """The series of a counter or a gauge, by the values of its labels."""
 
-    def __init__(self, family: CounterMetricFamily | GaugeMetricFamily) -> None:
+    def __init__(self, family: Callable[[], CounterMetricFamily | GaugeMetricFamily]) -> None:
+        """`family` makes the family without a sample: the library takes long, and not every process is asked."""
         super().__init__()
-        self.family = family
+        self._family = family
 
     def __missing__(self, values: tuple[str, ...]) -> Count:
         count = self[values] = Count()
@@ -54,8 +55,7 @@ class Counts(dict[tuple[str, ...], Count]):
 
     def collected(self) -> Metric:
         """Return the family with a sample of each series."""
-        family = copy(self.family)
-        family.samples = []
+        family = self._family()
         for values, count in self.items():
             family.add_metric(values, count.value)
         return family
@@ -80,11 +80,11 @@ class Times:
 class Histogram(dict[tuple[str, ...], Times]):
     """The series of a histogram, by the values of its labels."""
 
-    def __init__(self, family: HistogramMetricFamily, bounds: Sequence[float]) -> None:
+    def __init__(self, family: Callable[[], HistogramMetricFamily], bounds: Sequence[float]) -> None:
+        """`family` is as in `Counts`."""
         super().__init__()
-        self.family = family
+        self._family = family
         self._bounds = bounds
-        self._names = [*(str(float(bound)) for bound in bounds), "+Inf"]
 
     def __missing__(self, values: tuple[str, ...]) -> Times:
         times = self[values] = Times(self._bounds)
@@ -92,10 +92,9 @@ class Histogram(dict[tuple[str, ...], Times]):
 
     def collected(self) -> Metric:
         """Return the family with the samples of each series."""
-        family = copy(self.family)
-        family.samples = []
+        family, names = self._family(), [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for values, times in self.items():
-            family.add_metric(values, [*zip(self._names, accumulate(times.counts), strict=True)], times.sum)
+            family.add_metric(values, [*zip(names, accumulate(times.counts), strict=True)], times.sum)
         return family
 
 
@@ -126,15 +125,20 @@ class Series(Collector):
         self._routes[route] = None
 
     def _counter(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
-        return self._declare(CounterMetricFamily(f"mcp_gateway_{name}", text, labels=labels), labels, zero)
+        return self._declare(CounterMetricFamily, name, text, labels, zero)
 
     def _gauge(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
-        return self._declare(GaugeMetricFamily(f"mcp_gateway_{name}", text, labels=labels), labels, zero)
+        return self._declare(GaugeMetricFamily, name, text, labels, zero)
 
     def _declare(
-        self, family: CounterMetricFamily | GaugeMetricFamily, labels: tuple[str, ...], zero: Zero | None
+        self,
+        kind: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        text: str,
+        labels: tuple[str, ...],
+        zero: Zero | None,
     ) -> Counts:
-        series = Counts(family)
+        series = Counts(partial(kind, f"mcp_gateway_{name}", text, labels=labels))
         self.declared.append(series)
         if zero is not None and labels[0] == "route":
             self._of_routes.append((series, zero))
@@ -143,6 +147,6 @@ class Series(Collector):
         return series
 
     def _histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> Histogram:
-        histogram = Histogram(HistogramMetricFamily(name, text, labels=labels), bounds)
+        histogram = Histogram(partial(HistogramMetricFamily, name, text, labels=labels), bounds)
         self.declared.append(histogram)
         return histogram
