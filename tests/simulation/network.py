@@ -164,17 +164,19 @@ class Socket:
     async def connect_from(self, loop: Loop, address: tuple[str, int]) -> None:
         """Open a connection; the host of the other end accepts it, whatever its process does."""
         network, kernel, source, target = self._network, self._network.kernel, loop.process.host, address[0]
-        answered = loop.create_future()
+        began, answered = kernel.now, loop.create_future()
         self.place = source, network.new_port()
 
         def arrive() -> None:
             if answered.done() or network.is_blocked(source, target):
+                wait()
                 return
             listener = network.listeners.get(tuple(address))
             kernel.call_later(network.delay(), reply, listener)
 
         def reply(listener: "Listener | None") -> None:
             if answered.done() or network.is_blocked(target, source):
+                wait()
                 return
             if listener is None or not listener.is_open:
                 answered.set_exception(ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
@@ -189,11 +191,14 @@ class Socket:
             if not answered.done():
                 answered.set_exception(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
+        def wait() -> None:
+            """A packet is lost, so there may never be an answer."""
+            kernel.call_at(began + _GIVE_UP_SECONDS, give_up)
+
         kernel.call_later(network.delay(), arrive)
         if network.is_blocked(source, target) or network.is_blocked(target, source):
             for seconds in _SYN_SECONDS:
                 kernel.call_later(seconds, arrive)
-        kernel.call_later(_GIVE_UP_SECONDS, give_up)
         try:
             await answered
         except BaseException:
