@@ -6,7 +6,8 @@ session.
 
 Rule 1: a question belongs to the call on whose stream it came. A question on the side stream names no call, so it has
 an owner only while one call is in flight. Rule 2: a further call therefore waits until the one before it has ended, or
-waits for its user in a session whose questions named their calls so far.
+waits for its user in a session whose questions named their calls so far. Rule 3: a call that nothing
+reads any more may still ask on the side stream, so there it counts as one more call in flight.
 """
 
 from collections.abc import Callable, Collection
@@ -35,7 +36,7 @@ M = TypeVar("M", bound=Member)
 class SharedSession(Generic[M]):
     """One upstream session with the session objects that speak in it."""
 
-    __slots__ = ("asked_aside", "asked_in_call", "joiners", "must_not_end", "owner")
+    __slots__ = ("asked_aside", "asked_in_call", "has_stray", "joiners", "must_not_end", "owner")
 
     def __init__(self, owner: M) -> None:
         self.owner = owner
@@ -45,6 +46,8 @@ class SharedSession(Generic[M]):
         """The server has asked on the stream of a call, which names the call."""
         self.asked_aside = False
         """The server has asked on the side stream, where nothing names the call."""
+        self.has_stray = False
+        """A call of it that nothing here reads may still ask."""
         self.must_not_end = False
         """A call may run in it that nothing here reads, or the server has forgotten it."""
 
@@ -72,7 +75,7 @@ class SharedSession(Generic[M]):
         """
         speaking = [each for each in (self.owner, *self.joiners) if each.pending]
         speaking = [each for each in speaking if is_answer(each)] or speaking
-        return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) > 1
+        return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) + self.has_stray > 1
 
     def join(self, joiner: M) -> None:
         """Let a joiner in."""

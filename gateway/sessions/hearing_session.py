@@ -193,7 +193,7 @@ class HearingSession:
         self._own_answers.add(id_, body, headers)
 
     async def _answer_now(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
-        if not self.lost:
+        if self.in_flight is not None or not self.lost:  # a call at work waits for it, though no other will follow
             await self.answer(id_, body, headers)
 
     def side_lost(self) -> None:

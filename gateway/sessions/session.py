@@ -108,6 +108,8 @@ class Session(HearingSession):
     def lose(self) -> None:
         """Use the session no more, and never end it: a call may still run in it, or the upstream has forgotten it."""
         self.lost = self.shared.must_not_end = True
+        if self.standing is None:  # a task goes on though a request about it broke, and its questions are its own
+            self.shared.has_stray = True
 
     def settle_task(self) -> None:
         """The task that had the session for itself is over, and with it every request about it whose stream broke."""

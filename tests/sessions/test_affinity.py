@@ -61,6 +61,18 @@ def test_a_call_begins_beside_calls_that_wait_for_their_users_and_were_named(
     assert (shared.can_begin, shared.has_room) == (can_begin, has_room)
 
 
+@pytest.mark.parametrize(("states", "is_ambiguous"), [([""], False), (["pending"], True), (["", "pending"], True)])
+def test_a_call_that_nothing_reads_may_ask_on_the_side_stream_as_well_as_the_one_at_work(
+    states: list[str], *, is_ambiguous: bool
+) -> None:
+    owner, *joiners = map(FakeMember, states)
+    shared = SharedSession(owner)
+    for joiner in joiners:
+        shared.join(joiner)
+    shared.has_stray = True
+    assert shared.speaker(lambda _: False)[1] == is_ambiguous
+
+
 def test_what_a_joiner_found_lost_is_lost_for_the_owner() -> None:
     shared, joiner = SharedSession(FakeMember("")), FakeMember("")
     shared.join(joiner)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.protocol import mcp
 from tests.simulation import oracle
 from tests.simulation.history import History, Outcome
 from tests.simulation.plan import Call, Plan
@@ -28,4 +29,29 @@ def test_what_a_run_that_was_given_up_goes_on_to_ask_is_no_question_of_the_next_
     assert outcome.ledger.of("c1")[0].asked == ["c1/0", "c1/1"]
     _, next_call = outcome.records
     assert (next_call.asked, next_call.outcome) == ([], "result")
+    assert oracle.complaints(outcome) == []
+
+
+DEAF = {"questions": 3, "aside": True, "deaf": True, "patience": 1.5, "refuses": "503"}
+REFERRED = {"questions": 1, "urls": True, "before": 3.0}
+"""The first call is referred to a URL, and the second one joins its session meanwhile. Then both are at work in it,
+until the second one is run again elsewhere."""
+
+
+def test_what_it_goes_on_to_ask_is_no_question_of_the_call_whose_session_it_joined() -> None:
+    """Questions of that call come on its own stream, and so they are still told apart."""
+    outcome = played(call("c1", 0.0, "pay", **REFERRED), call("c2", 3.2, "search", **DEAF))
+    assert outcome.ledger.of("c2")[0].asked == ["c2/0", "c2/1", "c2/2"]
+    first, _ = outcome.records
+    assert (first.asked, first.outcome) == (["c1/url", "c1/0"], "result")
+    assert oracle.complaints(outcome) == []
+
+
+def test_a_question_that_may_be_one_of_either_is_refused() -> None:
+    """So the tool of the call that goes on does not wait for an answer in vain."""
+    outcome = played(call("c1", 0.0, "pay", **REFERRED, aside=True), call("c2", 3.2, "search", **DEAF))
+    first, _ = outcome.records
+    assert (first.asked, first.outcome) == (["c1/url"], "result")
+    _, run = outcome.ledger.of("c1")
+    assert run.answers == [{"error": mcp.INVALID_PARAMS}]
     assert oracle.complaints(outcome) == []
