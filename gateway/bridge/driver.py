@@ -187,6 +187,7 @@ class Driver(ExchangeRunner):
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
         self._feed(on.Stopped(error))
+        self._upstream_call.end_kept()  # the process ends, and its pool ends only sessions that it has back
 
     def expire(self) -> None:
         """End a held exchange as if its time was over, because its client cannot come back."""

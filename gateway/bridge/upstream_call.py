@@ -15,6 +15,7 @@ from gateway.bridge.outgoing_messages import Outgoing
 from gateway.bridge.response_queue import ending_of
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
+from gateway.exchange.machine import FINISHED
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError
@@ -39,6 +40,7 @@ class UpstreamCall(ABC):
         "_context",
         "_is_let_go",
         "_is_sent",
+        "_kept_as_clean",
         "_left",
         "_listener",
         "_opened",
@@ -59,6 +61,8 @@ class UpstreamCall(ABC):
         self._session: Session | None = None
         self._released: Session | None = None
         """The session of a call that was given up: late questions are answered there."""
+        self._kept_as_clean: bool | None = None
+        """Set while `_released` is kept from the pool: how `release` is to give it back."""
         self._call: Call | None = None
         self._is_sent = False
         self._task: asyncio.Task[None] | None = None
@@ -378,6 +382,7 @@ class UpstreamCall(ABC):
 
     def release(self, *, clean: bool) -> None:
         """Give the session back; `clean` if the call ended with nothing left open."""
+        self.end_kept()
         session, self._session, self._left = self._session, None, None
         if session is None:
             return
@@ -391,6 +396,27 @@ class UpstreamCall(ABC):
             session.detach()
         else:
             self._released = session
+            if self._may_be_read_elsewhere(session):
+                self._kept_as_clean = clean
+                return
+        self._give_back(session, clean=clean)
+
+    def _may_be_read_elsewhere(self, session: Session) -> bool:
+        """Whether a result that no client waited for can be read in the session, should this process end first.
+
+        Another call in it would have a state of its own that leads to the session, and whoever continues one of the
+        two would end it under the other.
+        """
+        is_alone = not (session.pending or session.group.is_affine)
+        return is_alone and self._context.exchange.state is FINISHED and session.channel.cursor is not None
+
+    def end_kept(self) -> None:
+        """Keep the session of a result no longer: its client has come, or the time for that is over."""
+        clean, self._kept_as_clean = self._kept_as_clean, None
+        if clean is not None and self._released is not None:
+            self._give_back(self._released, clean=clean)
+
+    def _give_back(self, session: Session, *, clean: bool) -> None:
         self._context.live.upstream.pool.release(session, clean=clean)
 
     def drop(self, reason: str) -> None:
@@ -413,6 +439,7 @@ class UpstreamCall(ABC):
 
         Both lead back to the exchange; without these reference cycles a plain call leaves nothing to the collector.
         """
+        self.end_kept()
         self._context.live.deadlines.idle.disarm(self)
         self._call = self._task = None
         self._listener = _DEAF

@@ -48,8 +48,6 @@ class TaskCall(UpstreamCall):
         self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
-        self._is_kept = False
-        """Whether the session waits, with its result, until a client has come for that or the time for it is over."""
 
     @property
     def is_resumable(self) -> bool:
@@ -233,28 +231,22 @@ class TaskCall(UpstreamCall):
         driven = self._follower
         if driven is not None:
             driven.stop()
-        self._end_kept()
         if self._session is None or self._is_let_go:
             super().release(clean=False)
             return
-        may_be_read = self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(self._session)
+        self.end_kept()
+        may_be_read = self._may_be_read_elsewhere(self._session)
         self._released, self._session = self._session, None
-        self._is_kept = may_be_read  # no client waited here: another replica may still read the result
-        if not may_be_read:
-            self._give_back(self._released)
+        if may_be_read:
+            self._kept_as_clean = False
+        else:
+            self._give_back(self._released, clean=False)
 
-    def end(self) -> None:
-        """As for a plain call; a session that was kept for its result is not needed any more."""
-        self._end_kept()
-        super().end()
+    def _may_be_read_elsewhere(self, session: Session) -> bool:
+        return self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(session)
 
-    def _end_kept(self) -> None:
-        if self._is_kept and self._released is not None:
-            self._is_kept = False
-            self._give_back(self._released)
-
-    def _give_back(self, session: Session) -> None:
+    def _give_back(self, session: Session, *, clean: bool) -> None:
         async def release() -> None:
-            self._context.live.upstream.pool.release(session, clean=False)
+            self._context.live.upstream.pool.release(session, clean=clean)
 
         self._outgoing.put(release)

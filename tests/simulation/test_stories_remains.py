@@ -15,10 +15,12 @@ def call(tool: str, *, at: float = 0.0, think: float = 2.0, habit: str = "plain"
     return Call("c1", at, tool, "ann", script, think, habit)
 
 
-def played(the_call: Call, *faults: Fault, kind: Kind, replicas: int = 1, is_task: bool = False) -> Outcome:
+def played(
+    the_call: Call, *faults: Fault, kind: Kind, replicas: int = 1, is_task: bool = False, **settings: Any
+) -> Outcome:
     """What became of one call, or of one task."""
     hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "tasks": {"ttl_seconds": 30}}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "tasks": {"ttl_seconds": 30}, **settings}
     calls, tasks = ((), (the_call,)) if is_task else ((the_call,), ())
     return History(Plan(1, replicas, kind, config, calls, faults, tasks=tasks)).run()
 
@@ -53,3 +55,12 @@ def test_the_session_of_a_task_ends_once_a_client_that_was_away_has_its_result()
     outcome = played(the_call, kind=Kind(has_events=True, has_tasks=True), replicas=2)
     assert outcome.records[0].outcome == "result"
     assert oracle.complaints(outcome) == []
+
+
+def test_a_result_that_no_other_process_can_read_leaves_no_session_after_a_drain() -> None:
+    """The server withdraws its question, and the keys of the states end with the process."""
+    the_call = call("pay", think=20.0, habit="abandons", questions=1, patience=1.5)
+    settings = {"state": {}, "replica": {"id": "gw-1"}}
+    outcome = played(the_call, Fault("term", 4.0, 60.0), kind=Kind(has_events=True), **settings)
+    assert outcome.ledger.of("c1")[0].result is not None
+    assert outcome.left == []
