@@ -414,6 +414,8 @@ class UpstreamCall(ABC):
         """Keep the session of a result no longer: its client has come, or the time for that is over."""
         clean, self._kept_as_clean = self._kept_as_clean, None
         if clean is not None and self._released is not None:
+            if self._is_let_go:
+                self._released.detach()
             self._give_back(self._released, clean=clean)
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
