@@ -1,6 +1,7 @@
 """How far the end of this process has come: whoever begins or takes over something looks here."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Iterable
 
 
 class Draining:
@@ -17,6 +18,7 @@ class Draining:
         """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
         self.let_go: frozenset[str] = frozenset()
         """The ids of the exchanges that it has left to others."""
+        self._preparations: set[asyncio.Timeout] = set()
 
     def begin(self, ends_at: float | None) -> None:
         """Begin no new calls and no new streams.
@@ -25,6 +27,22 @@ class Draining:
         other replica, and new calls are refused.
         """
         self.has_begun, self.refuses_calls, self.ends_at = True, ends_at is None, ends_at
+        for preparation in self._preparations:
+            preparation.reschedule(asyncio.get_running_loop().time())
+
+    async def has_prepared(self, preparing: Awaitable[None]) -> bool:
+        """Wait for what a call needs before it begins; give that up and return False if the drain begins first."""
+        preparation = asyncio.timeout(None)
+        try:
+            async with preparation:
+                self._preparations.add(preparation)
+                await preparing
+        except TimeoutError:
+            if not preparation.expired():
+                raise
+        finally:
+            self._preparations.discard(preparation)
+        return not self.has_begun
 
     def part(self, let_go: Iterable[str] = ()) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""

@@ -128,8 +128,12 @@ class Dispatcher:
     async def _begin_checked(self, round_: Round) -> Replied:
         """Begin a call whose arguments may have to be repeated in headers."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
+        values, opener = round_.incoming.values, round_.opener
         with round_.weigh():  # the call is weighed again when it begins
-            await tool_schemas.check(live.upstream.pool, key, request, round_.incoming.values, headers, round_.opener)
+            checking = tool_schemas.check(live.upstream.pool, key, request, values, headers, opener)
+            has_checked = await self._draining.has_prepared(checking)
+        if not has_checked:  # the list waits for a session, perhaps for longer than this process lives
+            return await self._send_on(round_)
         return await self._call(round_, self._new_call(round_))
 
     async def _list(self, round_: Round, ticket: CacheKey) -> Replied:
