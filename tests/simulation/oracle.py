@@ -26,6 +26,10 @@ from tests.simulation.world import BEGAN, START
 BUG_LEVELS: Final = ("error", "critical", "exception")
 _LACKS_CAPABILITY: Final = -32021
 _READ_LATE: Final = ("slow reader", "reads late", "leaves unread", "unread copy")
+_NOTICES_SECONDS: Final = 0.05
+"""A client that reads notices sooner that its replica has ended."""
+_READS_LATER_SECONDS: Final = 5.1
+"""The longest time for which a client that reads late reads nothing, and a little more."""
 _HAND_OVER_SECONDS: Final = 0.9
 _ENDS_SECONDS: Final = 2.1
 """`timeouts.cancel_seconds`, and a little more."""
@@ -363,6 +367,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True  # who takes a call over does not hear what comes on the side stream of its former owner
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
+    if reason == "broken" and _read_beyond_a_deadline(outcome, record):
+        return True
     causes = _CAUSES.get(reason, frozenset())
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
@@ -383,6 +389,20 @@ def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
     drains = [line.at for line in outcome.lines if (line.event, line.process) == ("server.draining", name)]
     began = min((at for at in drains if at >= when), default=when)
     return record.began < began + outcome.plan.config["hold"]["drain_delay_seconds"]
+
+
+def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:
+    """Whether its client was still not reading a reply when the time of a drain was over: the rest of it is lost."""
+    if record.call.habit != "reads late" or record.ended is None:
+        return False
+    names = {f"gw-{number}" for number in record.used}
+    deadlines = [
+        (line.process, line.at + line.fields["deadline_seconds"])
+        for line in outcome.lines
+        if line.event == "server.draining" and line.process in names
+    ]
+    late = [when for when, name in outcome.deaths if any(name == each and when >= end for each, end in deadlines)]
+    return any(_NOTICES_SECONDS < record.ended - when <= _READS_LATER_SECONDS for when in late)
 
 
 def _is_left_behind(outcome: Outcome) -> bool:

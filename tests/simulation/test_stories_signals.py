@@ -1,13 +1,14 @@
 """A signal at any moment ends a gateway without a failure, and a second one ends it soon."""
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simulation.history import History
 from tests.simulation.oracle import BUG_LEVELS, complaints
-from tests.simulation.plan import Call, Fault, Plan
+from tests.simulation.plan import Call, Fault, Plan, of_text
 from tests.simulation.server import Kind
 from tests.simulation.world import START
 
@@ -108,3 +109,15 @@ def test_a_second_signal_may_come_from_another_fault() -> None:
     outcome = History(Plan(1, 2, Kind(has_events=False), config, (the_call,), faults)).run()
     assert [fault.kind for fault in outcome.faults] == ["term", "term twice"]
     assert complaints(outcome) == []
+
+
+def test_a_reply_that_is_cut_before_the_deadline_of_a_drain_is_not_excused_by_a_client_that_reads_late() -> None:
+    """In the story, the client still reads nothing when the time of the drain is over."""
+    name = "a_client_that_reads_nothing_until_a_drain_is_over_loses_the_reply.json"
+    outcome = History(of_text((Path(__file__).parent / "stories" / name).read_text())).run()
+    assert outcome.records[0].outcome == "broken"
+    assert complaints(outcome) == []
+    for line in outcome.lines:
+        if line.event == "server.draining":
+            line.fields["deadline_seconds"] += 5.0
+    assert complaints(outcome) == ["c3: ended without a cause: broken "]
