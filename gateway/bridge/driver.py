@@ -121,6 +121,13 @@ class Driver(ExchangeRunner):
         """End the waiting legs with a state-only round, so that their clients come back through other replicas."""
         self._feed(on.HandedOver(self._may_wait))
 
+    def end_legs(self) -> None:
+        """As `hand_over`, if the legs can wait no longer: a call that is never held ends here, to be run again."""
+        self.hand_over()
+        policy = self.live.policies.get(self._context.request.method)
+        if self._exchange.legs and not (policy is not None and policy.holds):
+            self._feed(on.LetGo(cancel=True))
+
     @property
     def _may_wait(self) -> bool:
         """Whether the call may wait without a leg: it has a place, and its next state would say all there is to say.

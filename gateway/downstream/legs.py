@@ -70,7 +70,7 @@ def _handed_over_in_time(round_: Round, driver: Driver) -> Iterator[None]:
     if peer_request is None or peer_request.leg_seconds is None:
         yield
         return
-    guarded = round_.live.process.tasks.guard(driver.hand_over, "end a relayed leg")
+    guarded = round_.live.process.tasks.guard(driver.end_legs, "end a relayed leg")
     timer = asyncio.get_running_loop().call_later(peer_request.leg_seconds, guarded)
     try:
         yield

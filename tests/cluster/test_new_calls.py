@@ -131,6 +131,29 @@ async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_rep
     assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "tool"]) == 1
 
 
+async def test_a_request_that_outlasts_the_drain_and_cannot_be_continued_ends_with_an_error(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, _ = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.3})
+    upstream.tool(echo)
+    await one.client().call("tool")
+
+    go = asyncio.Event()
+
+    async def hang(turn: Turn) -> None:
+        await go.wait()
+        await turn.result({"prompts": []})
+
+    upstream.on("prompts/list", hang)
+    drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    await eventually(lambda: one.gateway.draining.has_begun)
+    ended = await one.client().post("prompts/list")
+    assert (ended.status, ended.error["data"]["reason"]) == (503, "stopping")
+    go.set()
+    await in_time(drain)
+    await drop(one)
+
+
 async def test_a_subscription_is_refused_rather_than_sent_on(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2")
     upstream.tool(echo)
