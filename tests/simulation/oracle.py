@@ -309,10 +309,25 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
 
 
 def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
-    """Whether no replica heard of a client for all of the grace period after it had left."""
+    """Whether a call's owner did not hear of its client for all of the grace period after that had left."""
     left = record.left.get(told.state or "", math.inf)
-    back = next((each.at for each in record.told if each.state == told.state and each.at > left), left)
+    came = (each for each in record.told if each.state == told.state and each.at > left)
+    back = next((each.at for each in came if not _is_parted_from_owner(outcome, each)), left)
     return back - left > outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
+
+
+def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
+    """Whether a replica could not tell the owner of a call that its client is back, since no link leads there.
+
+    Not if the owner stands still: then its grace period does too.
+    """
+    owner = _replica_in(str((told.error or {}).get("message")))
+    if told.reason != "owner_stalled" or owner is None:
+        return False
+    ends_of_link = {int(owner.removeprefix("gw-")), told.replica}
+    faults = [each for each in outcome.faults if begins(each) <= told.at and ends(outcome.plan, each) >= told.sent]
+    is_apart = any(each.kind in ("part", "one way") and each.target in ends_of_link for each in faults)
+    return is_apart or any(set(_ends_of(each)) == ends_of_link for each in faults)
 
 
 def _sealed_at(state: str | None) -> float:
@@ -326,8 +341,14 @@ def _sealed_at(state: str | None) -> float:
 
 def _was_gone(outcome: Outcome, message: str, at: float) -> bool:
     """Whether the replica that an error names had ended, or let go of its calls."""
+    owner = _replica_in(message)
+    return any(name == owner and when <= at for when, name in outcome.deaths)
+
+
+def _replica_in(message: str) -> str | None:
+    """The replica that an error names."""
     found = re.search(r"replica (gw-\d+)", message)
-    return found is not None and any(name == found[1] and when <= at for when, name in outcome.deaths)
+    return None if found is None else found[1]
 
 
 _HINDRANCES: Final = frozenset({"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", *CUTS})

@@ -1,7 +1,10 @@
 """Stories of clients that come back with a state too late, or with one that only seems too old."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.simulation.history import Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault
 from tests.simulation.test_stories_ownership import call, played, replies
@@ -31,3 +34,28 @@ def test_a_client_that_has_left_does_not_reach_its_replica_within_the_grace_peri
     outcome = played(the_call, Fault("part", 1.4, 8.0, target=1), replicas=1, grace_seconds=grace_seconds)
     assert replies(outcome) == ["gw-1 200 input_required", end]
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "end"),
+    [(6.0, "gw-1 400 invalid_request_state"), (20.0, "gw-1 200 complete")],
+)
+def test_a_client_that_has_left_comes_back_through_a_replica_that_does_not_reach_the_owner(
+    grace_seconds: float, end: str
+) -> None:
+    outcome = _comes_back_where_no_link_leads(grace_seconds)
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 503 owner_stalled", end]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("fault", [None, Fault("peers", 4.0, 2.0, 2, 3), Fault("stop", 4.0, 2.0, 2)])
+def test_only_a_link_to_the_owner_that_was_cut_excuses_that_it_did_not_hear_of_its_client(fault: Fault | None) -> None:
+    outcome = replace(_comes_back_where_no_link_leads(6.0), faults=[] if fault is None else [fault])
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+def _comes_back_where_no_link_leads(grace_seconds: float) -> Outcome:
+    """Its client comes back after 4 s, obeys a 503, and reaches the owner some milliseconds after 6 s."""
+    the_call = call(2, 1, 1, 1, think=1.0, habit="leaves", questions=1, between=12.0)
+    faults = Fault("peers", 4.0, 2.0, target=2, other=1), Fault("peers", 4.0, 2.0, target=2, other=3)
+    return played(the_call, *faults, has_events=False, grace_seconds=grace_seconds)
