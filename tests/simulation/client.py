@@ -192,7 +192,8 @@ class Client:
             found = [each for each in told if each is not None]
             good = [each for each in found if each.error is None]
             truest = [each for each in found if each.reason != "invalid_request_state"]
-            return (good or truest or found or [None])[0]
+            # Whose state is invalid knows nothing of the call. The other one does, even if it gave up.
+            return (good or truest or ([None] if None in told else found))[0]
         if habit == "copies, then goes" and self._has_copied:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
