@@ -301,6 +301,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True  # its keys ended with the replica
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
+    if _went_cold_since(outcome, record, told):
+        return True
     age = told.at - min(record.states.get(told.state or "", told.at), _sealed_at(told.state))
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
@@ -314,6 +316,18 @@ def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     came = (each for each in record.told if each.state == told.state and each.at > left)
     back = next((each.at for each in came if not _is_parted_from_owner(outcome, each)), left)
     return back - left > outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
+
+
+def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether a copy of a request was told new questions, and then the call went cold: it keeps no questions."""
+    cooled = [line for line in outcome.lines if line.event == "call.cooled" and line.at <= told.at]
+    copies = [each for each in record.told if (each.state, each.carried) == (told.state, told.carried)]
+    for copy in copies:
+        envelope = _opened(copy.result.get("requestState"))
+        where = None if envelope is None else (envelope.owner, envelope.round)
+        if any((line.process, line.fields["round"]) == where and line.at >= copy.at for line in cooled):
+            return True
+    return False
 
 
 def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
@@ -332,11 +346,17 @@ def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
 
 def _sealed_at(state: str | None) -> float:
     """When a state was made: it ages on its way to its client too. Infinite if its keys are those of one process."""
+    envelope = _opened(state)
+    return math.inf if envelope is None else envelope.issued - BEGAN
+
+
+def _opened(state: str | None) -> Envelope | None:
+    """What is in a state; None if there is none, or if its keys are those of one process."""
     ring, decode = Keyring([base64.b64decode(KEY)], "state"), msgspec.msgpack.Decoder(Envelope).decode
     try:
-        return ring.open_as(state or "", decode, sys.maxsize).issued - BEGAN
+        return ring.open_as(state or "", decode, sys.maxsize)
     except InvalidState:
-        return math.inf
+        return None
 
 
 def _was_gone(outcome: Outcome, message: str, at: float) -> bool:

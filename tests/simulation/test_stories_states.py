@@ -54,6 +54,29 @@ def test_only_a_link_to_the_owner_that_was_cut_excuses_that_it_did_not_hear_of_i
     assert any("its state is invalid" in each for each in complaints(outcome))
 
 
+@pytest.mark.parametrize(
+    ("cold_seconds", "reply"),
+    [(2.0, "gw-2 400 invalid_request_state"), (0.0, "gw-2 200 input_required")],
+)
+def test_a_copy_of_a_request_is_refused_only_if_its_call_went_cold_meanwhile(cold_seconds: float, reply: str) -> None:
+    """The replica that got the copy stands still while another one serves the request, and parks the call again."""
+    outcome = _copy_comes_late(cold_seconds)
+    assert replies(outcome)[1:3] == ["gw-1 200 input_required", reply]
+    assert replies(outcome)[-1].endswith("200 complete")
+    assert complaints(outcome) == []
+
+
+def test_only_a_call_that_went_cold_excuses_the_refusal_of_a_copy() -> None:
+    outcome = _copy_comes_late(2.0)
+    lines = [line for line in outcome.lines if line.event != "call.cooled"]
+    assert any("its state is invalid" in each for each in complaints(replace(outcome, lines=lines)))
+
+
+def _copy_comes_late(cold_seconds: float) -> Outcome:
+    the_call = call(1, 2, 1, 1, 1, think=1.0, habit="twice", questions=2)
+    return played(the_call, Fault("stop", 0.5, 6.0, target=2), replicas=2, cold_seconds=cold_seconds)
+
+
 def _comes_back_where_no_link_leads(grace_seconds: float) -> Outcome:
     """Its client comes back after 4 s, obeys a 503, and reaches the owner some milliseconds after 6 s."""
     the_call = call(2, 1, 1, 1, think=1.0, habit="leaves", questions=1, between=12.0)
