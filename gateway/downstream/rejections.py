@@ -30,8 +30,9 @@ _STATE_NOTES: Final = {
     "other_principal": "another caller sent it: if it was the same caller, check principal.source",
     "other_headers": "it came with other credentials in routes[].bind_headers, or without them: rotating a key ends "
     "the calls that wait for answers",
-    "answered": "the round has been answered with other answers",
-    "ended": "its call is over: it expired (hold.ttl_seconds), or this process was restarted",
+    "answered": "the round has been answered with other answers, or before its call went cold (hold.cold_seconds)",
+    "ended": "its call is over: it expired (hold.ttl_seconds), its client was away for longer than "
+    "hold.grace_seconds, or this process was restarted",
     "too_large": "larger than limits.state_bytes: the gateway seals no state of that size",
     "malformed": "not a state of this gateway, or truncated in transit",
 }

@@ -174,8 +174,8 @@ REASONS = {
     "other_arguments": "it came with another request",
     "other_principal": "another caller sent it",
     "other_headers": "it came with other credentials",
-    "answered": "the round has been answered with other answers",
-    "ended": "its call is over",
+    "answered": "the round has been answered with other answers, or before its call went cold (hold.cold_seconds)",
+    "ended": "its call is over: it expired (hold.ttl_seconds), its client was away for longer than hold.grace_seconds",
 }
 
 
