@@ -76,7 +76,7 @@ class LiveTask:
         self._follower: Follower | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_known = asyncio.Event()
-        """Whether the server has told of a task that another replica had followed."""
+        """Whether the server has told of a task that another replica had followed, and how it ended if it is over."""
         self._gone: GatewayError | None = None
         """Why the task is not followed here any more."""
         self._changed = asyncio.Event()
@@ -126,7 +126,7 @@ class LiveTask:
         self._start(lambda: self._adopt(upstream, former_holder))
 
     async def known(self) -> None:
-        """Wait until the task is known to exist; raises UnknownTask, or why its server could not say."""
+        """Wait until the task is known, and its end if it is over; raises UnknownTask, or why it cannot be."""
         seconds = self.live.config.timeouts.handshake_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -134,7 +134,7 @@ class LiveTask:
         except TimeoutError:
             raise Unreachable(
                 f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
-                f"{seconds:g} s (timeouts.handshake_seconds) whether it knows the task; ask again"
+                f"{seconds:g} s (timeouts.handshake_seconds) how the task is; ask again"
             ) from None
         self.check()
 
@@ -179,7 +179,7 @@ class LiveTask:
         return max(self._handle.expires - world.wall(), 0)
 
     def _looked(self, found: Status | None) -> None:
-        if found is not None:
+        if found is not None and not found.is_final:  # else its client may know the end, and has to hear it again
             self._is_known.set()
 
     def _lose(self, error: GatewayError) -> None:

@@ -59,3 +59,13 @@ def test_a_task_fails_with_its_server() -> None:
     outcome = played(Fault("server", 3.0, 2.0), before=15.0)
     assert statuses(outcome) == ["working", "failed"]
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("seconds", [0.05, 60.0], ids=["restarts", "stays away"])
+def test_a_replica_that_goes_on_with_a_task_which_is_over_tells_its_end_at_once(seconds: float) -> None:
+    """The replica that followed it dies just before the end, so that nobody knows of that but the server."""
+    outcome = played(Fault("kill", 1.9, seconds), replicas=(1, 1, 2), before=2.0)
+    (record,), (run,) = outcome.tasks, outcome.ledger.of("t1")
+    assert run.ended is not None
+    assert [status for at, status in record.views if at > run.ended] == ["completed"]
+    assert complaints(outcome) == []
