@@ -96,8 +96,15 @@ class UpstreamCall(ABC):
         return self._opened is not None and not self._opened.done()
 
     @property
+    def _is_held(self) -> bool:
+        """Whether the state of a round leads to the call; else each round is a run of its own, which none resumes."""
+        return self._context.live.route.continuation == "hold"
+
+    @property
     def is_resumable(self) -> bool:
         """Whether another replica could find the call in its session and read its stream from here on."""
+        if not self._is_held:
+            return False
         if self._left is not None and not self.is_started:
             return self._left.is_resumable
         channel = self._session.channel if self._session is not None else None
@@ -120,7 +127,7 @@ class UpstreamCall(ABC):
         return self._session is not None and self._may_be_resumed_elsewhere(self._session)
 
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:
-        return session.channel.cursor is not None and self._context.live.process.witness.is_needed
+        return self._is_held and session.channel.cursor is not None and self._context.live.process.witness.is_needed
 
     def whereabouts(self) -> Upstream | None:
         """Where another replica would find the call."""

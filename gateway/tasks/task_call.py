@@ -53,7 +53,8 @@ class TaskCall(UpstreamCall):
     def is_resumable(self) -> bool:
         """Whether another replica could go on with the task, or read the stream on which it will be made."""
         driven = self._follower
-        return super().is_resumable or (driven is not None and driven.session.channel.session_id is not None)
+        is_driven = driven is not None and driven.session.channel.session_id is not None
+        return super().is_resumable or (self._is_held and is_driven)
 
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (as for a plain call)
         return self.is_resumable and self._context.live.process.witness.is_needed

@@ -194,7 +194,8 @@ def _lost_a_replica(outcome: Outcome) -> bool:
 def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
-    has_events = outcome.plan.server.has_events
+    is_held = outcome.plan.config.get("route", {}).get("continuation") != "replay"
+    has_events = outcome.plan.server.has_events and is_held
     is_hindered = bool(met(outcome, record, frozenset({"slow", "part"}), until=math.inf))
     if is_hindered and (has_events or met(outcome, record, DEATHS, until=math.inf)):
         return True

@@ -181,3 +181,25 @@ def test_a_result_that_its_client_has_not_read_outlives_the_drain_of_its_replica
     assert replies(outcome)[-1].endswith("200 complete")
     assert len(outcome.ledger.of("c1")) == 1
     assert complaints(outcome) == []
+
+
+REPLAY = {"continuation": "replay"}
+
+
+def test_a_cancellation_of_a_run_that_no_replica_can_resume_is_sent_until_it_arrives() -> None:
+    """Its replica is cut off when the run is to be cancelled, because its client was asked."""
+    outcome = played(call(1, 2, questions=1), Fault("part", 0.5, 15.0, target=1), route=REPLAY, quiet_seconds=2.0)
+    former, later = outcome.ledger.of("c1")
+    assert later.result is not None
+    assert former.cancelled is not None
+    assert oracle.complaints(outcome) == []
+
+
+def test_a_drain_cancels_a_run_that_no_replica_can_resume() -> None:
+    """Its client has left for a while, so no state is sealed any more; it comes back at another replica."""
+    the_call = call(1, 1, 2, habit="leaves", questions=1, hangs=20.0)
+    outcome = played(the_call, Fault("term", 4.0, 0.0, target=1), route=REPLAY, grace_seconds=20.0, drain_seconds=1.0)
+    *former, later = outcome.ledger.of("c1")
+    assert later.result is not None
+    assert [run.result for run in former if run.cancelled is not None] == [None, None]
+    assert oracle.complaints(outcome) == []
