@@ -282,11 +282,18 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
     is_quick = not _hangs_for_too_long(outcome, record)
     # What a server says on its side stream is lost if that is cut just then.
     hushing = DEATHS | SILENCES | (CUTS if record.call.script.get("aside") else frozenset())
-    if "was silent for" in message and is_quick and not met(outcome, record, hushing, until=told.at):
+    is_hushed = met(outcome, record, hushing, until=told.at) or _asked_in_vain(outcome, record, before)
+    if "was silent for" in message and is_quick and not is_hushed:
         yield f"was told that its server was silent, which it was not: {message}"
     # What a modern client says to a modern server is passed, and so is what becomes of it.
     if told.status >= 500 and told.status != 503 and record.call.path == "/mcp":
         yield f"got HTTP {told.status}: {message}"
+
+
+def _asked_in_vain(outcome: Outcome, record: Record, runs: list[Run]) -> bool:
+    """Whether a server waits for the answer to a question that no gateway heard, or whose refusal it did not take."""
+    is_refused = "refuses" in record.call.script and _may_belong_to_another_call(outcome)
+    return is_refused or any(run.is_unheard for run in runs)
 
 
 def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
@@ -407,6 +414,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and script.get("aside") and met(outcome, record, SILENCES):
         return True  # who takes a call over does not hear what comes on the side stream of its former owner
+    if reason == "call_lost" and any(run.is_unheard for run in outcome.ledger.of(record.call.tag)):
+        return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
     if reason == "broken" and _read_beyond_a_deadline(outcome, record):

@@ -42,6 +42,8 @@ class Run:
     """It ended with -32042: its user has to visit a URL first."""
     died: bool = False
     """It ended with its server."""
+    is_unheard: bool = False
+    """It asked on the side stream of its session while nobody read that."""
 
 
 class Ledger:
@@ -422,6 +424,7 @@ class LegacyServer:
             method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
         self.send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
+        run.is_unheard |= where is session.side and where.reader is None
         patience = script.get("hasty", script.get("patience"))
         _ = await asyncio.wait((waiting,), timeout=patience)
         session.waiting.pop(nested, None)

@@ -14,3 +14,15 @@ STORIES = sorted((Path(__file__).parent / "stories").glob("*.json"))
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_a_story_that_once_went_wrong_goes_well(path: Path) -> None:
     assert complaints(History(of_text(path.read_text())).run()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a_refusal_of_a_question_does_not_arrive", "a_question_on_the_side_stream_comes_while_no_replica_runs"]
+)
+def test_only_a_question_in_vain_excuses_the_error_that_a_server_was_silent(name: str) -> None:
+    outcome = History(of_text((Path(__file__).parent / "stories" / f"{name}.json").read_text())).run()
+    for run in outcome.ledger.runs:
+        run.is_unheard = False
+    for record in outcome.records:
+        _ = record.call.script.pop("refuses", None)
+    assert any("silent for 60 s" in each for each in complaints(outcome))
