@@ -199,7 +199,9 @@ def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     is_hindered = bool(met(outcome, record, frozenset({"slow", "part"}), until=math.inf))
     if is_hindered and (has_events or met(outcome, record, DEATHS, until=math.inf)):
         return True
-    return bool(met(outcome, record, DEATHS if has_events else DEATHS - {"term"}, until=math.inf))
+    # It cancels behind the answers to open questions, for which it does not wait beyond its end.
+    is_late = record.call.script.get("refuses", "").startswith("late")
+    return bool(met(outcome, record, DEATHS if has_events or is_late else DEATHS - {"term"}, until=math.inf))
 
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:

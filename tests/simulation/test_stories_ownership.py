@@ -203,3 +203,13 @@ def test_a_drain_cancels_a_run_that_no_replica_can_resume() -> None:
     assert later.result is not None
     assert [run.result for run in former if run.cancelled is not None] == [None, None]
     assert oracle.complaints(outcome) == []
+
+
+def test_only_an_answer_that_hangs_excuses_a_run_that_a_drain_does_not_cancel() -> None:
+    """A replica declines the open questions of a run before it cancels it, and ends meanwhile."""
+    the_call = call(1, tool="search", questions=2, refuses="late 503", **{"at once": True})
+    fault = Fault("term", 0.0, 15.0, target=1, when="asking")
+    outcome = played(the_call, fault, replicas=1, route=REPLAY, quiet_seconds=2.0, drain_seconds=1.0)
+    assert oracle.complaints(outcome) == []
+    del the_call.script["refuses"]
+    assert any("is left running" in each for each in oracle.complaints(outcome))
