@@ -42,7 +42,7 @@ class Counts(dict[tuple[str, ...], Count]):
     def __init__(self, family: Callable[[], CounterMetricFamily | GaugeMetricFamily]) -> None:
         """`family` makes the family without a sample: the library takes long, and not every process is asked."""
         super().__init__()
-        self._family = family
+        self.family = family
 
     def __missing__(self, values: tuple[str, ...]) -> Count:
         count = self[values] = Count()
@@ -55,7 +55,7 @@ class Counts(dict[tuple[str, ...], Count]):
 
     def collected(self) -> Metric:
         """Return the family with a sample of each series."""
-        family = self._family()
+        family = self.family()
         for values, count in self.items():
             family.add_metric(values, count.value)
         return family
@@ -83,7 +83,7 @@ class Histogram(dict[tuple[str, ...], Times]):
     def __init__(self, family: Callable[[], HistogramMetricFamily], bounds: Sequence[float]) -> None:
         """`family` is as in `Counts`."""
         super().__init__()
-        self._family = family
+        self.family = family
         self._bounds = bounds
 
     def __missing__(self, values: tuple[str, ...]) -> Times:
@@ -92,7 +92,7 @@ class Histogram(dict[tuple[str, ...], Times]):
 
     def collected(self) -> Metric:
         """Return the family with the samples of each series."""
-        family, names = self._family(), [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family, names = self.family(), [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for values, times in self.items():
             family.add_metric(values, [*zip(names, accumulate(times.counts), strict=True)], times.sum)
         return family
