@@ -307,6 +307,10 @@ class Client:
         except TimeoutError as exc:
             self.record.unanswered.append(f"{replica} at {self._now():.2f}")
             raise http.Broken("too slow") from exc
+        except http.Broken:
+            if pause is not None and pause.leaves and call.habit == "leaves unread":
+                self.record.left[state or ""] = self._now()
+            raise
         if message.get("id") not in (body["id"], None):
             self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")
         carried = {said.partition("=")[0]: said for said in map(_said, answers.values()) if said}
