@@ -9,6 +9,10 @@ from gateway.routes.live_route import LiveRoute
 
 _STALLED_SECONDS: Final = 0.25
 """A timer that rings so late shows that the event loop stood still."""
+_LOOK_SECONDS: Final = 1.0
+"""How often GRACE looks for that."""
+_BACK_SECONDS: Final = 2.0
+"""How long a client then has at least to come back: another replica may have told it to call again in a second."""
 _NONE: Final[dict[Timer, asyncio.TimerHandle]] = {}
 """No timer of the event loop, as nearly always: it is replaced, never changed."""
 
@@ -59,11 +63,15 @@ class Timers:
             seconds = live.config.hold.quiet_seconds
         elif timer is GRACE:
             seconds = live.config.hold.grace_seconds if seconds is None else seconds
-        if seconds is None:
-            return  # COLD, if calls do not go cold
+        if seconds is not None:  # else it is COLD, and calls do not go cold
+            self._start(timer, owner, asyncio.get_running_loop().time() + seconds)
+
+    def _start(self, timer: Timer, owner: Owner, until: float) -> None:
+        """Start a timer of the event loop."""
         loop = asyncio.get_running_loop()
-        ring = partial(self._ring, timer, owner, loop.time() + seconds)
-        handle = loop.call_later(seconds, live.process.tasks.guard(ring, "timer " + timer))
+        due = min(until, loop.time() + _LOOK_SECONDS) if timer is GRACE else until
+        ring = partial(self._ring, timer, owner, due, until)
+        handle = loop.call_at(due, self._live.process.tasks.guard(ring, "timer " + timer))
         self._handles = self._handles or {}
         self._handles[timer] = handle
 
@@ -104,11 +112,14 @@ class Timers:
         for handle in handles.values():
             handle.cancel()
 
-    def _ring(self, timer: Timer, owner: Owner, due: float) -> None:
+    def _ring(self, timer: Timer, owner: Owner, due: float, until: float) -> None:
         self._cancel(timer)
-        if timer is GRACE and asyncio.get_running_loop().time() - due > _STALLED_SECONDS:
-            # The process was stopped. Its client may have come back in time, and waits to be read.
-            self.arm(timer, owner, _STALLED_SECONDS)
+        now = asyncio.get_running_loop().time()
+        if timer is GRACE and now - due > _STALLED_SECONDS:
+            # The process stood still. Its client may have come back in time, and waits to be read or was sent away.
+            until = max(until, now + _BACK_SECONDS)
+        if until > due:
+            self._start(timer, owner, until)
         else:
             owner.fire(timer)
 
