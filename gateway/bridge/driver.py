@@ -11,7 +11,18 @@ from gateway.bridge.takeover import Takeover, cooled
 from gateway.cluster import witness
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
-from gateway.exchange.machine import DETACHED, ENDED, FINISHED, IDLE, PARKED, REFERRED, RESTORED, State
+from gateway.exchange.machine import (
+    ASKING,
+    DETACHED,
+    ENDED,
+    FINISHED,
+    IDLE,
+    PARKED,
+    REFERRED,
+    RESTORED,
+    RUNNING,
+    State,
+)
 from gateway.protocol.errors import GatewayError, ShuttingDown
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
@@ -183,7 +194,9 @@ class Driver(ExchangeRunner):
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
-        is_ours = self._exchange.round > round_ or self._is_of_another_replica
+        exchange = self._exchange
+        is_answered = exchange.round == round_ and exchange.state in (RUNNING, ASKING, DETACHED)
+        is_ours = exchange.round > round_ or is_answered or self._is_of_another_replica
         return is_ours and self._upstream_call.runs == 0
 
     @property
