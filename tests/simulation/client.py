@@ -37,6 +37,8 @@ class Told:
     """What its request answered, by the names of the questions."""
     sent: float = 0.0
     """When its request was sent."""
+    unheard_since: float | None = None
+    """When the connection of an earlier request broke that nothing was answered to since."""
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -77,6 +79,8 @@ class Record:
     """Requests that got no reply in two minutes: to which replica, and when that was."""
     left: dict[str, float] = field(default_factory=dict)
     """When it left a retry, by the state of that: it comes back with the same one."""
+    unheard: dict[str, float] = field(default_factory=dict)
+    """Since when no replica has answered a retry whose connection broke, by its state."""
     left_unread: bool = False
     """It left a retry whose reply it had not read."""
     strange: list[str] = field(default_factory=list)
@@ -231,9 +235,12 @@ class Client:
         while self._now() < until:
             try:
                 told = await self._post(self._replica(), state, answers)
-            except (OSError, TimeoutError, http.Broken):
+            except (OSError, TimeoutError, http.Broken) as exc:
+                if isinstance(exc, http.Broken):
+                    _ = self.record.unheard.setdefault(state or "", self._now())
                 await asyncio.sleep(0.5)
                 continue
+            told.unheard_since = self.record.unheard.pop(state or "", None)
             if (pause := pause_of(told)) is None:
                 return told
             await asyncio.sleep(pause)

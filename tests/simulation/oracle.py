@@ -17,7 +17,7 @@ from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from tests.simulation import listening_oracle, task_oracle
 from tests.simulation.causes import CUTS, DEATHS, SILENCES, begins, ends, met
-from tests.simulation.client import Record, Told
+from tests.simulation.client import PATIENCE_SECONDS, Record, Told
 from tests.simulation.history import KEY, Line, Outcome
 from tests.simulation.plan import Fault
 from tests.simulation.server import Run
@@ -322,10 +322,14 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
 
 def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a call's owner did not hear of its client for all of the grace period after that had left."""
+    grace_seconds = outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
+    if told.unheard_since is not None and told.sent - told.unheard_since > grace_seconds:
+        # It lost its connection, and then asked replicas that could not answer.
+        return bool(met(outcome, record, DEATHS | SILENCES, until=told.at))
     left = record.left.get(told.state or "", math.inf)
     came = (each for each in record.told if each.state == told.state and each.at > left)
     back = next((each.at for each in came if not _is_parted_from_owner(outcome, each)), left)
-    return back - left > outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
+    return back - left > grace_seconds
 
 
 def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
@@ -416,6 +420,9 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and script.get("aside") and met(outcome, record, SILENCES):
         return True  # who takes a call over does not hear what comes on the side stream of its former owner
+    hung_seconds = script.get("hangs", 0.0) * len(outcome.ledger.of(record.call.tag))
+    if reason == "gave up" and hung_seconds >= PATIENCE_SECONDS:
+        return True  # its tool ran again, because it had not taken an answer, and hung each time
     if reason == "call_lost" and any(run.is_unheard for run in outcome.ledger.of(record.call.tag)):
         return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):

@@ -26,3 +26,12 @@ def test_only_a_question_in_vain_excuses_the_error_that_a_server_was_silent(name
     for record in outcome.records:
         _ = record.call.script.pop("refuses", None)
     assert any("silent for 60 s" in each for each in complaints(outcome))
+
+
+def test_only_a_client_that_nobody_could_answer_is_excused_for_being_away() -> None:
+    path = Path(__file__).parent / "stories" / "a_client_whose_replica_was_killed_asks_one_that_is_cut_off.json"
+    outcome = History(of_text(path.read_text())).run()
+    for record in outcome.records:
+        for told in record.told:
+            told.unheard_since = None
+    assert any("its state is invalid" in each for each in complaints(outcome))
