@@ -18,7 +18,7 @@ class Draining:
         """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
         self.let_go: frozenset[str] = frozenset()
         """The ids of the exchanges that it has left to others."""
-        self._preparations: set[asyncio.Timeout] = set()
+        self._preparations: dict[asyncio.Timeout, None] = {}
 
     def begin(self, ends_at: float | None) -> None:
         """Begin no new calls and no new streams.
@@ -35,13 +35,13 @@ class Draining:
         preparation = asyncio.timeout(None)
         try:
             async with preparation:
-                self._preparations.add(preparation)
+                self._preparations[preparation] = None
                 await preparing
         except TimeoutError:
             if not preparation.expired():
                 raise
         finally:
-            self._preparations.discard(preparation)
+            _ = self._preparations.pop(preparation, None)
         return not self.has_begun
 
     def part(self, let_go: Iterable[str] = ()) -> None:

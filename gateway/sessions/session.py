@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Raw
 
@@ -23,6 +23,7 @@ from gateway.upstream.channel import Channel, Headers, Sending
 
 log = get_logger()
 
+_NOTHING: Final[Collection[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
 
@@ -63,7 +64,7 @@ class Session(HearingSession):
         """Whether the server does not know it any more."""
         self.idle_since = 0.0
         self._log_level: str | None = None
-        self._subscribed: Collection[str] = frozenset()
+        self._subscribed = _NOTHING
         """The resources that `set_subscriptions` subscribed to, or tried to."""
         self.state: SessionState | None = None
 
