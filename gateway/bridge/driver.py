@@ -195,7 +195,8 @@ class Driver(ExchangeRunner):
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
         exchange = self._exchange
-        is_answered = exchange.round == round_ and exchange.state in (RUNNING, ASKING, DETACHED)
+        # Only while a client waits: of two replicas whose clients have left, each would leave the call to the other.
+        is_answered = exchange.round == round_ and exchange.state in (RUNNING, ASKING)
         is_ours = exchange.round > round_ or is_answered or self._is_of_another_replica
         return is_ours and self._upstream_call.runs == 0
 
