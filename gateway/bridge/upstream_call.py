@@ -414,7 +414,7 @@ class UpstreamCall(ABC):
         Another call in it would have a state of its own that leads to the session, and whoever continues one of the
         two would end it under the other.
         """
-        is_alone = not (session.pending or session.group.is_affine)
+        is_alone = not (session.pending or session.lost or session.group.is_affine)
         return is_alone and self._context.exchange.state is FINISHED and session.channel.cursor is not None
 
     def end_kept(self) -> None:
