@@ -6,8 +6,8 @@ session.
 
 Rule 1: a question belongs to the call on whose stream it came. A question on the side stream names no call, so it has
 an owner only while one call is in flight. Rule 2: a further call therefore waits until the one before it has ended, or
-waits for its user in a session whose questions named their calls so far. Rule 3: a call that nothing
-reads any more may still ask on the side stream, so there it counts as one more call in flight.
+waits for its user in a session whose questions named their calls so far. Rule 3: a call that nothing reads any more
+may still ask on the side stream, so there it counts as one more call in flight.
 """
 
 from collections.abc import Callable, Collection

@@ -134,7 +134,7 @@ class LiveTask:
         except TimeoutError:
             raise Unreachable(
                 f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
-                f"{seconds:g} s (timeouts.handshake_seconds) how the task is; ask again"
+                f"{seconds:g} s (timeouts.handshake_seconds) what has become of the task; ask again"
             ) from None
         self.check()
 

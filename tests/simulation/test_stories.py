@@ -4,23 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.history import History
+from tests.simulation.history import History, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import of_text
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.json"))
 
 
+def story(name: str) -> Outcome:
+    """What becomes of the history in a file of `stories/`."""
+    return History(of_text((Path(__file__).parent / "stories" / f"{name}.json").read_text())).run()
+
+
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_a_story_that_once_went_wrong_goes_well(path: Path) -> None:
-    assert complaints(History(of_text(path.read_text())).run()) == []
+    assert complaints(story(path.stem)) == []
 
 
 @pytest.mark.parametrize(
     "name", ["a_refusal_of_a_question_does_not_arrive", "a_question_on_the_side_stream_comes_while_no_replica_runs"]
 )
 def test_only_a_question_in_vain_excuses_the_error_that_a_server_was_silent(name: str) -> None:
-    outcome = History(of_text((Path(__file__).parent / "stories" / f"{name}.json").read_text())).run()
+    outcome = story(name)
     for run in outcome.ledger.runs:
         run.is_unheard = False
     for record in outcome.records:
@@ -29,8 +34,7 @@ def test_only_a_question_in_vain_excuses_the_error_that_a_server_was_silent(name
 
 
 def test_only_a_client_that_nobody_could_answer_is_excused_for_being_away() -> None:
-    path = Path(__file__).parent / "stories" / "a_client_whose_replica_was_killed_asks_one_that_is_cut_off.json"
-    outcome = History(of_text(path.read_text())).run()
+    outcome = story("a_client_whose_replica_was_killed_asks_one_that_is_cut_off")
     for record in outcome.records:
         for told in record.told:
             told.unheard_since = None

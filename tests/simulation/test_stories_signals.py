@@ -1,15 +1,15 @@
 """A signal at any moment ends a gateway without a failure, and a second one ends it soon."""
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simulation.history import History
 from tests.simulation.oracle import BUG_LEVELS, complaints
-from tests.simulation.plan import Call, Fault, Plan, of_text
+from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
+from tests.simulation.test_stories import story
 from tests.simulation.world import START
 
 _SOON_SECONDS = 2.1
@@ -113,8 +113,7 @@ def test_a_second_signal_may_come_from_another_fault() -> None:
 
 def test_a_reply_that_is_cut_before_the_deadline_of_a_drain_is_not_excused_by_a_client_that_reads_late() -> None:
     """In the story, the client still reads nothing when the time of the drain is over."""
-    name = "a_client_that_reads_nothing_until_a_drain_is_over_loses_the_reply.json"
-    outcome = History(of_text((Path(__file__).parent / "stories" / name).read_text())).run()
+    outcome = story("a_client_that_reads_nothing_until_a_drain_is_over_loses_the_reply")
     assert outcome.records[0].outcome == "broken"
     assert complaints(outcome) == []
     for line in outcome.lines:
