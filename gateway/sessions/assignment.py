@@ -162,7 +162,6 @@ class Capacity(Generic[S]):
             return proven
         return newcomer if proven is None or newcomer.turn < proven.turn else proven
 
-    @property
     def is_asked_for_room(self) -> bool:
         """Whether a request waits that room for a new session would satisfy."""
         return bool(self._eligible or self._eligible_newcomers)
@@ -374,7 +373,9 @@ def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
 def reusable(group: Queue[S]) -> S | None:
     """The idle session that the next call of a group would get; it may turn out to be lost."""
     newest = next(reversed(group.idle), None)
-    return newest if newest is not None and newest.shared.can_begin else None
+    if newest is not None and newest.shared.joiners and not newest.shared.can_begin:
+        return None
+    return newest
 
 
 def _opening(capacity: Capacity[S]) -> Open[S] | Drop[S] | Refuse[S] | None:

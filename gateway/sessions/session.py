@@ -67,6 +67,7 @@ class Session(HearingSession):
         self._subscribed = _NOTHING
         """The resources that `set_subscriptions` subscribed to, or tried to."""
         self.state: SessionState | None = None
+        """As its pool counts it; None before its opening and after its end."""
 
     @property
     def can_be_joined(self) -> bool:
@@ -116,11 +117,6 @@ class Session(HearingSession):
         """The task that had the session for itself is over, and with it every request about it whose stream broke."""
         if not self.is_forgotten:
             self.shared.must_not_end = False
-
-    def move(self, state: SessionState | None) -> None:
-        """Change the state, and count it in the metrics."""
-        self._metrics.session_moved(self._route, self.state, state)
-        self.state = state
 
     async def open(self, headers: Headers) -> None:
         """Make the handshake: initialize, side stream, initialized, in this order.
@@ -237,11 +233,10 @@ class Session(HearingSession):
 
         `unusual` is called if anything but its answer comes; it has to `follow` the call, or to have a task `read` it.
         """
-        reply = call.reply = self.channel.begin(call.message, headers)
-        if reply is None:
+        call.reply = self.channel.begin(call.message, headers, self, unusual)
+        if call.reply is None:
             return False
         call.message = b""
-        reply.start(self, unusual)
         self._sent(call, headers)
         return True
 

@@ -101,7 +101,7 @@ def process(seed: int) -> str:
             route, method, "2026-07-28", Ending(chance.choice(list(Outcome))), chance.random() * 100
         )
         metrics.continued(route, chance.choice(list(Step)))
-        metrics.session_moved(route, None, SessionState.IDLE)
+        metrics.sessions_by_state(route)[SessionState.IDLE].inc()
         metrics.call_parked(route)
         metrics.call_released(route, chance.random())
     return metrics.render()[0].decode()

@@ -59,6 +59,7 @@ class Checkout(ABC):
         """Returns the group of a key; makes it when it is new."""
         self._capacity: Capacity[Session] = Capacity(self._limits)
         self._rate = OpeningRate(settings)
+        self._counts = metrics.sessions_by_state(self.route.path)
         self.closed = False
         settings.after_replace(self._change_limits)
         self._show_newcomers()
@@ -135,15 +136,12 @@ class Checkout(ABC):
 
     # -- out --------------------------------------------------------------------------------------------------------
 
-    def take(self, key: PoolKey) -> Session | None:
+    def take(self, group: Group[Session]) -> Session | None:
         """An idle session, if there is one; none is idle while a request waits for it."""
-        return self.take_of(self.group(key))
-
-    def take_of(self, group: Group[Session]) -> Session | None:
-        """As `take`, of a group."""
         while (session := assignment.reusable(group)) is not None:
             if not session.lost:
-                self._occupy(session)
+                self._capacity.occupied(session, group)
+                self._move(session, _BUSY)
                 return session
             self._drop(session)
         return None
@@ -193,7 +191,7 @@ class Checkout(ABC):
 
     def _assign(self, group: Group[Session] | None) -> None:
         """Carry out every assignment that a change in a group, or elsewhere, makes possible."""
-        if not self._capacity.is_asked_for_room and (group is None or not group.takers):
+        if (group is None or not group.takers) and not self._capacity.is_asked_for_room():
             return
         while (found := assignment.assign(group, self._capacity)) is not None:
             if isinstance(found, assignment.Drop):
@@ -204,7 +202,8 @@ class Checkout(ABC):
                 continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
-                self._occupy(session)
+                self._capacity.occupied(session, session.group)
+                self._move(session, _BUSY)
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
@@ -230,12 +229,15 @@ class Checkout(ABC):
         address = request.opener.address
         self._capacity.opened(session, session.group, is_fresh=request.is_fresh, address=address)
         self._show_newcomers()
-        session.move(_BUSY)
+        self._move(session, _BUSY)
         return session
 
-    def _occupy(self, session: Session) -> None:
-        self._capacity.occupied(session, session.group)
-        session.move(_BUSY)
+    def _move(self, session: Session, state: SessionState | None) -> None:
+        """Change the state of a session, and count it in the metrics."""
+        counts = self._counts
+        counts[session.state].value -= 1
+        counts[state].value += 1
+        session.state = state
 
     # -- in ---------------------------------------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class Checkout(ABC):
         if session.shared.owner is not session:  # without the properties: every call comes here
             self._tasks.spawn(self._depart(session), "quarantine")
         elif session.in_flight is not None:
-            session.move(SessionState.QUARANTINED)
+            self._move(session, SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
         elif (clean or _is_orderly(session)) and self._may_keep(session):
             self._keep(session)
@@ -267,7 +269,7 @@ class Checkout(ABC):
     def _keep(self, session: Session) -> None:
         group = session.group
         group.used = session.idle_since = world.monotonic()
-        session.move(_IDLE)
+        self._move(session, _IDLE)
         self._capacity.rested(session, group)
         self._assign(group)
 
@@ -305,7 +307,7 @@ class Checkout(ABC):
             self._assign(session.group)
 
     def _remove(self, session: Session) -> None:
-        session.move(None)
+        self._move(session, None)
         self._capacity.closed(session, session.group)
         self._show_newcomers()
         self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")

@@ -197,7 +197,8 @@ class Pool(Checkout):
         Raises Busy when none came free in `timeouts.session_wait_seconds`, or when the `opener` may open none now, and
         what opening one raises.
         """
-        session = self.take(key) or await self._obtain(self.group(key), opener=opener)
+        group = self.group(key)
+        session = self.take(group) or await self._obtain(group, opener=opener)
         return session if session.opened else await self._open(session, headers)
 
     async def open(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Session:

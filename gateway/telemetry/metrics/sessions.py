@@ -4,7 +4,7 @@ from typing import Final
 
 from gateway.telemetry.metrics.label_values import bounded
 from gateway.telemetry.metrics.labels import SessionLimit, SessionState, TaskOutcome
-from gateway.telemetry.metrics.series import Series
+from gateway.telemetry.metrics.series import Count, Series
 
 _LIMITS: Final = frozenset(map(str, SessionLimit))
 
@@ -59,12 +59,9 @@ class SessionMetrics(Series):
         """Count a session that its upstream no longer knows."""
         self._lost[route,].inc()
 
-    def session_moved(self, route: str, old: SessionState | None, new: SessionState | None) -> None:
-        """Move a session between states; None stands for before its opening and after its end."""
-        if old is not None:
-            self._sessions[route, old].value -= 1
-        if new is not None:
-            self._sessions[route, new].value += 1
+    def sessions_by_state(self, route: str) -> dict[SessionState | None, Count]:
+        """Return the counts that a session of a route moves between; that of None, before and after, is not shown."""
+        return {None: Count()} | {state: self._sessions[route, state] for state in SessionState}
 
     def sessions(self, route: str) -> dict[str, int]:
         """Return a route's sessions by state."""

@@ -11,12 +11,13 @@ def value(metrics: SessionMetrics, name: str, **labels: str) -> float | None:
 
 def test_sessions_count_by_state() -> None:
     metrics = SessionMetrics()
-    metrics.session_moved("/mcp", None, SessionState.BUSY)
-    metrics.session_moved("/mcp", SessionState.BUSY, SessionState.IDLE)
-    metrics.session_moved("/mcp", None, SessionState.BUSY)
+    counts = metrics.sessions_by_state("/mcp")
+    counts[SessionState.IDLE].inc()
+    counts[SessionState.BUSY].inc()
+    counts[None].inc(-2)
     assert metrics.sessions("/mcp") == {"idle": 1, "busy": 1, "quarantined": 0}
     assert value(metrics, "sessions", state="idle") == 1
-    metrics.session_moved("/mcp", SessionState.IDLE, None)
+    counts[SessionState.IDLE].inc(-1)
     assert value(metrics, "sessions", state="idle") == 0
 
 
