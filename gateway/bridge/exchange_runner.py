@@ -73,7 +73,7 @@ class ExchangeRunner(ABC):
         self.live = live
         """The route as it was when the exchange began; a reload does not change it."""
         policy = live.policies.get(request.method, _NEVER_ASKING)
-        self._exchange = exchange = Exchange(request.declared, policy, request.input_responses)
+        self._exchange = exchange = Exchange(request.said.declared, policy, request.input_responses)
         self._context = context = Context(
             live, request, asked.key, asked.headers, asked.address, asked.ticket, asked.body_bytes, exchange=exchange
         )

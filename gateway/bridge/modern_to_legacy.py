@@ -23,19 +23,22 @@ def legacy_call(
     request: Request, call_id: bytes, listener: Listener, span: Span | None = None, task: object | None = None
 ) -> Call:
     """The request as a legacy server knows it; `task` asks the server to run it as a task."""
-    meta: dict[str, Raw] = dict(request.user_meta)
-    token = call_id if request.progress_token is not None else None
+    said, params = request.said, request.params
+    token = call_id if said.progress_token is not None else None
+    if token is None and task is None and span is None and not said.user_meta and isinstance(params, dict):
+        return Call(call_id, jsonrpc.request(call_id, request.method, params), listener)
+    meta: dict[str, Raw] = dict(said.user_meta)
     if token is not None:
         meta[mcp.META_PROGRESS_TOKEN] = Raw(token)
-    params: dict[str, object] = dict(request.params.items())
+    members: dict[str, object] = dict(params.items())
     if task is not None:
-        params["task"] = task
+        members["task"] = task
     if span is not None:
         _ = meta.pop(_TRACESTATE, None)  # the span has it, if it belongs to a trace at all
         meta.update({name: Raw(jsonrpc.encode(value)) for name, value in span.headers().items()})
     if meta:
-        params["_meta"] = meta
-    return Call(call_id, jsonrpc.request(call_id, request.method, params), listener, token, span=span)
+        members["_meta"] = meta
+    return Call(call_id, jsonrpc.request(call_id, request.method, members), listener, token, span=span)
 
 
 def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
@@ -81,18 +84,19 @@ def modern_result(
 
     Raises ValueError if the result is not an object.
     """
-    live, request = call.live, call.request
-    pool, method, legacy = live.upstream.pool, request.method, Raw(result)
+    live, request, method = call.live, call.request, call.request.method
+    pool = live.upstream.pool
     is_retried = is_later_round or request.input_responses is not None
-    if method == mcp.TOOLS_LIST:
-        legacy = tool_schemas.usable(pool, legacy)
-    shown = legacy
-    if method == mcp.TOOLS_LIST and not request.declared.legacy_tasks:
-        shown = tool_filter.without_execution(legacy)
     cache = live.route.cache.of(method)
-    modern = results.modern(method, shown, server_info, cache, retried=is_retried, is_tool_error=is_tool_error)
-    if method == mcp.TOOLS_LIST:
-        tool_schemas.learn(pool.group(call.key), request.params, legacy, call.headers)
+    if method != mcp.TOOLS_LIST:
+        modern = results.modern(method, result, server_info, cache, retried=is_retried, is_tool_error=is_tool_error)
+        if call.ticket is not None:
+            pool.keep(call.ticket, Raw(result), modern.body)
+        return modern
+    legacy = tool_schemas.usable(pool, Raw(result))
+    shown = legacy if request.said.declared.legacy_tasks else tool_filter.without_execution(legacy)
+    modern = results.modern(method, shown, server_info, cache, retried=is_retried)
+    tool_schemas.learn(pool.group(call.key), request.params, legacy, call.headers)
     if call.ticket is not None:
         pool.keep(call.ticket, legacy, modern.body)
     return modern

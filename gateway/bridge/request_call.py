@@ -121,10 +121,10 @@ class RequestCall(UpstreamCall):
             opener = Opener(context.address, again or self._is_continued)
             self._session = session = await pool.acquire(context.key, context.headers, opener)
             context.runs_in(session)
-            if pool.is_ready(context.key.principal, context.request.log_level):
+            if pool.is_ready(context.key.principal, context.request.said.log_level):
                 return session
         try:
-            await pool.prepare(session, context.request.log_level, context.headers)
+            await pool.prepare(session, context.request.said.log_level, context.headers)
         except SessionLost:
             if again:
                 raise

@@ -68,7 +68,7 @@ def wanted(request: Request) -> Filter:
         raise InvalidParams(f'subscriptions/listen needs "params.notifications", a SubscriptionFilter: {exc}') from exc
     if len(chosen.resourceSubscriptions) > _MAX_URIS:
         raise InvalidParams(f"resourceSubscriptions may name at most {_MAX_URIS} URIs")
-    if chosen.taskIds is not UNSET and not request.declared.tasks:
+    if chosen.taskIds is not UNSET and not request.said.declared.tasks:
         raise TasksUndeclared("subscriptions/listen with taskIds")
     chosen.taskIds = UNSET
     chosen.resourceSubscriptions = list(dict.fromkeys(chosen.resourceSubscriptions))

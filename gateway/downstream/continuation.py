@@ -117,7 +117,7 @@ class Continuation:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
             metrics, seconds = self._process.metrics, world.monotonic() - started
             metrics.continued(incoming.path, Step.FORWARDED)
-            metrics.operation_finished(incoming.path, request.method, request.version, ending, seconds)
+            metrics.operation_finished(incoming.path, request.method, request.said.version, ending, seconds)
         return response
 
     def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:

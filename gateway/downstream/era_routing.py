@@ -106,5 +106,9 @@ class EraRouting:
 
 def _names_modern(incoming: Incoming) -> bool:
     """Whether a request is modern by its header alone."""
-    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+    known = incoming.known
+    if known is not None and known.repeated is not None:
+        version: str | None = known.repeated.version
+    else:
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
     return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))

@@ -41,11 +41,11 @@ class PinnedClients:
 
     async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Replied:
         """Serve a round on a route with dialects; a process that `is_stopping` pins no client."""
-        request = round_.request
-        if client_state.DIALECT not in round_.live.route.dialects or not client_state.declares(request.capabilities):
+        request, said = round_.request, round_.request.said
+        if client_state.DIALECT not in round_.live.route.dialects or not client_state.declares(said.capabilities):
             return await serve(round_)
-        meta, sealed = client_state.taken(request.user_meta, NAME)
-        round_.request = replace(request, user_meta=meta)
+        meta, sealed = client_state.taken(said.user_meta, NAME)
+        round_.request = replace(request, said=replace(said, user_meta=meta))
         item = None if sealed is None else self._opened(sealed, round_)
         # A retry goes to the replica that holds its call.
         is_free = request.request_state is not None or request.method in _FREE

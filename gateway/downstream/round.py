@@ -3,10 +3,13 @@
 from collections.abc import Awaitable
 from typing import Final
 
+import msgspec
+
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
+from gateway.config import Route
 from gateway.exchange.events import Leg
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.reply import ReplyWriter
@@ -15,6 +18,7 @@ from gateway.mirror.streamable import reply_stream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import NoHandshake
 from gateway.protocol.request import Request
+from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Envelope
 from gateway.sessions.assignment import Opener
@@ -53,9 +57,9 @@ class Round(ClientCall, eq=False, kw_only=True):
     def queue(self) -> ResponseQueue:
         """Return a queue for the messages of an exchange to this round's client."""
         request = self.request
-        token = request.progress_token
+        token = request.said.progress_token
         # Copies, since the leg may outlive the body.
-        leg = Leg(request.id.copy(), token and token.copy(), request.log_level)
+        leg = Leg(request.id.copy(), token and token.copy(), request.said.log_level)
         live, incoming = self.live, self.incoming
         behind_bytes = live.config.limits.behind_bytes
         return ResponseQueue(leg, live.deadlines.silence, behind_bytes, incoming.request_id, incoming.span)
@@ -100,23 +104,36 @@ class Round(ClientCall, eq=False, kw_only=True):
         if self.incoming.peer_request is None:
             request, seconds = self.request, world.monotonic() - self.started
             path, metrics = self.live.route.path, self.live.process.metrics
-            metrics.operation_finished(path, request.method, request.version, ending, seconds)
+            metrics.operation_finished(path, request.method, request.said.version, ending, seconds)
+
+
+class _Sender(msgspec.Struct, frozen=True):
+    """What the requests of one client have in common that come with the same head and the same `_meta`."""
+
+    said: Declarations
+    route: Route
+    """As it was configured."""
+    key: PoolKey
+    headers: Headers
 
 
 def new_round(  # noqa: PLR0913  (what a round consists of)
     incoming: Incoming, request: Request, reply: ReplyWriter, live: LiveRoute, caller: Caller, started: float
 ) -> Round:
     """Make a round of a checked request."""
-    headers = _upstream_headers(incoming, request, live, caller)
-    forwarded: tuple[tuple[str, str], ...] = ()
-    if live.route.forward_headers:
-        forwarded = tuple([(name, headers[name]) for name in live.route.pooled_headers if name in headers])
-    key = PoolKey(caller.principal, bytes(request.client_info), bytes(request.capabilities), forwarded)
+    known = incoming.known
+    sender: _Sender | None = None
+    if known is not None and known.caller is caller and incoming.span is None:  # else the head alone does not tell it
+        sender = known.sender
+    if sender is None or sender.said is not request.said or sender.route is not live.route:
+        sender = _sender(incoming, request, live, caller)
+        if known is not None and known.caller is caller and incoming.span is None and request.said.is_shared:
+            known.sender = sender
     return Round(
         live,
         request,
-        key,
-        headers,
+        sender.key,
+        sender.headers,
         caller.address,
         body_bytes=len(incoming.body),
         incoming=incoming,
@@ -126,6 +143,16 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
     )
 
 
+def _sender(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> _Sender:
+    """Find out what goes upstream of a head and of `_meta`."""
+    headers, said = _upstream_headers(incoming, request, live, caller), request.said
+    forwarded: tuple[tuple[str, str], ...] = ()
+    if live.route.forward_headers:
+        forwarded = tuple([(name, headers[name]) for name in live.route.pooled_headers if name in headers])
+    key = PoolKey(caller.principal, bytes(said.client_info), bytes(said.capabilities), forwarded)
+    return _Sender(said, live.route, key, headers)
+
+
 def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, caller: Caller) -> Headers:
     """Return the headers of this request that go upstream; all others stay here."""
     route = live.route
@@ -133,12 +160,12 @@ def _upstream_headers(incoming: Incoming, request: Request, live: LiveRoute, cal
         bool(route.forward_headers or route.bind_headers or route.set_headers) or route.credentials.mode == "replace"
     )
     known = incoming.known
-    if known is not None and known.is_bare and not (selects or request.user_meta or incoming.span):
+    if known is not None and known.is_bare and not (selects or request.said.user_meta or incoming.span):
         return NO_HEADERS
     sent = for_call(route, incoming.headers) if selects or AUTHORIZATION in incoming.headers else {}
     if caller.distrusted_header is not None:
         _ = sent.pop(caller.distrusted_header, None)
-    meta = request.user_meta
+    meta = request.said.user_meta
     for name in mcp.TRACE_KEYS:
         if name not in incoming.headers and name not in meta:
             continue
@@ -163,5 +190,5 @@ def begin_span(incoming: Incoming, request: Request, live: LiveRoute) -> Span | 
         return None
     if incoming.peer_request is not None:
         return traces.elsewhere(incoming.peer_request.trace)
-    about = Operation(request.method, request.target, request.version, live.route.path)
-    return incoming.begin_span(traces, about, request.id, request.user_meta)
+    about = Operation(request.method, request.target, request.said.version, live.route.path)
+    return incoming.begin_span(traces, about, request.id, request.said.user_meta)

@@ -45,7 +45,7 @@ class TaskRequests:
 
     async def _serve(self, round_: Round, weight: Weight) -> Replied:
         request = round_.request
-        if not request.declared.tasks and not request.declared.legacy_tasks:
+        if not request.said.declared.tasks and not request.said.declared.legacy_tasks:
             raise TasksUndeclared(request.method)
         sealed = sep_2322_form.task_id(request)
         try:
@@ -99,11 +99,11 @@ class TaskRequests:
             raise UnknownTask
         round_.continued(Step.RESUMED)
         info = Raw(handle.upstream.server_info)
-        origin = Origin(round_.live, round_.key, round_.headers, round_.request.declared, info)
+        origin = Origin(round_.live, round_.key, round_.headers, round_.request.said.declared, info)
         return self.table.continue_(handle, sealed, origin, is_shared=not is_proven)
 
     async def _answer(self, task: LiveTask, request: Request) -> bytes:
-        if not request.declared.tasks:
+        if not request.said.declared.tasks:
             return await self._answer_first_form(task, request)
         match request.method:
             case mcp.TASKS_UPDATE:

@@ -31,20 +31,22 @@ _NULL: Final = Raw(b"null")
 class Modern(msgspec.Struct, frozen=True, gc=False):
     """A complete result of 2026-07-28."""
 
-    parts: tuple[bytes | memoryview, ...]
-    """Its JSON, whose large parts are copied only into the reply."""
+    begin: bytes
+    """The beginning of its JSON."""
+    rest: bytes | memoryview
+    """The rest, which is copied only into the reply."""
     is_tool_error: bool
     """Whether it is a tool result with `isError`."""
 
     @property
     def body(self) -> bytes:
         """Its JSON."""
-        return b"".join(self.parts)
+        return b"".join((self.begin, self.rest))
 
 
 def modern(  # noqa: PLR0913  (what a result depends on)
     method: str,
-    result: Raw,
+    result: bytes | Raw,
     server_info: Raw,
     cache: tuple[int, str],
     *,
@@ -60,8 +62,9 @@ def modern(  # noqa: PLR0913  (what a result depends on)
     if method == mcp.TOOLS_CALL and is_tool_error is None:
         is_tool_error = plain(result)
     if method == mcp.TOOLS_CALL and is_tool_error is not None:
-        return Modern((_plain_prefix(bytes(server_info)), memoryview(result)[1:]), is_tool_error)
-    return _general(method, result, server_info, cache, retried=retried)
+        rest = result[1:] if type(result) is bytes else memoryview(result)[1:]
+        return Modern(_plain_prefix(bytes(server_info)), rest, is_tool_error)
+    return _general(method, Raw(result), server_info, cache, retried=retried)
 
 
 def _general(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *, retried: bool) -> Modern:
@@ -87,9 +90,8 @@ def _general(method: str, result: Raw, server_info: Raw, cache: tuple[int, str],
         parts.setdefault("ttlMs", b"%d" % ttl_ms)
         parts.setdefault("cacheScope", jsonrpc.encode(scope))
     parts["_meta"] = _meta(opened.get("_meta"), server_info)
-    return Modern(
-        (jsonrpc.merge(parts.items()),), method == mcp.TOOLS_CALL and bytes(opened.get("isError", b"")) == b"true"
-    )
+    is_error = method == mcp.TOOLS_CALL and bytes(opened.get("isError", b"")) == b"true"
+    return Modern(jsonrpc.merge(parts.items()), b"", is_error)
 
 
 def stated_ttl_ms(raw: Raw | None) -> int | None:
@@ -149,7 +151,7 @@ class _Plain(msgspec.Struct, forbid_unknown_fields=True):
 _decode_plain = msgspec.json.Decoder(_Plain).decode
 
 
-def plain(result: Raw) -> bool | None:
+def plain(result: bytes | Raw) -> bool | None:
     """Whether a tool result is an error; None if it is not JSON, or cannot be copied as it is.
 
     To search it for `null` would cost more than this.

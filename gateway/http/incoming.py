@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -29,7 +29,7 @@ TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
 """The values of trace context that the gateway gives to a propagator to parse."""
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True):
     """The authenticated sender of a request."""
 
     principal: bytes
@@ -108,8 +108,9 @@ class Incoming(msgspec.Struct, eq=False):
 
     def keep_once(self) -> None:
         """Keep the body as it was parsed, without white space; a second copy of a large one costs too much."""
-        if self.opened is not None and self.opened.text:
-            self.body = self.opened.text
+        text = b"" if self.opened is None else self.opened.text
+        if text and text is not self.body:
+            self.body = text
 
     def drop_body(self, id_: bytes | None) -> None:
         """Keep nothing of the body but the request's id: what serves the request has taken the rest."""

@@ -60,7 +60,7 @@ def check_numbers(raw: Raw | bytes) -> None:
 
     Such a number has an exponent of two digits or more, or 300 digits. Most JSON has neither, and is not decoded.
     """
-    plain = bytes(raw).translate(_DIGITS, b"+")
+    plain = (raw if type(raw) is bytes else bytes(raw)).translate(_DIGITS, b"+")
     if plain.find(b"0e00") < 0 and plain.find(_MANY_DIGITS) < 0:  # `in` costs CPython an exception
         return
     try:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
+_COPIED_BYTES: Final = 4096
 _RESULT_FIRST: Final = b'{"result":{'
 """How responses of the TypeScript SDK begin."""
 
@@ -267,13 +268,13 @@ def notification(method: str, params: Mapping[str, Any] | Raw | None = None) -> 
     return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (encode(method), encode(params))
 
 
-def result(id_: bytes | Raw, *body: bytes | Raw | memoryview) -> bytes:
-    """A result response; `id_` and the parts of `body` are JSON."""
+def result(id_: bytes | Raw, body: bytes | Raw, rest: bytes | memoryview = b"") -> bytes:
+    """A result response; `id_` is JSON, and so is `body` with its `rest`."""
     # Not formatted: a join copies a large body once.
-    return b"".join((b'{"jsonrpc":"2.0","id":', id_, b',"result":', *body, b"}"))
+    return b"".join((b'{"jsonrpc":"2.0","id":', id_, b',"result":', body, rest, b"}"))
 
 
-def unchecked_result(data: bytes, id_: bytes) -> Raw | None:
+def unchecked_result(data: bytes, id_: bytes) -> bytes | Raw | None:
     """The result of a response in the form that the SDKs write: one with this id and nothing else.
 
     If what is returned is one JSON value, then the response is valid. Until this is checked, it may be anything that
@@ -281,10 +282,15 @@ def unchecked_result(data: bytes, id_: bytes) -> Raw | None:
     """
     begin = b'{"jsonrpc":"2.0","id":%b,"result":{' % id_
     if data.startswith(begin):
-        return Raw(memoryview(data)[len(begin) - 1 : -1]) if data.endswith(b"}") else None
+        return _part(data, len(begin) - 1, -1) if data.endswith(b"}") else None
     if data.startswith(_RESULT_FIRST) and data.endswith(end := b',"jsonrpc":"2.0","id":%b}' % id_):
-        return Raw(memoryview(data)[len(_RESULT_FIRST) - 1 : -len(end)])
+        return _part(data, len(_RESULT_FIRST) - 1, -len(end))
     return None
+
+
+def _part(data: bytes, begin: int, end: int) -> bytes | Raw:
+    """A part of a message, which is copied if that takes less than a view of it."""
+    return data[begin:end] if len(data) < _COPIED_BYTES else Raw(memoryview(data)[begin:end])
 
 
 def answer(id_: bytes | Raw, body: Raw | Error) -> bytes:

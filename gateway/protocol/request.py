@@ -28,7 +28,7 @@ from gateway.protocol.errors import (
 from gateway.protocol.header_mismatch import HeaderValues, Repeated
 from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
 from gateway.protocol.request_meta import (
-    UNKNOWN_CLIENT,
+    NO_META,
     Capabilities,
     Declarations,
     declarations,
@@ -40,7 +40,6 @@ _OURS: Final = ("_meta", "inputResponses", "requestState", "task")
 _ANSWERING: Final = frozenset({mcp.TASKS_UPDATE, mcp.TASKS_INPUT})
 _USUAL_DIGITS: Final = 20
 _QUOTE: Final = b'"'[0]
-_NO_META: Final[jsonrpc.Fields] = {}
 _NO_ANSWERS: Final[jsonrpc.Fields] = {}
 _NO_ID: Final = Raw(b"null")
 _NOTHING: Final = Raw(b"")
@@ -56,7 +55,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     declarations: Declarations | None = None
     """What `meta` says, if it is valid."""
     tool: bytes | None = None
-    """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked."""
+    """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked; then
+    `params` lacks `_meta`."""
     text: bytes = b""
     """The body without white space, of which the rest are views; empty if it is not known."""
 
@@ -104,23 +104,18 @@ Params = jsonrpc.Fields | HeldParams
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A checked modern request.
 
-    `params` goes upstream: it lacks `_meta`, `inputResponses` and `requestState`. `user_meta` is the part of `_meta`
-    that goes upstream: it lacks the per-request protocol fields. `target` is the tool, prompt or URI, or empty.
+    `params` goes upstream: it lacks `_meta`, `inputResponses` and `requestState`. `target` is the tool, prompt or URI,
+    or empty.
     """
 
     id: Raw
     method: str
-    version: str
     params: Params
-    user_meta: jsonrpc.Fields
     target: str
-    client_info: Raw
-    capabilities: Raw
-    declared: Capabilities
-    log_level: str | None
-    progress_token: Raw | None
-    input_responses: jsonrpc.Fields | None
-    request_state: str | None
+    said: Declarations
+    """What `_meta` says; the requests of one client often share it."""
+    input_responses: jsonrpc.Fields | None = None
+    request_state: str | None = None
     task: Raw | None = None
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
@@ -146,10 +141,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             self,
             id=_NO_ID,
             params=params if isinstance(params, HeldParams) else HeldParams(jsonrpc.exact(jsonrpc.encode(params))),
-            user_meta={key: value.copy() for key, value in self.user_meta.items()} if self.user_meta else _NO_META,
-            progress_token=self.progress_token and self.progress_token.copy(),
-            client_info=UNKNOWN_CLIENT,
-            capabilities=jsonrpc.EMPTY,
+            said=self.said.held(),
             input_responses=None if self.input_responses is None else _NO_ANSWERS,
             task=None,
         )
@@ -160,10 +152,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             self,
             id=self.id.copy(),
             params={},
-            user_meta=_NO_META,
-            progress_token=self.progress_token and self.progress_token.copy(),
-            client_info=UNKNOWN_CLIENT,
-            capabilities=jsonrpc.EMPTY,
+            said=msgspec.structs.replace(self.said.held(), user_meta=NO_META),
             input_responses=None if self.input_responses is None else _NO_ANSWERS,
             task=None,
         )
@@ -215,7 +204,7 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
         return None
     if not is_shallow or tool[0] != _QUOTE or data.count(b"{") + data.count(b"[") > max_depth - 2:
         return None
-    fields = {"name": name, "arguments": arguments, "_meta": meta}
+    fields = {"name": name, "arguments": arguments}
     if more:
         fields["inputResponses"], fields["requestState"] = params.responses, params.state
     return ParsedBody(id_, call.method, fields, opened, said, tool, body)
@@ -308,25 +297,17 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
     state = jsonrpc.text(sealed) if sealed is not None else None
     if sealed is not None and state is None:
         raise InvalidState("malformed")
-    if tool is None:
-        upstream = {key: value for key, value in params.items() if key not in _OURS}
-    else:
-        upstream = {"name": params["name"], "arguments": params["arguments"]}
+    if tool is None or answers is not None:
+        params = {key: value for key, value in params.items() if key not in _OURS}
     return Request(
         id=parsed.id,
         method=method,
-        version=said.version,
-        params=upstream,
-        user_meta=said.user_meta,
+        params=params,
         target=target,
-        client_info=said.client_info,
-        capabilities=said.capabilities,
-        declared=said.declared,
-        log_level=said.log_level,
-        progress_token=said.progress_token,
+        said=said,
         input_responses=responses,
         request_state=state,
-        task=params.get("task"),
+        task=parsed.params.get("task"),
     )
 
 

@@ -29,6 +29,8 @@ _USUAL_DEPTH: Final = 6
 _REMEMBERED: Final = 1_024
 _REMEMBERED_BYTES: Final = 1_024
 _MAX_DECLARATION_BYTES: Final = 16_384
+NO_META: Final[jsonrpc.Fields] = {}
+_metas: "Final[dict[bytes, Meta]]" = {}
 UNKNOWN_CLIENT: Final = Raw(b'{"name":"unknown","version":"0"}')
 """`clientInfo` is optional in 2026-07-28 and required by `initialize`."""
 
@@ -47,8 +49,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The tasks of 2025-11-25, which SEP-2322 extended first."""
 
 
-class Declarations(NamedTuple):
-    """What the `_meta` of a request says."""
+class Declarations(msgspec.Struct, frozen=True):
+    """What the `_meta` of a request says; the requests of one client often share it."""
 
     version: str
     capabilities: Raw
@@ -57,6 +59,21 @@ class Declarations(NamedTuple):
     progress_token: Raw | None
     client_info: Raw
     user_meta: jsonrpc.Fields
+    """What goes upstream: it lacks the fields of the protocol."""
+    is_shared: bool = False
+    """Whether it is remembered, and so the same object in the next request of its client."""
+
+    def held(self) -> "Declarations":
+        """The same for a call that waits long: no view of its body, and not what the key of its sessions has."""
+        token, meta = self.progress_token, self.user_meta
+        return msgspec.structs.replace(
+            self,
+            capabilities=jsonrpc.EMPTY,
+            progress_token=token and token.copy(),
+            client_info=UNKNOWN_CLIENT,
+            user_meta={key: value.copy() for key, value in meta.items()} if meta else NO_META,
+            is_shared=False,
+        )
 
 
 class Meta(NamedTuple):
@@ -71,17 +88,26 @@ class Meta(NamedTuple):
 
 def meta_of(raw: Raw) -> Meta:
     """Open `_meta`; raises InvalidParams or InvalidRequest unless it is an object."""
-    return _remembered(_opened, bytes(raw))
+    data = bytes(raw)
+    found = _metas.get(data)
+    if found is None:
+        found = _opened(data)
+        if _is_repeated(data):
+            if len(_metas) >= _REMEMBERED:
+                _metas.clear()
+            _metas[data] = found
+    return found
 
 
 def _remembered(read: "_lru_cache_wrapper[T]", raw: bytes) -> T:
     """Read what a client repeats in each request; nothing is remembered that is large, or differs each time."""
-    if len(raw) > _REMEMBERED_BYTES or raw.find(_PROGRESS_TOKEN) >= 0:
-        return read.__wrapped__(raw)
-    return read(raw)
+    return read(raw) if _is_repeated(raw) else read.__wrapped__(raw)
 
 
-@lru_cache(_REMEMBERED)
+def _is_repeated(raw: bytes) -> bool:
+    return len(raw) <= _REMEMBERED_BYTES and raw.find(_PROGRESS_TOKEN) < 0
+
+
 def _opened(raw: bytes) -> Meta:
     members = jsonrpc.object_of(Raw(raw), '"params._meta"', InvalidParams)
     try:
@@ -91,12 +117,13 @@ def _opened(raw: bytes) -> Meta:
     else:
         is_shallow = True
     try:
-        return Meta(members, declarations(members) if mcp.META_VERSION in members else None, is_shallow)
+        said = declarations(members, is_shared=_is_repeated(raw)) if mcp.META_VERSION in members else None
+        return Meta(members, said, is_shallow)
     except DownstreamError:
         return Meta(members, None, is_shallow)
 
 
-def declarations(meta: jsonrpc.Fields) -> Declarations:
+def declarations(meta: jsonrpc.Fields, *, is_shared: bool = False) -> Declarations:
     """Read what the members of a `_meta` say; raises InvalidParams."""
     version, log_level = jsonrpc.text(meta.get(mcp.META_VERSION)), jsonrpc.text(meta.get(mcp.META_LOG_LEVEL))
     progress_token = meta.get(mcp.META_PROGRESS_TOKEN)
@@ -109,7 +136,8 @@ def declarations(meta: jsonrpc.Fields) -> Declarations:
         raise InvalidParams('"params._meta.progressToken" must be a string or an integer')
     client_info = _client_info(_bounded(meta, mcp.META_CLIENT_INFO))
     user_meta = {key: value for key, value in meta.items() if key not in _PROTOCOL_META}
-    return Declarations(version, capabilities, declared, log_level, progress_token, client_info, user_meta)
+    own = version, capabilities, declared, log_level, progress_token, client_info, user_meta
+    return Declarations(*own, is_shared)
 
 
 class _Declared(msgspec.Struct):

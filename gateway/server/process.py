@@ -312,6 +312,8 @@ class Gateway:
         """
         tls = contexts(config)
         self._in_force.replace(config)
+        for listener in self._listeners:
+            listener.forget_heads()
         self.routes.rebuild(config, tls)
         self.downstream.front.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
         if tls.listener is not None or self._client_listener.is_secure:

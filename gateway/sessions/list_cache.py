@@ -69,7 +69,8 @@ class _Page(msgspec.Struct, frozen=True, gc=False):
 
 def place(key: PoolKey, request: Request, headers: Headers) -> Place | None:
     """Where the answer of a request is kept; None if the answer may depend on more than method and cursor."""
-    if request.method not in _ARRAYS or not (request.params.keys() <= _PARAMS and request.user_meta.keys() <= _TRACE):
+    is_plain = request.params.keys() <= _PARAMS and request.said.user_meta.keys() <= _TRACE
+    if request.method not in _ARRAYS or not is_plain:
         return None
     authorization = headers.get(AUTHORIZATION)
     credential = b"" if authorization is None else hashlib.sha256(authorization.encode()).digest()

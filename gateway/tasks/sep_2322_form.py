@@ -19,7 +19,7 @@ def task_id(request: Request) -> str:
 
     Raises InvalidParams.
     """
-    related = request.user_meta.get(mcp.META_RELATED_TASK)
+    related = request.said.user_meta.get(mcp.META_RELATED_TASK)
     for place in (request.params, jsonrpc.members(request.task), jsonrpc.members(related)):
         if "taskId" in place:
             found = jsonrpc.text(place["taskId"])

@@ -102,11 +102,11 @@ class TaskTable:
             if session_id is not None
             else None,
         )
-        origin = Origin(live, key, context.headers, context.request.declared, server_info)
+        origin = Origin(live, key, context.headers, context.request.said.declared, server_info)
         task = self._add(handle, self.sealer.seal(handle), origin)
         task.report.begun(context.request.target, context.request_id)
         task.begin(session, created, relay, context.exchange.questions.values())
-        if context.request.declared.tasks:
+        if context.request.said.declared.tasks:
             return modern_tasks.create_result(task.view())
         return sep_2322_form.create_result(task.view())
 

@@ -168,7 +168,7 @@ class TaskCall(UpstreamCall):
         headers, opener = context.headers, Opener(context.address, self._is_continued)
         session = self._session = await context.live.upstream.pool.open(context.key, headers, opener)
         context.runs_in(session)
-        await context.live.upstream.pool.prepare(session, context.request.log_level, headers)
+        await context.live.upstream.pool.prepare(session, context.request.said.log_level, headers)
         return session
 
     def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:

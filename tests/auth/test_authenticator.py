@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -531,7 +532,7 @@ async def test_the_address_of_a_caller_is_told_if_a_limit_counts_it(tmp_path: Pa
         counted = await authenticator(principal, counts=True).caller(sent(forwarded, *headers), is_checked=True)
         assert counted.address == STRANGER
         uncounted = await authenticator(principal).caller(sent(forwarded, *headers), is_checked=True)
-        assert uncounted == counted._replace(address="")
+        assert uncounted == msgspec.structs.replace(counted, address="")
 
 
 async def test_a_token_that_the_upstream_does_not_check_is_opaque() -> None:

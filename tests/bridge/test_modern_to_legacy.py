@@ -82,7 +82,12 @@ async def test_half_an_emoji_in_an_error_goes_through_unharmed(upstream: FakeUps
 def _fake_context(meta: dict[str, Raw] | None = None, **route: Any) -> Mock:
     fake_context = Mock()
     request = fake_context.request
-    request.method, request.params, request.user_meta, request.progress_token = mcp.TOOLS_CALL, {}, meta or {}, None
+    request.method, request.params, request.said.user_meta, request.said.progress_token = (
+        mcp.TOOLS_CALL,
+        {},
+        meta or {},
+        None,
+    )
     fake_context.live.route.configure_mock(**route)
     return fake_context
 
@@ -100,7 +105,7 @@ def test_the_trace_of_the_call_replaces_that_of_its_client() -> None:
 def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_if_its_client_sent_one() -> None:
     context = _fake_context()
     assert json.loads(legacy_call(context.request, b'"id"', Mock()).message)["params"] == {}
-    context.request.progress_token = Raw(b'"mine"')
+    context.request.said.progress_token = Raw(b'"mine"')
     call = legacy_call(context.request, b'"id"', Mock())
     assert json.loads(call.message)["params"] == {"_meta": {"progressToken": "id"}}
     assert call.progress_token == b'"id"'

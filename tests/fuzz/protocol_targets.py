@@ -77,7 +77,7 @@ def read_request(data: bytes) -> None:
         _ = digest_answers(checked.input_responses or {})
     except DownstreamError:
         return
-    sent = jsonrpc.request(bytes(checked.id), checked.method, {**checked.params, "_meta": checked.user_meta})
+    sent = jsonrpc.request(bytes(checked.id), checked.method, {**checked.params, "_meta": checked.said.user_meta})
     again = read_again(sent)
     assert again["id"] == said["id"], "the id changed"
     want = {key: value for key, value in said["params"].items() if key not in OPENED}

@@ -93,15 +93,20 @@ def test_a_good_request_is_taken_apart() -> None:
         task={"ttl": 1},
     )
     found = read(data)
-    assert (bytes(found.id), found.method, found.version, found.target) == (b"1", "tools/call", "2026-07-28", "greet")
+    assert (bytes(found.id), found.method, found.said.version, found.target) == (
+        b"1",
+        "tools/call",
+        "2026-07-28",
+        "greet",
+    )
     assert list(found.params) == ["name", "arguments"]
-    assert list(found.user_meta) == ["traceparent"]
-    assert found.declared == Capabilities(form=False, url=True, sampling=True, sampling_tools=True, roots=True)
-    assert json.loads(bytes(found.capabilities)) == capabilities
-    assert json.loads(bytes(found.client_info)) == {"name": "c", "version": "1"}
-    assert found.log_level == "info"
-    assert found.progress_token is not None
-    assert bytes(found.progress_token) == b'"p"'
+    assert list(found.said.user_meta) == ["traceparent"]
+    assert found.said.declared == Capabilities(form=False, url=True, sampling=True, sampling_tools=True, roots=True)
+    assert json.loads(bytes(found.said.capabilities)) == capabilities
+    assert json.loads(bytes(found.said.client_info)) == {"name": "c", "version": "1"}
+    assert found.said.log_level == "info"
+    assert found.said.progress_token is not None
+    assert bytes(found.said.progress_token) == b'"p"'
     assert found.input_responses is not None
     assert {key: json.loads(bytes(value)) for key, value in found.input_responses.items()} == responses
     assert found.request_state == "sealed"
@@ -113,8 +118,9 @@ def test_a_held_request_keeps_what_runs_the_call_and_no_part_of_its_body() -> No
     whole = read(data)
     assert sys.getrefcount(data) > references
     held = whole.held()
-    for name in ("method", "target", "user_meta", "declared", "log_level", "progress_token"):
-        assert getattr(held, name) == getattr(whole, name)
+    assert (held.method, held.target) == (whole.method, whole.target)
+    for name in ("version", "user_meta", "declared", "log_level", "progress_token"):
+        assert getattr(held.said, name) == getattr(whole.said, name)
     assert list(held.params.items()) == list(whole.params.items())
     assert [held.params[key] for key in held.params] == list(held.params.values())
     assert held.params.keys() == whole.params.keys()
@@ -145,9 +151,9 @@ def test_the_params_of_a_held_request_are_those_of_the_body_whatever_they_say(sa
 
 def test_what_is_optional_may_be_missing() -> None:
     found = read(with_meta({mcp.META_CLIENT_INFO: None}))
-    assert json.loads(bytes(found.client_info)) == {"name": "unknown", "version": "0"}
-    assert (found.log_level, found.progress_token, found.input_responses, found.request_state) == (None,) * 4
-    assert found.declared == Capabilities()
+    assert json.loads(bytes(found.said.client_info)) == {"name": "unknown", "version": "0"}
+    assert (found.said.log_level, found.said.progress_token, found.input_responses, found.request_state) == (None,) * 4
+    assert found.said.declared == Capabilities()
 
 
 @pytest.mark.parametrize("method", sorted(mcp.METHODS - mcp.ASKING - {mcp.TASKS_UPDATE}))
@@ -547,7 +553,8 @@ def opened(data: bytes) -> object:
         checked = parsed.id and request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
     except DownstreamError as exc:
         return type(exc), exc.request_id
-    return parsed.id, parsed.method, parsed.params, parsed.meta, checked
+    params = {name: value for name, value in parsed.params.items() if name != "_meta"}  # `meta` has it
+    return parsed.id, parsed.method, params, parsed.meta, checked
 
 
 KNOWN = header_mismatch.KnownValues(values(HEADERS))

@@ -131,12 +131,13 @@ def test_half_an_emoji_in_client_info_and_capabilities_goes_on_too() -> None:
 
 
 def test_metadata_that_differs_each_time_is_not_remembered() -> None:
-    remembered = request_meta._opened.cache_info
-    before = remembered().currsize
+    remembered = request_meta._metas
+    before = len(remembered)
     for number in range(20):
         _ = meta_of(Raw(json.dumps({**META, "progressToken": number}).encode()))
         _ = meta_of(raw(x=str(number) * 2000))
-    assert remembered().currsize == before
+    assert len(remembered) == before
+    assert [meta_of(raw(x=text)) is meta_of(raw(x=text)) for text in ("0" * 2000, "kept")] == [False, True]
     for number in range(1030):
         _ = meta_of(raw(x=number))
-    assert remembered().currsize == 1024
+        assert len(remembered) <= 1024

@@ -17,7 +17,7 @@ from gateway.config import InForce
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Request
-from gateway.protocol.request_meta import Capabilities
+from gateway.protocol.request_meta import Capabilities, Declarations
 from gateway.seal import request_state as envelopes
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import (
@@ -45,15 +45,9 @@ def request(arguments: str = '{"a":1}', method: str = "tools/call", target: str 
     return Request(
         id=Raw(b"1"),
         method=method,
-        version="2026-07-28",
         params={"name": Raw(msgspec.json.encode(target)), "arguments": Raw(arguments.encode())},
-        user_meta={},
         target=target,
-        client_info=Raw(b"{}"),
-        capabilities=Raw(b"{}"),
-        declared=Capabilities(),
-        log_level=None,
-        progress_token=None,
+        said=Declarations("2026-07-28", Raw(b"{}"), Capabilities(), None, None, Raw(b"{}"), {}),
         input_responses=None,
         request_state=None,
     )

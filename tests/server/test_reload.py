@@ -452,6 +452,18 @@ async def test_a_retry_takes_the_headers_that_its_call_began_with(upstream: Fake
     assert (await client.answer(asked)).text
 
 
+async def test_what_is_known_of_a_client_that_calls_again_and_again_is_forgotten(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    """Its head and its `_meta` are always the same, so nothing of them is read again (`round.new_round`)."""
+    stand = await begin(route={"set_headers": {"x-tenant": "one"}})
+    for name in ("one", "two"):
+        stand.gateway.apply(reconfigured(upstream.url, route={"set_headers": {"x-tenant": name}}))
+        for _ in range(4):
+            assert (await stand.client().call()).text
+        assert {call.headers["x-tenant"] for call in upstream.of("tools/call")[-4:]} == {name}
+
+
 BINDS = {"forward_headers": ["x-api-key", "x-tenant"]}
 MINE = {"X-Api-Key": "mine", "X-Tenant": "a"}
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, UnknownTask
 from gateway.protocol.request import Request
-from gateway.protocol.request_meta import Capabilities
+from gateway.protocol.request_meta import Capabilities, Declarations
 from gateway.tasks import sep_2322_form
 from tests.tasks.test_modern_tasks import QUESTION, VIEW
 
@@ -26,18 +26,13 @@ def request(params: dict[str, Any], meta: dict[str, Any] | None = None, task: An
     def raw(value: Any) -> Raw:
         return Raw(jsonrpc.encode(value))
 
+    user_meta = {key: raw(value) for key, value in (meta or {}).items()}
     return Request(
         id=Raw(b"1"),
         method=mcp.TASKS_INPUT,
-        version=mcp.MODERN,
         params={key: raw(value) for key, value in params.items()},
-        user_meta={key: raw(value) for key, value in (meta or {}).items()},
         target="",
-        client_info=Raw(b"{}"),
-        capabilities=Raw(b"{}"),
-        declared=Capabilities(),
-        log_level=None,
-        progress_token=None,
+        said=Declarations(mcp.MODERN, Raw(b"{}"), Capabilities(), None, None, Raw(b"{}"), user_meta),
         input_responses=None,
         request_state=None,
         task=raw(task) if task is not None else None,

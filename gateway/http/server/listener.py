@@ -114,9 +114,13 @@ class Listener:
                 server.close()
             self._servers = []
 
-    def _forget_heads(self) -> None:
-        """Forget the heads of requests now, and again and again until the listener closes."""
+    def forget_heads(self) -> None:
+        """Forget the heads of requests, with what is known of them by the configuration."""
         self._service.heads.forget()
+
+    def _forget_heads(self) -> None:
+        """Forget the heads now, and again and again until the listener closes."""
+        self.forget_heads()
         self._forgetting = asyncio.get_running_loop().call_later(FORGET_SECONDS, self._forget_heads)
 
     async def _start_unix(self, path: Path) -> str:
@@ -140,7 +144,7 @@ class Listener:
         for connection in list(self._service.connections):
             connection.close()
         for may_end in (True, False):
-            tasks = [each.task for each in self._service.connections if each.task is not None]
+            tasks = [each.task for each in self._service.connections if each.task is not None and each.is_serving]
             if tasks and not may_end:
                 for task in tasks:
                     _ = task.cancel()
