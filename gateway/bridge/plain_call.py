@@ -25,7 +25,8 @@ from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.sessions.session import Session  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.sessions.group import Group
+from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, TOOL_FAILED, bodies
 
 
@@ -63,17 +64,17 @@ class PlainCall:
         self.waiter: asyncio.Future[None]
         """Done when `final` is set, or the queue of the exchange has something for the client."""
 
-    def begin(self) -> bool:
-        """Send the call; returns False if it takes an exchange from the beginning.
+    def begin(self, group: Group[Session]) -> bool:
+        """Send the call in a session of this group; returns False if it takes an exchange from the beginning.
 
         It does if no session is idle, something has to be set on the session, the transport is not Streamable HTTP,
         or the call is traced. Raises Busy if the call is too heavy.
         """
         asked, live, request = self._asked, self._asked.live, self._asked.request
-        if request.log_level is not None or live.process.traces is not None or bodies.on:
+        if request.said.log_level is not None or live.process.traces is not None or bodies.on:
             return False
         pool = live.upstream.pool
-        session = pool.take(asked.key)
+        session = pool.take(group)
         if session is None:
             return False
         is_begun, weight = False, None
@@ -108,7 +109,7 @@ class PlainCall:
                 info = self._session.shaken.server_info
                 modern = modern_result(asked, event.result, info, is_tool_error=event.is_tool_error)
                 ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
-                final = FinalMessage(jsonrpc.result(asked.request.id, *modern.parts), ending=ending)
+                final = FinalMessage(jsonrpc.result(asked.request.id, modern.begin, modern.rest), ending=ending)
             except ValueError:
                 pass
             except Exception:

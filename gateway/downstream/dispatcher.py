@@ -22,8 +22,10 @@ from gateway.exchange import handshake
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, ShuttingDown, UpstreamError
+from gateway.sessions.group import Group
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
+from gateway.sessions.session import Session
 from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
@@ -117,9 +119,10 @@ class Dispatcher:
         round_.incoming.keep_once()
         pool = live.upstream.pool
         if request.method == mcp.TOOLS_CALL:
-            if tool_schemas.is_simple(pool, key, request, headers):
-                return self._call(round_)
-            if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(pool, key, request, headers):
+            group = pool.group(key)
+            if tool_schemas.is_simple(group, request, headers):
+                return self._call(round_, group=group)
+            if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(group, request, headers):
                 return self._begin_checked(round_)
             return self._call(round_, self._new_call(round_))
         ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
@@ -144,11 +147,13 @@ class Dispatcher:
         live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
         return await (round_.answer(cached) if cached is not None else self._call(round_))
 
-    def _call(self, round_: Round, new_call: NewCall | None = None) -> Awaitable[Replied]:
-        """Send a call upstream."""
+    def _call(
+        self, round_: Round, new_call: NewCall | None = None, group: Group[Session] | None = None
+    ) -> Awaitable[Replied]:
+        """Send a call upstream; `group` is that of its key, if it was looked up already."""
         if new_call is None and round_.incoming.peer_request is None:
             plain = PlainCall(round_, self._lot, round_.queue)
-            if plain.begin():
+            if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
                 return self._legs.write_plain(round_, plain)
         weight = round_.weigh()
         try:
@@ -165,7 +170,7 @@ class Dispatcher:
         support = tool_schemas.task_support(live.upstream.pool, round_.key, request.target)
         if not support:
             return None
-        match choose(support, request.declared, live.route.tasks, wants=request.task is not None):
+        match choose(support, request.said.declared, live.route.tasks, wants=request.task is not None):
             case Choice.PLAIN:
                 return None
             case Choice.DRIVE:

@@ -1,8 +1,8 @@
 """The way of one HTTP request to its one reply, as a list of stages."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
@@ -36,6 +36,8 @@ from gateway.telemetry import Direction, bodies
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
+W = TypeVar("W", bound=ReplyWriter)
+Serve = Callable[[Incoming, W], Awaitable[Response]]
 
 
 class RequestHandler:
@@ -102,11 +104,12 @@ class RequestHandler:
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
         # Until the body is here, the configuration of the present route holds.
-        path, head = http.path, http.head
+        head = http.head
+        path = head.path
         known = head.values
         live = self._routes.live.get(path)
         config = self._config if live is None else live.config
-        http.id = ids.request_id(head.headers.get(ids.HEADER), self._ids)
+        http.id = ids.request_id(head.request_id, self._ids)
         incoming = Incoming(
             path,
             head.headers,
@@ -120,17 +123,17 @@ class RequestHandler:
             caller=known.caller if known is not None and known.judge is self._host_check else None,
         )
         reply = HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
-        return self._replied(self._serve_client(http, incoming, reply, config.limits), incoming, reply)
+        return self._replied(self._serve_client, incoming, reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
-        return self._replied(self._serve_replica(incoming, reply), incoming, reply)
+        return self._replied(self._serve_replica, incoming, reply)
 
-    async def _replied(self, serving: Awaitable[Response], incoming: Incoming, reply: ReplyWriter) -> Response:
-        """Wait for the reply to a request; an exception becomes a response."""
+    async def _replied(self, serve: Serve[W], incoming: Incoming, reply: W) -> Response:
+        """Serve a request up to its reply; an exception becomes a response."""
         self.in_flight += 1
         try:
-            return await serving
+            return await serve(incoming, reply)
         except (ConnectionError, PeerFailed):
             raise  # no response can be sent: the connection is closed
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
@@ -138,10 +141,23 @@ class RequestHandler:
         finally:
             self.in_flight -= 1
 
-    async def _serve_client(self, http: HttpRequest, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
-        """Run the stages of a client's request; docs/protocol.md (Errors) fixes their order."""
+    def _serve_client(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
+        """Run the stages of a client's request; docs/protocol.md (Errors) fixes their order.
+
+        Each level of coroutines would cost a part of a plain call, so nothing here waits that need not.
+        """
         if incoming.caller is None:
             self._host_check.check(incoming.headers)
+        live = self._routes.live.get(incoming.path)
+        if live is not None and not self._authenticator.verifies:
+            incoming.body = self._bodies.read_now(reply.http, live.config.limits.body_bytes)
+            if incoming.body:
+                return self._route(incoming, reply)
+        return self._receive(incoming, reply, (self._config if live is None else live.config).limits)
+
+    async def _receive(self, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
+        """Verify the caller and wait for the body, in this order."""
+        http = reply.http
         if incoming.path not in self._routes.live:
             response = await self._oauth_proxy.handle(http)
             if response is not None:
@@ -151,38 +167,32 @@ class RequestHandler:
         try:
             if self._authenticator.verifies:
                 await self._verify(http, incoming, limits)
+            if not incoming.body:  # no local variable has it: this coroutine waits until the call has ended
+                incoming.body = self._bodies.read_now(http, limits.body_bytes)
             if not incoming.body:
-                # No local variable has the body: this coroutine waits until the call has ended.
-                incoming.body = self._bodies.read_now(http, limits.body_bytes) or b""
-                if not incoming.body:
-                    incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
+                incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
         except GatewayError as exc:
             await self._keep_session(exc, http, incoming, limits)
             raise
-        if bodies.on:
-            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         return await self._route(incoming, reply)
 
-    async def _route(self, incoming: Incoming, reply: HttpReply) -> Response:
+    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
+        if bodies.on:
+            bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
         live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
-            return await self._serve_without_route(incoming, reply)
+            return self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
-            return await self._era_routing.stateless(incoming, reply, live)
-        if not self._era_routing.is_bridged(incoming, live):
-            passed = await self._era_routing.passed(incoming, reply, live)
-            if passed is not None:
-                return passed
-        try:
-            return await self._bridge(incoming, reply, live)
-        except NoHandshake:  # the upstream turns out to be modern
-            if not incoming.body:
-                raise  # the answers of a held call were dropped when it took them
-            passed = await self._era_routing.passed_after_all(incoming, reply, live)
-            if passed is None:
-                raise
-            return passed
+            return self._era_routing.stateless(incoming, reply, live)
+        if self._era_routing.is_bridged(incoming, live):
+            return self._bridge(incoming, reply, live)
+        return self._pass_through(incoming, reply, live)
+
+    async def _pass_through(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
+        """Pass a request through, unless it turns out that it has to be bridged."""
+        passed = await self._era_routing.passed(incoming, reply, live)
+        return passed if passed is not None else await self._bridge(incoming, reply, live)
 
     async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Run the stages of a request that another replica received."""
@@ -242,13 +252,22 @@ class RequestHandler:
             request = incoming.request()  # it is refused before its caller is known, and without a span
         except Notification:
             return WholeResponse(status=202)  # closing the response is what cancels
-        span = incoming.span = None if live.process.traces is None else begin_span(incoming, request, live)
+        if live.process.traces is not None:
+            incoming.span = begin_span(incoming, request, live)
         try:
             caller = incoming.caller or await self._caller(incoming, live)
             round_ = new_round(incoming, request, reply, live, caller, started)
         except BaseException as exc:
-            if span is not None:  # the request is refused, or left, before its round begins
-                span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
+            if incoming.span is not None:  # the request is refused, or left, before its round begins
+                incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
             raise
         del request  # the round has it, and drops it when it needs no more of it
-        return await self._dispatcher.serve(round_)
+        try:
+            return await self._dispatcher.serve(round_)
+        except NoHandshake:  # the upstream turns out to be modern
+            if not incoming.body or not isinstance(reply, HttpReply):
+                raise  # a held call has its answers already; another replica decides for itself
+            passed = await self._era_routing.passed_after_all(incoming, reply, live)
+            if passed is None:
+                raise
+            return passed

@@ -42,8 +42,8 @@ class Legs:
             raise
         finally:
             _ = self._plain.pop(plain, None)
-        if plain.final is not None:
-            return await round_.finish(plain.final)
+        if (last := plain.final) is not None:  # as `Round.finish`, without its level of coroutines
+            return await round_.reply.whole(last.body, last.status, last.headers, last.ending), last.ending
         return await self.write(round_, plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:

@@ -118,7 +118,7 @@ class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""
 
     def __init__(self, http: HttpRequest, send_seconds: float, challenge: Challenge) -> None:
-        self._http = http
+        self.http = http
         self._send_seconds = send_seconds
         self._challenge = challenge
         self._stream: StreamResponse
@@ -132,7 +132,7 @@ class HttpReply(ReplyWriter):
             self._show(body)
         if len(body) > _PIECE_BYTES:
             return _LargeResponse(body, self._send_seconds, status, headers)
-        if status == _OK and not headers and self._http.method == "POST":
+        if status == _OK and not headers and self.http.head.method == "POST":
             return JsonResponse(body)
         response = WholeResponse(body, status, headers)
         response.headers["Content-Type"] = _JSON
@@ -140,7 +140,7 @@ class HttpReply(ReplyWriter):
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""
-        return self._http.wire.unread.new_share()
+        return self.http.wire.unread.new_share()
 
     async def start(self) -> None:
         """Send the head of an SSE stream."""
@@ -149,12 +149,12 @@ class HttpReply(ReplyWriter):
 
     def takes_whole(self, status: int) -> bool:
         """Whether a reply of this status can be written at once, with its own length."""
-        return self._http.is_1_1 and self._http.method != "HEAD" and status not in BODILESS
+        return self.http.is_1_1 and self.http.method != "HEAD" and status not in BODILESS
 
     def begin(self, stream: StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""
         self._stream = stream
-        stream.begin(self._http)
+        stream.begin(self.http)
 
     async def write(self, data: bytes) -> None:
         """Send a part of an SSE stream."""
@@ -164,26 +164,26 @@ class HttpReply(ReplyWriter):
 
     async def send(self, data: bytes) -> None:
         """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
-        await _send(self._http, self._stream, data, self._send_seconds)
+        await _send(self.http, self._stream, data, self._send_seconds)
 
     async def end(self, _: Ending) -> Response:
         """Send the end of the stream."""
-        await self._stream.finish(self._http)
+        await self._stream.finish(self.http)
         return self._stream
 
     def cut_short(self) -> None:
         """Close the connection without the end that the client waits for; bytes written before are still sent."""
-        wire = self._http.wire
+        wire = self.http.wire
         wire.end()
         _ = asyncio.get_running_loop().call_later(self._send_seconds, wire.abort)
 
     def rewrite_challenges(self, headers: CIMultiDict[str]) -> None:
         """Point the client to the gateway for its sign-in."""
         values = headers.popall("WWW-Authenticate", ())
-        headers.extend([("WWW-Authenticate", self._challenge(self._http, value)) for value in values])
+        headers.extend([("WWW-Authenticate", self._challenge(self.http, value)) for value in values])
 
     def _show(self, data: bytes) -> None:
-        bodies.show(Direction.TO_CLIENT, data, route=self._http.path[:80], request_id=self._http.id)
+        bodies.show(Direction.TO_CLIENT, data, route=self.http.path[:80], request_id=self.http.id)
 
 
 class _LargeResponse(StreamResponse):

@@ -7,9 +7,10 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final
 from weakref import WeakValueDictionary
 
+import msgspec
 from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
@@ -33,7 +34,7 @@ _ADDRESSES: Final = 256
 """Addresses whose origin and request line are kept for the next request; and heads that sessions share."""
 
 
-class Bounds(NamedTuple):
+class Bounds(msgspec.Struct, frozen=True):
     """The bounds of a client's requests."""
 
     limits: Limits
@@ -47,18 +48,17 @@ class Bounds(NamedTuple):
 class Prepared:
     """The head of many requests, formatted once for all sessions of a client, and gone with the last of them."""
 
-    __slots__ = ("__weakref__", "head", "key", "origin")
+    __slots__ = ("__weakref__", "fixed", "head", "headers", "origin", "server_name", "tls", "url")
 
-    def __init__(self, key: "_PreparedKey", origin: Origin, head: bytes) -> None:
-        self.key = key
-        self.origin = origin
-        self.head = head
+    def __init__(self, url: URL, headers: Mapping[str, str], fixed: Mapping[str, str], bounds: Bounds) -> None:
+        """`headers` are the client's, `fixed` those of all messages of a session."""
+        self.url, self.headers, self.fixed = url, headers, fixed
+        self.tls, self.server_name = bounds.tls, bounds.server_name  # not the bounds, which a reload replaces
+        self.origin = _origin(url, bounds.tls, bounds.server_name)
+        self.head = _request_head("POST", url).encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
         """All but the headers of a single request, such as the length of its body."""
 
 
-_PreparedKey = tuple[URL, Mapping[str, str], Mapping[str, str], tuple[ssl.SSLContext | None, str | None]]
-"""The URL, the headers of the client, those of all messages of a session, and the TLS context with the server name:
-not the bounds, which a reload replaces."""
 _prepared: Final[WeakValueDictionary[object, Prepared]] = WeakValueDictionary()
 """Shared, because each of thousands of held calls would keep a head of its own. Weak, because it has credentials."""
 
@@ -175,15 +175,19 @@ class Client:
     ) -> "Prepared":
         """Return the head of POST requests with these headers; `before`, if it is still right. Raises ValueError."""
         bounds = self._bounds.value
-        reached = bounds.tls, bounds.server_name
-        key = url, headers, fixed, reached
-        if before is not None and before.key == key:
+        if (
+            before is not None
+            and before.url is url
+            and before.fixed is fixed
+            and before.tls is bounds.tls
+            and before.server_name == bounds.server_name
+            and (before.headers is headers or before.headers == headers)
+        ):
             return before
-        shared = url, tuple(headers.items()), tuple(fixed.items()), reached
+        shared = url, tuple(headers.items()), tuple(fixed.items()), bounds.tls, bounds.server_name
         found = _prepared.get(shared)
         if found is None:
-            head = _request_head("POST", url).encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
-            found = Prepared((url, dict(headers), dict(fixed), reached), _origin(url, *reached), head)
+            found = Prepared(url, headers, fixed, bounds)
             if len(_prepared) < _ADDRESSES:
                 _prepared[shared] = found
         return found

@@ -5,8 +5,8 @@ Rule 2: no request has a deadline here but for its connection. Callers abort wha
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final, NoReturn
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, NoReturn
 
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
@@ -99,7 +99,7 @@ class HttpClient:
         `awaits_continue`: the body is sent when the server says `100 Continue`, which
         the head has to ask for.
         """
-        pending = PendingRequest(listener, is_lenient=is_lenient, awaits_continue=awaits_continue)
+        pending = PendingRequest(listener, is_lenient, awaits_continue)
         connection = None
         if not (self._is_closed or is_fresh):
             # A request whose body waits can be sent again if the connection turns out to have ended.
@@ -108,12 +108,14 @@ class HttpClient:
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)
             return pending
-        opening = self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head)
+        self._connect(pending, self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head))
+        return pending
+
+    def _connect(self, pending: PendingRequest, opening: Coroutine[Any, Any, None]) -> None:
         task = self._tasks.start(opening, "connect upstream")
         self._connecting[task] = None
         pending.connecting(task)
         task.add_done_callback(lambda task: self._connected(pending, task))
-        return pending
 
     def close(self) -> None:
         """Close all connections. The requests in flight fail, and so do new ones."""

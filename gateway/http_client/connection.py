@@ -118,7 +118,6 @@ class Connection(asyncio.Protocol):
         """Whether the connection is open, as far as the event loop knows, and carries no request."""
         return self._transport is not None and self._pending is None and not self._transport.is_closing()
 
-    @property
     def is_usable(self) -> bool:
         """Whether it is open and nothing lies in its socket, such as its end: the event loop looks there later."""
         transport = self._transport
@@ -222,7 +221,7 @@ class Connection(asyncio.Protocol):
             return _has_few_lines(data)
         if self._heard or self._is_head or (reply := self._familiar.reply(data)) is None:
             return False
-        return reply.head.content_type != "text/event-stream" or _has_few_lines(data)
+        return reply.content_type != "text/event-stream" or _has_few_lines(data)
 
     def _read_on(self) -> None:
         """Read again after a packet that took several turns, unless its listener wants a pause."""
@@ -349,18 +348,19 @@ class Connection(asyncio.Protocol):
 
     def _hear_familiar(self, pending: PendingRequest, reply: FamiliarReply) -> None:
         """Tell the listener of a reply that takes no parser."""
-        self.keep_alive_seconds = reply.keep_alive_seconds
-        self._missing = reply.missing
-        pending.is_read = not reply.missing
-        listener = pending.listener
+        self.keep_alive_seconds = reply.form.keep_alive_seconds
+        missing = self._missing = reply.missing
+        if not missing:
+            pending.is_read = True
+        listener, parts, reply.parts = pending.listener, reply.parts, ()  # the head may stay for longer
         try:
-            listener.on_head(reply.head)
-            for part in reply.parts:
+            listener.on_head(reply)
+            for part in parts:
                 if self._pending is pending:
                     listener.on_body(part)
         except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._stop(exc)
-        if self._pending is pending and not self._missing:
+        if not missing and self._pending is pending:
             self._end(keeps_alive=True)
 
     def _hear_rest(self, pending: PendingRequest, data: bytes) -> None:

@@ -9,7 +9,8 @@ delimit the message, describe the body, or decide about the connection. Whatever
 """
 
 import re
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from gateway.http_client.reply_head import ReplyHead
 
@@ -39,7 +40,8 @@ _MAX_LESSONS: Final = 32
 """It takes as long to learn a form as to parse a hundred replies, so a server with ever new forms is given up."""
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Form:
     """What the heads of many replies have in common."""
 
     pattern: re.Pattern[bytes]
@@ -53,44 +55,32 @@ class Form(NamedTuple):
     """The number of the group that has the length of the body; None if the body is chunked."""
 
 
-class FamiliarHead(ReplyHead):
-    """A head of a known form; most of its values are never looked at."""
+class FamiliarReply(ReplyHead):
+    """A reply of a known form, as far as it was read at first; most of the values of its head are never looked at."""
 
-    __slots__ = ("_form", "_values")
+    __slots__ = ("_values", "form", "missing", "parts")
 
-    def __init__(self, form: Form, values: re.Match[bytes]) -> None:
+    def __init__(self, form: Form, values: re.Match[bytes], parts: tuple[bytes, ...], missing: int) -> None:
         # Without the constructor of the class: every call comes here.
         self.status, self.version, self.raw_reason = form.status, "1.1", form.reason
         self._fields = self._first = None
-        self._form, self._values = form, values
+        self.form, self._values = form, values
+        self.parts = parts
+        """The body so far; none is empty."""
+        self.missing = missing
+        """How many bytes of the body are still to come."""
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
         """See `ReplyHead`."""
         if self._fields is None:
-            self._fields = list(zip(self._form.names, self._values.groups(), strict=True))
+            self._fields = list(zip(self.form.names, self._values.groups(), strict=True))
         return self._fields
 
     @property
     def content_type(self) -> str:
         """See `ReplyHead`."""
-        return self._form.content_type
-
-
-class FamiliarReply:
-    """A reply of a known form, as far as it was read at first."""
-
-    __slots__ = ("head", "keep_alive_seconds", "missing", "parts")
-
-    def __init__(
-        self, head: ReplyHead, parts: tuple[bytes, ...], missing: int, keep_alive_seconds: int | None
-    ) -> None:
-        self.head = head
-        self.parts = parts
-        """The body so far; none is empty."""
-        self.missing = missing
-        """How many bytes of the body are still to come."""
-        self.keep_alive_seconds = keep_alive_seconds
+        return self.form.content_type
 
 
 class FamiliarHeads:
@@ -104,11 +94,13 @@ class FamiliarHeads:
 
     def reply(self, data: bytes) -> FamiliarReply | None:
         """The reply that begins with these bytes, if its form is known and nothing is behind its end."""
-        for number, form in enumerate(self._forms):
+        forms = self._forms
+        for form in forms:
             found = form.pattern.match(data)
             if found is not None:
-                if number:
-                    self._forms.insert(0, self._forms.pop(number))
+                if form is not forms[0]:
+                    forms.remove(form)
+                    forms.insert(0, form)
                 begin, missing = found.end(), 0
                 if form.length is None:
                     parts = _chunks(data, begin)
@@ -120,7 +112,7 @@ class FamiliarHeads:
                 if missing:
                     # The head stays while the rest comes, and must not keep the part of the body that came with it.
                     found = form.pattern.match(data[:begin]) or found
-                return FamiliarReply(FamiliarHead(form, found), parts, missing, form.keep_alive_seconds)
+                return FamiliarReply(form, found, parts, missing)
         return None
 
     def learn(self, data: bytes) -> None:

@@ -87,7 +87,7 @@ class IdleConnections:
             if not (is_sure or is_repeatable):
                 connections[connection] = None
                 return None  # the others have been idle for longer
-            is_good = connection.is_usable if looks else connection.is_open
+            is_good = connection.is_usable() if looks else connection.is_open
             if is_good and now < connection.expires:
                 return connection
             connection.abort()
@@ -114,7 +114,7 @@ class IdleConnections:
         for origin, kept in tuple(self._by_origin.items()):
             for connection in [each for each in kept.connections if each.expires <= now]:
                 del kept.connections[connection]
-                if connection.is_usable:
+                if connection.is_usable():
                     self._learn(kept, connection, now)
                 connection.abort()
             if not kept.connections:

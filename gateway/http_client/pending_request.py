@@ -62,7 +62,12 @@ class PendingRequest:
         "listener",
     )
 
-    def __init__(self, listener: ReplyListener, *, is_lenient: bool = False, awaits_continue: bool = False) -> None:
+    def __init__(
+        self,
+        listener: ReplyListener,
+        is_lenient: bool = False,  # noqa: FBT001, FBT002  (names in a call of a class take a dictionary)
+        awaits_continue: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
         self.listener = listener
         """Until the request is over."""
         self.is_lenient = is_lenient

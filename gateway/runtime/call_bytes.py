@@ -17,26 +17,27 @@ _RETRY_AFTER_SECONDS = 5
 class Weight:
     """What one call weighs; a context manager that releases it."""
 
-    __slots__ = ("_calls", "_principal", "bytes")
+    __slots__ = ("_calls", "_principal", "count")
 
     def __init__(self, calls: "CallBytes", principal: bytes, count: int) -> None:
         self._calls: CallBytes | None = calls
         """None after the release."""
         self._principal = principal
-        self.bytes = count
+        self.count = count
+        """In bytes."""
 
     def change(self, count: int) -> None:
         """Weigh `count` bytes from now on. It is never refused, and does nothing after the release."""
-        if self._calls is not None and count != self.bytes:
-            self._calls.add(self._principal, count - self.bytes)
-            self.bytes = count
+        if self._calls is not None and count != self.count:
+            self._calls.add(self._principal, count - self.count)
+            self.count = count
 
     def release(self) -> None:
         """Weigh nothing any more; a second call does nothing."""
         calls, self._calls = self._calls, None
-        if calls is not None and self.bytes:
-            calls.add(self._principal, -self.bytes)
-            self.bytes = 0
+        if calls is not None and self.count:
+            calls.add(self._principal, -self.count)
+            self.count = 0
 
     def __enter__(self) -> Self:
         return self
@@ -73,28 +74,29 @@ class CallBytes:
 
         The next request of a call that waits always fits (`is_continued`).
         """
-        if count and not is_continued:
-            self._check(principal, count)
-        if count:
-            self.add(principal, count)
+        if not count:
+            return Weight(self, principal, 0)
+        of_one, used = self._of.get(principal, 0) + count, self.used + count
+        if not is_continued and (of_one > self._share.value or used > self._limit.value):
+            raise self._busy(is_own=of_one > self._share.value)
+        self._of[principal], self.used = of_one, used
         return Weight(self, principal, count)
 
-    def _check(self, principal: bytes, count: int) -> None:
-        share, limit = self._share.value, self._limit.value
-        if self._of.get(principal, 0) + count > share:
-            raise Busy(
-                f"This call does not fit: the calls of one caller take at most {share} bytes together "
+    def _busy(self, *, is_own: bool) -> Busy:
+        """Why a call does not fit."""
+        if is_own:
+            return Busy(
+                f"This call does not fit: the calls of one caller take at most {self._share.value} bytes together "
                 "(limits.calls_bytes_per_principal); let some of yours end, or answer them",
                 status=429,
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
-        if self.used + count > limit:
-            raise Busy(
-                f"This call does not fit: all calls take at most {limit} bytes together (limits.calls_bytes); call "
-                "again later",
-                status=503,
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-            )
+        return Busy(
+            f"This call does not fit: all calls take at most {self._limit.value} bytes together (limits.calls_bytes); "
+            "call again later",
+            status=503,
+            retry_after_seconds=_RETRY_AFTER_SECONDS,
+        )
 
     def add(self, principal: bytes, count: int) -> None:
         """Count more or fewer bytes for a weight, and keep no caller without any."""

@@ -73,7 +73,7 @@ class CoarseTimer:
 
     def __init__(self, seconds: float, tasks: Tasks, name: str) -> None:
         self._seconds = seconds
-        self._waiting: dict[object, tuple[float, Callable[..., None], *tuple[object, ...]]] = {}
+        self._waiting: dict[object, tuple[float, Callable[..., None], tuple[object, ...]]] = {}
         self._alarm = Alarm(self._ring, min(TICK_SECONDS, seconds), tasks, f"alarm {name}")
         self._name = name
         self._tasks = tasks
@@ -87,7 +87,7 @@ class CoarseTimer:
         if key in waiting:
             del waiting[key]  # the dict must stay in the order of the deadlines
         deadline = world.monotonic() + self._seconds
-        waiting[key] = deadline, callback, *args
+        waiting[key] = deadline, callback, args
         if deadline < self._alarm.due:
             self._alarm.set(deadline)
 
@@ -102,7 +102,7 @@ class CoarseTimer:
 
     def _ring(self, now: float) -> float | None:
         due = []
-        for key, (deadline, callback, *args) in self._waiting.items():
+        for key, (deadline, callback, args) in self._waiting.items():
             if deadline > now:
                 break
             due.append((key, partial(callback, *args)))

@@ -15,4 +15,4 @@ def new_id() -> bytes:
     which request a response belongs to. It is drawn whole: a prefix that is drawn at import would be the same in all
     processes of a simulated world, and another one in each run of it.
     """
-    return b'"gw-%b"' % hexlify(world.random_bytes(_BYTES))
+    return b'"gw-' + hexlify(world.random_bytes(_BYTES)) + b'"'

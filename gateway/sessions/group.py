@@ -55,6 +55,9 @@ class Group(Queue[S]):
         self.generation = next(_GENERATIONS)
         """Renewed after everything that may have changed a list; unique across groups."""
         self._accepted: Newest[tuple[str | None, str | None], float] = Newest(_CREDENTIALS_KEPT)
+        self._newest: Headers | None = None
+        """The headers that `accept` noted last, of the newest one of `_accepted`."""
+        self._credential: tuple[str | None, str | None] = None, None
         self._listed: set[str | None] = set()
         """Credentials with which the tools were listed since they last changed."""
 
@@ -84,7 +87,10 @@ class Group(Queue[S]):
 
     def accept(self, headers: Headers) -> None:
         """Note that the upstream has just served a request with this credential."""
-        _ = self._accepted.keep(credential_of(headers), world.monotonic())
+        if headers is not self._newest:
+            self._newest, self._credential = headers, credential_of(headers)
+            _ = self._accepted.keep(self._credential, 0.0)
+        self._accepted[self._credential] = world.monotonic()
 
     def accepts(self, headers: Headers) -> bool:
         """Whether the upstream served this credential recently; forwarded credentials are part of the pool key."""

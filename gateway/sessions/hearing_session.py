@@ -163,7 +163,7 @@ class HearingSession:
 
     def _take_for_call(self, call: Call, event: inbound.ForCall, *, aside: bool) -> bool:
         """Hand a message to the listener of the call; returns whether it is the answer."""
-        if not aside:
+        if not aside and call.message:
             call.message = b""  # the server has it, so it is not sent again, and a held call should not keep it
         is_answer = isinstance(event, _ANSWERS)
         if is_answer:

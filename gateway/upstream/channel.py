@@ -64,12 +64,6 @@ class BegunReply(Protocol):
     message: bytes
     """The request, as long as it may have to be sent again; else empty."""
 
-    def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
-        """Say who hears the answer.
-
-        `unusual` is called if anything but the answer comes; it has to call `follow`, or else `keep`.
-        """
-
     def follow(self, broke: Callable[[], None]) -> bool:
         """Hand over all messages from now on, with the one that was not the answer; returns False if it is no stream.
 
@@ -139,8 +133,17 @@ class Channel(ABC):
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the side stream, before `initialized` is sent."""
 
-    def begin(self, message: bytes, headers: Headers) -> BegunReply | None:  # noqa: ARG002  (for the transports)
-        """Send a request whose reply is read by callback; None if this transport cannot."""
+    def begin(
+        self,
+        message: bytes,  # noqa: ARG002  (for the transports)
+        headers: Headers,  # noqa: ARG002
+        hearer: Hearer,  # noqa: ARG002
+        unusual: Callable[[], None],  # noqa: ARG002
+    ) -> BegunReply | None:
+        """Send a request whose reply is read by callback; None if this transport cannot.
+
+        `unusual` is called if anything but the answer comes; it has to call `follow`, or else `keep`.
+        """
         return None
 
     @abstractmethod

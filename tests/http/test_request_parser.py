@@ -519,5 +519,5 @@ def test_a_body_in_tiny_chunks_takes_little_more_memory_than_its_data() -> None:
     requests.feed(CHUNKED[: CHUNKED.index(b"2\r\n{}")])
     requests.feed_in_pieces(TINY_CHUNKS, 4096)
     ((_, body),) = requests.found
-    assert len(body._parts) <= len(TINY_CHUNKS) / 4096 + 1
+    assert len(body.parts) <= len(TINY_CHUNKS) / 4096 + 1
     assert body.read_now() == b"x" * (len(TINY_CHUNKS) // 6)

@@ -153,7 +153,7 @@ async def test_sessions_share_the_head_of_their_messages(client: Client) -> None
     url, fixed = URL("http://it.test/mcp"), {"Accept": "a"}
     one = client.prepared(url, {"Authorization": "x"}, fixed, None)
     assert client.prepared(url, {"Authorization": "x"}, dict(fixed), None) is one
-    assert client.prepared(url, {"Authorization": "x"}, dict(fixed), one) is one
+    assert client.prepared(url, {"Authorization": "x"}, fixed, one) is one
     other = client.prepared(url, {"Authorization": "y"}, fixed, one)
     assert (b"Authorization: x" in one.head, b"Authorization: y" in other.head) == (True, True)
     assert b"x" not in other.head.partition(b"Authorization: ")[2].partition(b"\r\n")[0]
@@ -171,8 +171,9 @@ def test_the_shared_head_of_messages_is_gone_with_the_last_session(client: Clien
 
 def test_so_many_heads_are_shared_and_further_ones_are_not(client: Client) -> None:
     url = URL("http://it.test/mcp")
-    kept = [client.prepared(url, {"Authorization": str(number)}, {}, None) for number in range(257)]
+    fixed: dict[str, str] = {}
+    kept = [client.prepared(url, {"Authorization": str(number)}, fixed, None) for number in range(257)]
     first, last = ({"Authorization": number} for number in ("0", "256"))
     assert client.prepared(url, first, {}, None) is kept[0]
     assert client.prepared(url, last, {}, None) is not kept[-1]
-    assert client.prepared(url, last, {}, kept[-1]) is kept[-1], "a session keeps its own"
+    assert client.prepared(url, last, fixed, kept[-1]) is kept[-1], "a session keeps its own"

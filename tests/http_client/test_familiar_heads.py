@@ -40,9 +40,8 @@ def taught(*replies: bytes) -> FamiliarHeads:
 
 
 def test_a_reply_of_a_known_form_is_understood_with_its_own_values() -> None:
-    whole = taught(EMPTY, STREAM, DATED).reply(LATER)
-    assert whole is not None
-    head = whole.head
+    head = taught(EMPTY, STREAM, DATED).reply(LATER)
+    assert head is not None
     assert (head.status, head.version, head.reason, head.content_type) == (200, "1.1", "OK", "application/json")
     assert (head.content_length, head.get(b"mcp-session-id")) == (5, b"two")
     assert [name for name, _ in head.fields] == [
@@ -52,7 +51,7 @@ def test_a_reply_of_a_known_form_is_understood_with_its_own_values() -> None:
         b"Keep-Alive",
         b"Content-Length",
     ]
-    assert (whole.parts, whole.keep_alive_seconds) == ((b"later",), 5)
+    assert (head.parts, head.keep_alive_seconds) == ((b"later",), 5)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_the_head_of_a_reply_that_is_still_coming_does_not_keep_the_part_that_ca
     reply = heads.reply(data)
     assert reply is not None
     assert sys.getrefcount(data) == before
-    assert (reply.missing, reply.head.get(b"mcp-session-id")) == (99999 - 9005, b"two")
+    assert (reply.missing, reply.get(b"mcp-session-id")) == (99999 - 9005, b"two")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_what_is_recognised_is_what_llhttp_understands(pieces: list[bytes]) -> N
             parser.expect(heard, is_head=False, is_lenient=False)
             parser.feed(changed)
             assert (parser.is_complete, parser.keeps_alive, parser.has_extra) == (True, True, False)
-            assert (list(heard.head.texts()), heard.head.status) == (list(whole.head.texts()), whole.head.status)
+            assert (list(heard.head.texts()), heard.head.status) == (list(whole.texts()), whole.status)
             assert heard.parts == list(whole.parts)
 
 

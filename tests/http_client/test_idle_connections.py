@@ -20,8 +20,12 @@ class FakeConnection:
         self.keep_alive_seconds = keep_alive_seconds
         self.origin = origin
         self.idle_since = 0.0
-        self.is_open = self.is_usable = True
+        self.is_open = True
+        self.has_unread = False
         self.aborted = False
+
+    def is_usable(self) -> bool:
+        return self.is_open and not self.has_unread
 
     def abort(self) -> None:
         self.aborted = True
@@ -129,7 +133,7 @@ async def test_a_connection_that_has_ended_or_holds_bytes_is_closed_and_the_next
     good, bad = fake(), fake()
     idle.put(good)
     idle.put(bad)
-    bad.is_usable = False  # type: ignore[misc]
+    bad.has_unread = True  # type: ignore[attr-defined]
     assert idle.take(HERE) is good
     assert bad.aborted  # type: ignore[attr-defined]
     assert len(idle) == 0
@@ -137,7 +141,7 @@ async def test_a_connection_that_has_ended_or_holds_bytes_is_closed_and_the_next
 
 async def test_a_connection_is_not_looked_into_for_a_request_that_can_be_sent_again(idle: IdleConnections) -> None:
     ended, unread = fake(), fake()
-    unread.is_usable = ended.is_open = False  # type: ignore[misc]
+    unread.has_unread, ended.is_open = True, False  # type: ignore[attr-defined,misc]
     idle.put(unread)
     idle.put(ended)
     assert idle.take(HERE, looks=False) is unread

@@ -32,7 +32,7 @@ def test_a_call_that_does_not_fit_is_refused(
         _ = calls.take(who, size)
     before = calls.used
     if refused is None:
-        assert calls.take(ADA, count).bytes == count
+        assert calls.take(ADA, count).count == count
         assert calls.used == before + count
         return
     with pytest.raises(Busy) as caught:
@@ -73,8 +73,8 @@ def test_a_reload_changes_what_new_calls_may_take() -> None:
     limits.replace(Limits(calls_bytes=40, calls_bytes_per_principal=40))
     with pytest.raises(Busy, match="at most 40 bytes"):
         _ = calls.take(ADA, 16)
-    assert calls.take(ADA, 15).bytes == 15
-    assert first.bytes == 25
+    assert calls.take(ADA, 15).count == 15
+    assert first.count == 25
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 60)), max_size=60))
@@ -88,6 +88,6 @@ def test_the_sums_are_those_of_the_weights(steps: list[tuple[int, int]]) -> None
             weights[which] = calls.take(names[which], 0)
         else:
             weights[which].change(count)
-        assert calls.used == sum(weight.bytes for weight in weights)
-        sums = {name: sum(w.bytes for w, of in zip(weights, names, strict=True) if of == name) for name in names}
+        assert calls.used == sum(weight.count for weight in weights)
+        sums = {name: sum(w.count for w, of in zip(weights, names, strict=True) if of == name) for name in names}
         assert calls._of == {name: size for name, size in sums.items() if size}

@@ -31,15 +31,12 @@ class BodyReader:
         self._addresses: dict[str, Budget] = {}
         """Only addresses with bodies under way."""
 
-    def read_now(self, http: HttpRequest, limit: int) -> bytes | None:
-        """Return a plain body that came with its head, as small ones do; None for any other. Raises TooLarge."""
+    def read_now(self, http: HttpRequest, limit: int) -> bytes:
+        """Return a plain body that came with its head, as small ones do; empty for any other."""
         content = http.body
-        if http.head.length > limit or not content.is_complete or "Content-Encoding" in http.headers:
-            return None
-        body = content.read_now()
-        if len(body) > limit:
-            raise _too_large(limit)
-        return body
+        head = http.head
+        is_plain = content.is_complete and not head.is_encoded
+        return content.read_now() if is_plain and head.length <= limit and content.size <= limit else b""
 
     async def read(self, http: HttpRequest, limit: int, seconds: float) -> bytes:
         """Return the whole body, inflated; raises TooLarge, UnsupportedEncoding, InvalidRequest or Busy."""

@@ -1,4 +1,4 @@
-"""One connection of a listener: its requests one after the other, in a task that ends with them.
+"""One connection of a listener: its requests one after the other, in one task.
 
 Rule 1: whatever a client does, the connection ends: half a head, an idle connection, a body that nobody wants and a
 reply that is not read have deadlines.
@@ -69,11 +69,13 @@ class Connection(asyncio.Protocol):
         "_idle_until",
         "_is_malformed",
         "_loop",
+        "_more",
         "_pieces",
         "_queue",
         "_requests",
         "_rest",
         "_service",
+        "is_serving",
         "task",
         "wire",
     )
@@ -90,7 +92,11 @@ class Connection(asyncio.Protocol):
         self._current: HttpRequest | None = None
         """The request that the task serves."""
         self.task: asyncio.Task[None] | None = None
-        """What serves the requests, while there are any."""
+        """What serves the requests, from the first one on."""
+        self.is_serving = False
+        """Whether it has any to serve."""
+        self._more: asyncio.Future[None]
+        """What it waits for if not."""
         self._ahead: Share | None = None
         """Bytes that no handler reads yet: a part of a head, or what a client sent before its reply was complete."""
         self._rest = b""
@@ -123,7 +129,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes, and count those that no handler reads yet."""
-        is_waiting = self.task is not None
+        is_waiting = self.is_serving
         is_ahead = not is_waiting or self._is_ahead()
         if self._pieces is None:
             self._take(data)
@@ -133,7 +139,7 @@ class Connection(asyncio.Protocol):
             self._ahead = self._ahead or self._service.traffic.bodies.budget.share(self.wire.abort)
             self._ahead.grow(_AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
-        if self.task is None:
+        if not self.is_serving:
             self._watch_head()
         elif self._head_timer is not None:
             self._head_timer.cancel()
@@ -172,7 +178,9 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once its requests are served."""
         self._ends = self.wire.is_last = True
-        if self.task is None:
+        if not self.is_serving:
+            if self.task is not None:
+                _ = self.task.cancel()
             self.wire.end()
 
     # -- parsing ------------------------------------------------------------------------------------------------
@@ -223,31 +231,39 @@ class Connection(asyncio.Protocol):
     # -- requests in the task -----------------------------------------------------------------------------------
 
     def _serve_soon(self) -> None:
+        if self.is_serving:
+            return
+        self.is_serving = True
         if self.task is None:
             self.task = self._loop.create_task(self._serve())
+        elif not self._more.done():
+            self._more.set_result(None)
 
     async def _serve(self) -> None:
-        """Serve the requests that are here, one after the other."""
+        """Serve requests, one after the other, until the connection ends."""
         turn: Turn | None = None
         is_open = True
         try:
-            while is_open and self._queue:
-                is_open = await self._serve_next()
-                if self._queue:  # a client may send many requests at once
-                    turn = turn or Turn()
-                    await turn.give_way()
-            if is_open and self._is_malformed:
-                is_open = False
-                await self._refuse()
+            while is_open:
+                if self._queue:
+                    is_open = await self._serve_next()
+                    if self._queue:  # a client may send many requests at once
+                        turn = turn or Turn()
+                        await turn.give_way()
+                elif self._is_malformed:
+                    is_open = False
+                    await self._refuse()
+                elif self._ends:
+                    is_open = False
+                else:
+                    self.is_serving, turn = False, None
+                    self._more = self._loop.create_future()
+                    await self._more
         except ConnectionError:
-            is_open = False
-        except BaseException:
-            is_open = False
-            raise
+            pass
         finally:
-            self.task = None
-            if not is_open or self._ends:
-                self.wire.end()
+            self.task, self.is_serving = None, False
+            self.wire.end()
 
     async def _serve_next(self) -> bool:
         """Serve the oldest request; returns whether the connection can have another one."""
@@ -258,22 +274,20 @@ class Connection(asyncio.Protocol):
             if http.body.is_broken:
                 response.force_close()  # the rest of the body cannot be told from the next request
             self.wire.is_finishing = True
-            await response.finish(http)
+            if (finishing := response.finish(http)) is not None:
+                await finishing
         except ConnectionError:
             return False
         except Exception:  # the outermost edge of a request
             self._service.traffic.metrics.task_failed()
             log.exception(Event.TASK_FAILED, task="serve a request")
             if not self.wire.has_written:
-                failed = TextResponse(_FAILED, 500)
-                failed.force_close()
-                self.wire.is_finishing = True
-                await failed.finish(http)
+                await self._say(_FAILED, 500, http)
             return False
         finally:
             self._current, self.wire.is_finishing = None, False
         # A client that still sends when the connection closes would not get its reply.
-        if response.closes or not http.body.is_read:
+        if response.closes or http.body.parts or not http.body.is_complete:
             is_whole = await self._skip(http.body)
             if response.closes or not is_whole:
                 return False
@@ -304,9 +318,15 @@ class Connection(asyncio.Protocol):
     async def _refuse(self) -> None:
         """Answer a malformed request, of which nothing else is known."""
         head = ReceivedHead("", "", NO_HEADERS, URL(), is_1_1=False, keep_alive=False)
-        http = HttpRequest(head, RequestBody(is_complete=True), self.wire)
+        await self._say(_MALFORMED, 400, HttpRequest(head, RequestBody(is_complete=True), self.wire))
+
+    async def _say(self, text: str, status: int, http: HttpRequest) -> None:
+        """Write a short text as the last response."""
+        response = TextResponse(text, status)
+        response.force_close()
         self.wire.is_finishing = True
-        await TextResponse(_MALFORMED, 400).finish(http)
+        if (finishing := response.finish(http)) is not None:
+            await finishing
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -317,7 +337,7 @@ class Connection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         self._idle_timer = None
-        if self.task is not None:
+        if self.is_serving:
             return  # the next reply begins the time again
         if self._loop.time() < self._idle_until:
             self._idle_timer = self._loop.call_at(self._idle_until, self._check_idle)

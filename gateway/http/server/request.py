@@ -7,6 +7,7 @@ import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy, MultiMapping
 from yarl import URL
 
+from gateway.http.server.request_id import HEADER
 from gateway.http.server.wire import Wire
 from gateway.protocol.header_mismatch import KnownValues
 
@@ -38,45 +39,51 @@ class ReceivedHead(msgspec.Struct, eq=False):
     is_chunked: bool = False
     values: KnownValues | None = None
     """The values of the headers, once the same head has come again."""
+    path: str = ""
+    """The path, decoded."""
+    is_encoded: bool = False
+    """Whether the body is compressed, or in another encoding."""
+
+    request_id: str | None = None
+    """What the client gave as `X-Request-Id`."""
+
+    def __post_init__(self) -> None:
+        self.path = self.url.path
+        self.request_id = self.headers.get(HEADER)
+        self.is_encoded = "Content-Encoding" in self.headers
 
 
-class RequestBody:
+class RequestBody(msgspec.Struct, eq=False):
     """The body of one request; what nobody reads soon is not read from the network."""
 
-    __slots__ = ("_is_paused", "_parts", "_size", "_waiter", "_wire", "is_broken", "is_complete")
-
-    def __init__(self, wire: Wire | None = None, *, is_complete: bool = False) -> None:
-        self._wire = wire
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_paused = False
-        self.is_broken = False
-        """Whether the rest will not come."""
-        self.is_complete = is_complete
-        """Whether all of it is here, read or not."""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether all of it came and was read."""
-        return self.is_complete and not self._parts
+    wire: Wire | None = None
+    is_complete: bool = False
+    """Whether all of it is here, read or not."""
+    is_broken: bool = False
+    """Whether the rest will not come."""
+    parts: list[bytes] = []
+    """What is here and was not read."""
+    size: int = 0
+    """How much of that came in parts."""
+    is_paused: bool = False
+    waiter: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
         """Take a part."""
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > _PAUSED_BYTES and not self._is_paused and self._wire is not None:
-            self._is_paused = True
-            self._wire.pause_reading()
-        if self._waiter is not None:
+        self.parts.append(data)
+        self.size += len(data)
+        if self.size > _PAUSED_BYTES and not self.is_paused and self.wire is not None:
+            self.is_paused = True
+            self.wire.pause_reading()
+        if self.waiter is not None:
             self._wake()
 
     def finish(self, whole: bytes = b"") -> None:
         """All of it was fed, or is given now."""
         if whole:
-            self._parts.append(whole)
+            self.parts.append(whole)
         self.is_complete = True
-        if self._waiter is not None:
+        if self.waiter is not None:
             self._wake()
 
     def fail(self) -> None:
@@ -86,47 +93,68 @@ class RequestBody:
 
     def read_now(self) -> bytes:
         """Return what is here and was not read."""
-        parts, self._parts, self._size = self._parts, [], 0
-        if self._is_paused:
-            self._is_paused = False
-            assert self._wire is not None, "it was paused"
-            self._wire.resume_reading()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts = self.parts
+        if len(parts) == 1:
+            data = parts.pop()
+        else:
+            data = b"".join(parts)
+            parts.clear()
+        if self.size:
+            self.size = 0
+        if self.is_paused:
+            self.is_paused = False
+            assert self.wire is not None, "it was paused"
+            self.wire.resume_reading()
+        return data
 
     async def read(self) -> bytes:
         """Wait for a part; empty at the end. Raises BodyBroken."""
-        while not self._parts:
+        while not self.parts:
             if self.is_broken:
                 raise BodyBroken
             if self.is_complete:
                 return b""
-            self._waiter = asyncio.get_running_loop().create_future()
+            self.waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                await self.waiter
             finally:
-                self._waiter = None
+                self.waiter = None
         return self.read_now()
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter = self.waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
 
-class HttpRequest:
+class HttpRequest(msgspec.Struct, eq=False):
     """One request on its connection."""
 
-    __slots__ = ("body", "head", "headers", "id", "method", "path", "url", "wire")
+    head: ReceivedHead
+    body: RequestBody
+    wire: Wire
+    id: str = ""
+    """What its reply has as `X-Request-Id`, once that is known."""
 
-    def __init__(self, head: ReceivedHead, body: RequestBody, wire: Wire) -> None:
-        self.head = head
-        self.method, self.headers, self.url = head.method, head.headers, head.url
-        self.path = head.url.path
-        """Decoded."""
-        self.body = body
-        self.wire = wire
-        self.id = ""
-        """What its reply has as `X-Request-Id`, once that is known."""
+    @property
+    def method(self) -> str:
+        """The method."""
+        return self.head.method
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The headers."""
+        return self.head.headers
+
+    @property
+    def url(self) -> URL:
+        """The path and the query."""
+        return self.head.url
+
+    @property
+    def path(self) -> str:
+        """The path, decoded."""
+        return self.head.path
 
     @property
     def is_1_1(self) -> bool:

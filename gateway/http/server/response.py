@@ -2,9 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from email.utils import formatdate
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -20,6 +19,10 @@ BODILESS: Final = frozenset({204, 304})
 """Statuses without a body."""
 _CLOSE: Final = "Connection: close\r\n"
 _KEEP_ALIVE: Final = "Connection: keep-alive\r\n"
+_JSON_RESPONSE: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
+    b"Date: %b\r\n" + HEADER.encode() + b": %b\r\n\r\n%b"
+)
 _OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", HEADER.lower()})
 """Headers that follow from how the response is written."""
 
@@ -47,8 +50,8 @@ class Response(ABC):
         return media_type(self.headers)
 
     @abstractmethod
-    async def finish(self, http: HttpRequest) -> None:
-        """Write what is not written yet; raises ConnectionError."""
+    def finish(self, http: HttpRequest) -> Awaitable[None] | None:
+        """Write what is not written yet; raises ConnectionError. What it returns has to be awaited."""
 
     def _head(self, http: HttpRequest, framing: str) -> bytes:
         """The head of the response, with what says how long the body is."""
@@ -81,12 +84,11 @@ class WholeResponse(Response):
         super().__init__(status, headers, reason)
         self.body = body
 
-    async def finish(self, http: HttpRequest) -> None:
+    def finish(self, http: HttpRequest) -> Awaitable[None] | None:
         """See `Response`."""
         wire = http.wire
         wire.write(self.encoded(http))
-        if wire.is_behind:
-            await wire.drained()
+        return wire.drained() if wire.is_behind else None
 
     def encoded(self, http: HttpRequest) -> bytes:
         """The bytes of the whole response."""
@@ -121,11 +123,7 @@ class JsonResponse(WholeResponse):
         if self.closes or http.wire.is_last or not (http.head.keep_alive and http.head.is_1_1):
             return super().encoded(http)
         body = self.body
-        head = (
-            f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
-            f"Date: {http_date()}\r\n{HEADER}: {http.id}\r\n\r\n"
-        )
-        return head.encode() + body
+        return _JSON_RESPONSE % (len(body), http_date().encode(), http.id.encode(), body)
 
 
 class StreamResponse(Response):
@@ -190,14 +188,21 @@ async def _drained(http: HttpRequest, seconds: float) -> None:
         raise ConnectionResetError("the other side does not read its reply") from exc
 
 
-def http_date() -> str:
-    """The time of now, as the header `Date` has it (RFC 9110, 5.6.7)."""
-    return _date_of(int(world.wall()))
+class _Date:
+    """The header `Date`, formatted once in a second."""
+
+    def __init__(self) -> None:
+        self.text, self.until = "", 0.0
+
+    def now(self) -> str:
+        """The time of now (RFC 9110, 5.6.7)."""
+        now = world.wall()
+        if not self.until - 1 <= now < self.until:
+            self.text, self.until = formatdate(int(now), usegmt=True), int(now) + 1
+        return self.text
 
 
-@lru_cache(maxsize=16)
-def _date_of(second: int) -> str:
-    return formatdate(second, usegmt=True)
+http_date: Final = _Date().now
 
 
 def _phrase(status: int) -> str:

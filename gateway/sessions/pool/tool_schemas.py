@@ -49,15 +49,13 @@ def learn(group: Group[Session], params: Params, result: Raw, headers: Headers) 
         return
 
 
-def mirrors_nothing(pool: Pool, key: PoolKey, request: Request, headers: Headers) -> bool:
+def mirrors_nothing(group: Group[Session], request: Request, headers: Headers) -> bool:
     """Whether this tool is known to repeat no argument in a header, as nearly all tools do not."""
-    group = pool.group(key)
     return group.knows(request.target, headers) and not (group.tools or {}).get(request.target, _UNKNOWN).mirrored
 
 
-def is_simple(pool: Pool, key: PoolKey, request: Request, headers: Headers) -> bool:
+def is_simple(group: Group[Session], request: Request, headers: Headers) -> bool:
     """Whether this tool is known to repeat no argument in a header, and never to run as a task."""
-    group = pool.group(key)
     tool = None if group.tools is None else group.tools.get(request.target)
     if tool is None:
         return group.knows(request.target, headers)

@@ -64,16 +64,16 @@ class Counts(dict[tuple[str, ...], Count]):
 class Times:
     """One series of a histogram."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("_bounds", "_first", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
+        self._bounds, self._first = bounds, bounds[0]
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, number: float) -> None:
         """Count one observation."""
-        self.counts[bisect_left(self._bounds, number)] += 1
+        self.counts[0 if number <= self._first else bisect_left(self._bounds, number)] += 1
         self.sum += number
 
 

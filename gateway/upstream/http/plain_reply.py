@@ -8,7 +8,9 @@ with the reason. This file decides nothing that `streamable_http` decides.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self, cast
+
+import msgspec
 
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, NotConnected, RequestFailed
@@ -17,7 +19,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
-from gateway.upstream.channel import BegunReply, Headers, Hearer, Reading, Receive
+from gateway.upstream.channel import Headers, Hearer, Reading, Receive
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.jsonrpc_batches import hand_over
 
@@ -153,170 +155,152 @@ class Owner(Protocol):
         """Go on after a stream that broke."""
 
 
-class PlainReply(BegunReply):
-    """One reply, a ReplyListener."""
+class PlainReply(msgspec.Struct, eq=False):
+    """One reply, a ReplyListener and a BegunReply."""
 
-    __slots__ = (
-        "_arrival",
-        "_broken",
-        "_failure",
-        "_head",
-        "_headers",
-        "_hearer",
-        "_is_begun",
-        "_is_done",
-        "_is_followed",
-        "_is_over",
-        "_is_stream",
-        "_owner",
-        "_parser",
-        "_parts",
-        "_pending",
-        "_rest",
-        "_size",
-        "_unusual",
-        "message",
-    )
+    owner: Owner
+    message: bytes
+    headers: Headers
+    hearer: Hearer
+    unusual: Callable[[], None]
+    parts: list[bytes] = []
+    """What has come, until it is followed."""
+    size: int = 0
+    is_stream: bool = False
+    is_begun: bool = False
+    """Whether events were read without a parser."""
+    is_done: bool = False
+    """Whether the answer was received, here or elsewhere."""
+    is_over: bool = False
+    is_followed: bool = False
+    pending: PendingRequest = cast("PendingRequest", None)
+    """Set by `send`."""
+    head: ReplyHead | None = None
+    parser: sse.Parser | None = None
+    """Made when a part of a stream is not one plain event."""
+    arrival: Arrival | None = None
+    """Once the reply is large."""
+    failure: RequestFailed | None = None
+    rest: AwaitedReply | None = None
+    broken: Broken | None = None
 
-    def __init__(self, owner: Owner, message: bytes, headers: Headers) -> None:
-        """Send a request."""
-        self._owner, self.message, self._headers = owner, message, headers
-        self._arrival: Arrival | None = None
-        """Once the reply is large."""
-        self._hearer: Hearer
-        self._unusual: Callable[[], None]
-        self._head: ReplyHead | None = None
-        self._is_stream = False
-        self._parser: sse.Parser | None = None
-        """Made when a part of a stream is not one plain event."""
-        self._is_begun = False
-        """Whether events were read without a parser."""
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._is_done = False
-        """Whether the answer was received, here or elsewhere."""
-        self._is_over = False
-        self._is_followed = False
-        self._failure: RequestFailed | None = None
-        self._rest: AwaitedReply | None = None
-        self._broken: Broken | None = None
-        self._pending = owner.post(message, headers, self)
-
-    def start(self, hearer: Hearer, unusual: Callable[[], None]) -> None:
-        """See `BegunReply`."""
-        self._hearer, self._unusual = hearer, unusual
+    def send(self) -> Self:
+        """Send the request."""
+        self.pending = self.owner.post(self.message, self.headers, self)
+        return self
 
     def follow(self, broke: Callable[[], None]) -> bool:
         """See `BegunReply`."""
-        if not self._is_stream or self._is_over or self._is_done:
+        if not self.is_stream or self.is_over or self.is_done:
             return False
-        self._unusual, self._is_followed = broke, True
+        self.unusual, self.is_followed = broke, True
         self._forget_parts()
-        self._parts = _NO_PARTS
-        self._arrival = self._head = None
-        self._pending.is_silent = True
-        if self._pending.is_paused:
-            self._pending.resume_reading()
+        self.parts = _NO_PARTS
+        self.arrival = self.head = None
+        self.pending.is_silent = True
+        if self.pending.is_paused:
+            self.pending.resume_reading()
         return True
 
     def keep(self) -> None:
         """See `BegunReply`."""
-        rest = self._rest = AwaitedReply(lambda _: self._pending)
-        if self._head is not None:
-            rest.on_head(self._head)
-        for part in self._parts:
+        rest = self.rest = AwaitedReply(lambda _: self.pending)
+        if self.head is not None:
+            rest.on_head(self.head)
+        for part in self.parts:
             rest.on_body(part)
         self._done()
-        self._head = self._parser = None
-        if self._failure is not None:
-            rest.on_failed(self._failure)
-        elif self._is_over:
+        self.head = self.parser = None
+        if self.failure is not None:
+            rest.on_failed(self.failure)
+        elif self.is_over:
             rest.on_end()
 
     def read(self, receive: Receive) -> Reading:
         """See `BegunReply`."""
-        if self._broken is not None:
-            return self._owner.go_on(self._headers, self._broken, receive)
-        assert self._rest is not None, "it was kept"
-        return self._owner.request(self.message, self._headers, receive, self._rest)
+        if self.broken is not None:
+            return self.owner.go_on(self.headers, self.broken, receive)
+        assert self.rest is not None, "it was kept"
+        return self.owner.request(self.message, self.headers, receive, self.rest)
 
     def close(self) -> None:
         """See `BegunReply`."""
         self._done()
-        self._pending.abort()
+        self.pending.abort()
 
     # -- from the connection ------------------------------------------------------------------------------------
 
     def on_head(self, head: ReplyHead, /) -> None:
         """Read on if the upstream has accepted the call."""
-        self._head = head
-        if self._rest is not None:
-            self._rest.on_head(head)
+        self.head = head
+        if self.rest is not None:
+            self.rest.on_head(head)
         elif head.status >= 300:
-            self._unusual()
+            self.unusual()
         else:
-            self._owner.accepted(self._headers)
+            self.owner.accepted(self.headers)
             self.message = b""  # it is not sent again, and a call that waits should not keep it
-            self._is_stream = head.content_type == "text/event-stream"
+            if head.content_type == "text/event-stream":
+                self.is_stream = True
 
     def on_body(self, data: bytes, /) -> None:
         """Keep a part, and look for the answer if it is a stream."""
-        if self._rest is not None:
-            self._rest.on_body(data)
-        elif self._is_followed:
+        if self.rest is not None:
+            self.rest.on_body(data)
+        elif self.is_followed:
             self._go_on(data)
-        elif not self._is_done:
-            self._parts.append(data)
-            self._size += len(data)
-            if self._size > self._owner.max_event_bytes:
+        elif not self.is_done:
+            self.parts.append(data)
+            self.size += len(data)
+            if self.size > self.owner.max_event_bytes:
                 if self._becomes_followed():
                     self._go_on(data)
-            elif (not self._is_stream or self._is_plain(data)) and self._size > SMALL_BYTES:
-                self._hold(self._size)
+            elif (not self.is_stream or self._is_plain(data)) and self.size > SMALL_BYTES:
+                self._hold(self.size)
 
     def on_end(self) -> None:
         """Look for the answer in a body; a stream that ends without one may be resumed."""
-        self._is_over = True
-        if self._rest is not None:
-            self._rest.on_end()
-        elif self._is_done:
+        self.is_over = True
+        if self.rest is not None:
+            self.rest.on_end()
+        elif self.is_done:
             pass
-        elif self._is_followed:
+        elif self.is_followed:
             self._break(None)
-        elif self._is_stream or not self._parts:
-            self._unusual()
-        elif self._hearer.hear_answer(b"".join(self._parts)):
+        elif self.is_stream or not self.parts:
+            self.unusual()
+        elif self.hearer.hear_answer(b"".join(self.parts)):
             self._done()
         else:
             # At once: another request could use the connection before the coroutine reads the body.
-            self._pending.distrust()
-            self._unusual()
+            self.pending.distrust()
+            self.unusual()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
-        self._is_over, self._failure = True, failure
-        if self._rest is not None:
-            self._rest.on_failed(failure)
-        elif isinstance(failure, ClientClosed) and self._is_followed:
+        self.is_over, self.failure = True, failure
+        if self.rest is not None:
+            self.rest.on_failed(failure)
+        elif isinstance(failure, ClientClosed) and self.is_followed:
             self._done()  # the whole process ends
-        elif self._is_followed and not self._is_done:
+        elif self.is_followed and not self.is_done:
             cause = failure.__cause__ if isinstance(failure, ListenerFailed) else None
             self._break(cause if isinstance(cause, Exception) else failure)
         elif isinstance(failure, ListenerFailed):
             self._done()
             raise failure.__cause__ or failure  # a bug, which the HTTP client reports; the call has ended with it
-        elif not self._is_done:
-            self._unusual()
+        elif not self.is_done:
+            self.unusual()
 
     def _events(self, data: bytes) -> Sequence[sse.Event]:
         """The events that a part of a stream completes; raises EventTooLarge."""
-        parser = self._parser
+        parser = self.parser
         if parser is None:
             only = sse.only_event(data)
-            if only is not None and len(data) <= self._owner.max_event_bytes:
-                self._is_begun = True
+            if only is not None and len(data) <= self.owner.max_event_bytes:
+                self.is_begun = True
                 return (sse.Event(only),)
-            parser = self._parser = sse.Parser(self._owner.max_event_bytes, is_begun=self._is_begun)
+            parser = self.parser = sse.Parser(self.owner.max_event_bytes, is_begun=self.is_begun)
         return parser.feed(data)
 
     # -- while only the answer is expected ----------------------------------------------------------------------
@@ -326,16 +310,16 @@ class PlainReply(BegunReply):
         try:
             events = self._events(data)
         except sse.EventTooLarge:
-            self._is_stream = False  # the parser must not be fed again
-            self._unusual()
+            self.is_stream = False  # the parser must not be fed again
+            self.unusual()
             return False
         for number, event in enumerate(events):
-            if event.data and not self._hearer.hear_answer(event.data):
+            if event.data and not self.hearer.hear_answer(event.data):
                 if self._becomes_followed():
                     _ = self._hand_over(events[number:])
                 return False
             if event.id is not None:
-                _ = self._owner.resumption.is_repeated(event.id)
+                _ = self.owner.resumption.is_repeated(event.id)
             if event.data:
                 self._answered()
                 return False
@@ -343,14 +327,14 @@ class PlainReply(BegunReply):
 
     def _becomes_followed(self) -> bool:
         """Say that something else came; returns whether the stream is followed from now on."""
-        self._unusual()
-        return self._is_followed
+        self.unusual()
+        return self.is_followed
 
     # -- while the stream is followed ---------------------------------------------------------------------------
 
     def _go_on(self, data: bytes) -> None:
         """Hand over the messages that this part of the stream completes."""
-        if self._is_done or self._is_over:
+        if self.is_done or self.is_over:
             return
         try:
             events = self._events(data)
@@ -358,36 +342,36 @@ class PlainReply(BegunReply):
             self._break(exc)
             return
         if self._hand_over(events):
-            size = 0 if self._parser is None else self._parser.unfinished_bytes
-            if size > SMALL_BYTES or self._arrival is not None:  # nearly never
+            size = 0 if self.parser is None else self.parser.unfinished_bytes
+            if size > SMALL_BYTES or self.arrival is not None:  # nearly never
                 self._hold(size)
 
     def _hand_over(self, events: Sequence[sse.Event]) -> bool:
         """Hand over messages; returns whether more are wanted."""
         for event in events:
             if event.id is not None:
-                _ = self._owner.resumption.is_repeated(event.id)
+                _ = self.owner.resumption.is_repeated(event.id)
             if not event.data:
                 continue
             try:
-                is_answered = hand_over(event.data, self._hearer.hear_call)
+                is_answered = hand_over(event.data, self.hearer.hear_call)
             except GatewayError as exc:
-                if not self._is_done:
+                if not self.is_done:
                     self._break(exc)
                 return False
-            if is_answered and not self._is_done:
+            if is_answered and not self.is_done:
                 self._answered()
-            if self._is_done:  # or closed meanwhile
+            if self.is_done:  # or closed meanwhile
                 return False
         return True
 
     def _break(self, cause: Exception | None) -> None:
         """Have a coroutine decide what becomes of the call."""
-        parser, broke = self._parser, self._unusual
-        self._broken = Broken(cause, None if parser is None else parser.retry_ms)
-        self._is_over = True
+        parser, broke = self.parser, self.unusual
+        self.broken = Broken(cause, None if parser is None else parser.retry_ms)
+        self.is_over = True
         self._done()
-        self._pending.abort()
+        self.pending.abort()
         broke()
 
     # -----------------------------------------------------------------------------------------------------------
@@ -395,20 +379,20 @@ class PlainReply(BegunReply):
     def _answered(self) -> None:
         """The answer is here; the stream should end now, so that its connection can be used again."""
         self._done()
-        self._pending.end_within(self._owner.drain_seconds)
+        self.pending.end_within(self.owner.drain_seconds)
 
     def _done(self) -> None:
         """Forget the reply, which refers to the call."""
-        if not self._is_done:
-            self._is_done = True
+        if not self.is_done:
+            self.is_done = True
             self._forget_parts()
-            del self._hearer, self._unusual
+            del self.hearer, self.unusual
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
-        self._arrival = self._owner.arriving.arriving(self._arrival, size, self._pending)
+        self.arrival = self.owner.arriving.arriving(self.arrival, size, self.pending)
 
     def _forget_parts(self) -> None:
-        self._parts.clear()
-        if self._arrival is not None:
-            self._arrival.release()
+        self.parts.clear()
+        if self.arrival is not None:
+            self.arrival.release()

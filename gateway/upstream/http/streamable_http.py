@@ -21,7 +21,7 @@ from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.pieces import InTurns
-from gateway.upstream.channel import Headers, Receive, Sending, SideListener
+from gateway.upstream.channel import Headers, Hearer, Receive, Sending, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
     SuspectedSessionLoss,
@@ -167,10 +167,10 @@ class StreamableChannel(ResumableChannel):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def begin(self, message: bytes, headers: Headers) -> PlainReply:
+    def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> PlainReply:
         """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
         self._start_request()
-        return PlainReply(self, message, headers)
+        return PlainReply(self, message, headers, hearer, unusual).send()
 
     def _start_request(self) -> None:
         """Forget the request before."""

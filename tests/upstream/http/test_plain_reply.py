@@ -55,8 +55,7 @@ class Reading:
         self.arriving = throttle or Throttle(InForce(1 << 20))
         self.max_event_bytes = max_bytes
         self.drain_seconds = drain_seconds
-        self.reply = PlainReply(self, b"message", NO_HEADERS)
-        self.reply.start(self, self._become_unusual)
+        self.reply = PlainReply(self, b"message", NO_HEADERS, self, self._become_unusual).send()
 
     # -- as the channel of the reply --------------------------------------------------------------------------------
 
