@@ -3,6 +3,9 @@
 A request that meets the end of its connection may have run or not, and a `tools/call` must not be sent twice. So it
 gets a connection that its upstream surely still keeps: one that was idle for less than the upstream says that it keeps
 them, or was seen to keep them, with a margin. What was seen last counts, because a restart ends connections early.
+
+Only a connection that is found open shows what the upstream keeps: an end may be heard long after it came, if this
+process stood still in between. So an end makes the time shorter, and never longer.
 """
 
 from typing import Final
@@ -17,7 +20,7 @@ from gateway.runtime.tasks import Tasks
 KEEP_ALIVE_SECONDS: Final = 4.0
 """Node and uvicorn close idle connections after 5 s."""
 UNSEEN_SECONDS: Final = 0.25
-"""How long a connection is surely kept by an upstream that was not seen to close or to keep one yet."""
+"""How long a connection is surely kept by an upstream of which nothing was seen yet."""
 _MARGIN_SECONDS: Final = 1.0
 """How long before the upstream closes a connection it is not used any more."""
 _MARGIN_SHARE: Final = 0.25
@@ -46,8 +49,7 @@ class IdleConnections:
         self._seconds = seconds
         self._by_origin: dict[Origin, _Kept] = {}
         self._sure_seconds: Newest[Origin, float] = Newest(_ORIGINS)
-        """What was learnt from connections that an origin has kept until it closed them, or until they were closed
-        here."""
+        """What was learnt from connections that an origin has closed, or that were found open."""
         self._alarm = Alarm(self._sweep, min(_SWEEP_SECONDS, seconds), tasks, "idle upstream connections")
 
     def __len__(self) -> int:
@@ -86,6 +88,8 @@ class IdleConnections:
             is_sure = now - connection.idle_since < kept.sure_seconds or connection.keep_alive_seconds is not None
             if not (is_sure or is_repeatable):
                 connections[connection] = None
+                if connection.is_usable():
+                    self._found_open(kept, connection, now)
                 return None  # the others have been idle for longer
             is_good = connection.is_usable() if looks else connection.is_open
             if is_good and now < connection.expires:
@@ -100,14 +104,13 @@ class IdleConnections:
             kept.connections.pop(connection, None)
 
     def ended(self, connection: Connection) -> None:
-        """The upstream has closed a connection; if it is kept, that shows for how long the upstream keeps them."""
+        """The upstream has closed a connection; if it is kept, the upstream keeps none for longer."""
         kept = self._by_origin.get(connection.origin)
         if kept is None or connection not in kept.connections:
             return
         del kept.connections[connection]
-        now = world.monotonic()
-        if now < connection.expires:  # else this process was stopped, and the end may have come long before
-            self._learn(kept, connection, now)
+        safe = _safe_seconds(world.monotonic() - connection.idle_since)
+        self._learn(kept, connection, min(kept.sure_seconds, safe))
 
     def _sweep(self, now: float) -> float | None:
         """Close the connections that were not used for too long."""
@@ -115,14 +118,21 @@ class IdleConnections:
             for connection in [each for each in kept.connections if each.expires <= now]:
                 del kept.connections[connection]
                 if connection.is_usable():
-                    self._learn(kept, connection, now)
+                    self._found_open(kept, connection, now)
                 connection.abort()
             if not kept.connections:
                 del self._by_origin[origin]
         return min((each.expires for kept in self._by_origin.values() for each in kept.connections), default=None)
 
-    def _learn(self, kept: _Kept, connection: Connection, now: float) -> None:
-        """An origin has kept a connection until now."""
-        seconds = now - connection.idle_since
-        kept.sure_seconds = seconds - min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)
-        _ = self._sure_seconds.keep(connection.origin, kept.sure_seconds)
+    def _found_open(self, kept: _Kept, connection: Connection, now: float) -> None:
+        """The upstream has kept a connection until now."""
+        self._learn(kept, connection, max(kept.sure_seconds, _safe_seconds(now - connection.idle_since)))
+
+    def _learn(self, kept: _Kept, connection: Connection, sure_seconds: float) -> None:
+        kept.sure_seconds = sure_seconds
+        _ = self._sure_seconds.keep(connection.origin, sure_seconds)
+
+
+def _safe_seconds(seconds: float) -> float:
+    """How long a connection may be used to an upstream that keeps it for so long."""
+    return seconds - min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)

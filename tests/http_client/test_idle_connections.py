@@ -57,15 +57,19 @@ async def test_a_connection_is_kept_a_second_less_than_the_upstream_keeps_it_and
 
 
 SAFE = [
-    # (what was seen before: for how long a connection was kept, and by whom it was closed; for how long one is safe)
+    # (what was seen before: how long a connection was idle, and then; for how long one is safe)
     ([], UNSEEN_SECONDS),
-    ([(0.4, "upstream")], 0.3),
-    ([(2.0, "upstream")], 1.5),
-    ([(4.0, "gateway")], 3.0),
-    ([(4.0, "gateway"), (0.1, "upstream")], 0.075),  # it was restarted, or configured anew
-    ([(0.1, "upstream"), (4.0, "gateway")], 3.0),  # it had been restarted
-    ([(0.0, "upstream")], 0.0),
-    ([(0.4, "upstream"), (15.0, "upstream")], 0.3),  # the gateway was stopped, so nobody knows when it was closed
+    ([(2.0, "found open")], 1.5),
+    ([(4.0, "closed by us")], 3.0),
+    ([(4.0, "closed by us"), (0.1, "ended")], 0.075),  # it was restarted, or configured anew
+    ([(0.1, "ended"), (4.0, "closed by us")], 3.0),  # it had been restarted
+    ([(0.0, "ended")], 0.0),
+    ([(0.0, "ended"), (0.5, "found open")], 0.375),
+    # It may have ended long before that, if the gateway was stopped.
+    ([(0.6, "ended")], UNSEEN_SECONDS),
+    ([(0.4, "found open"), (0.6, "ended"), (15.0, "ended")], 0.3),
+    ([(3.0, "found open"), (2.0, "ended")], 1.5),
+    ([(4.0, "closed by us"), (3.5, "found open")], 3.0),
 ]
 
 
@@ -75,14 +79,18 @@ async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
-    for seconds, by in seen:
+    for seconds, how in seen:
         connection = fake()
         idle.put(connection)
         now[0] += seconds
-        if by == "upstream":
-            idle.ended(connection)
-        else:
-            idle._sweep(now[0])
+        match how:
+            case "ended":
+                idle.ended(connection)
+            case "found open":
+                assert idle.take(HERE) is None
+                assert idle.take(HERE, is_repeatable=True) is connection
+            case _:
+                idle._sweep(now[0])
         assert len(idle) == 0
     early, late = fake(), fake()
     idle.put(early)
@@ -92,6 +100,22 @@ async def test_a_request_that_must_not_be_repeated_takes_no_connection_that_may_
     now[0] += safe + 0.001
     assert idle.take(HERE) is None
     assert idle.take(HERE, is_repeatable=True) is late, "it is kept for the others"
+
+
+async def test_a_connection_that_has_ended_unheard_shows_nothing(
+    idle: IdleConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now[0])
+    ended, later = fake(), fake()
+    idle.put(ended)
+    now[0] += 2.0
+    ended.is_usable = False  # type: ignore[misc]
+    assert idle.take(HERE) is None
+    idle.ended(ended)
+    idle.put(later)
+    now[0] += UNSEEN_SECONDS
+    assert idle.take(HERE) is None
 
 
 async def test_what_an_upstream_says_counts_more_than_what_was_seen(

@@ -215,8 +215,8 @@ FAULTS: Final = (
     Planted(
         "http: a connection is used until the moment at which its server closes it",
         "http_client/idle_connections.py",
-        "kept.sure_seconds = seconds - min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)",
-        "kept.sure_seconds = seconds",
+        "    return seconds - min(_MARGIN_SECONDS, seconds * _MARGIN_SHARE)\n",
+        "    return seconds\n",
     ),
     Planted(
         "http: the listener of a request does not hear that it failed",
