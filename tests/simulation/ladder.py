@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 _METHOD: Final = re.compile(rb'"method": ?"([a-z_A-Z/]+)"')
 _TAG: Final = re.compile(rb'"tag\\*": ?\\*"(c\d+)')
 _QUESTION: Final = re.compile(rb"(c\d+/\d+(?:=\d+)?)")
+_REQUEST: Final = re.compile(rb"([A-Z]+) (\S+) HTTP/1.1")
 _HTTP: Final = re.compile(rb"HTTP/1.1 (\d+)")
 _REASON: Final = re.compile(rb'"reason": ?"(\w+)"')
 
@@ -29,8 +30,8 @@ def watch(history: "History", story: list[tuple[float, str]]) -> None:
 
 def _words(data: bytes, *, is_to_server: bool) -> Iterator[str]:
     head = data.split(b"\r\n", 1)[0]
-    if is_to_server and head.endswith(b"HTTP/1.1"):
-        verb, path, _ = head.decode().split(" ")
+    if is_to_server and (asked := _REQUEST.fullmatch(head)) is not None:  # what was split begins anywhere
+        verb, path = asked[1].decode(), asked[2].decode()
         yield verb if path == "/mcp" else f"{verb} {path}"
         if (last := re.search(rb"(?i)last-event-id: (\S+)", data)) is not None:
             yield f"from {last[1].decode()}"
