@@ -150,8 +150,13 @@ class UpstreamCall(ABC):
         return self._context.exchange.calling
 
     def _reserved_session(self) -> Session | None:
-        """The session of the exchange, if it has one; one that was lost while urls were visited is given back."""
-        if self._session is not None and self._session.lost:
+        """The session of the exchange, if a further call can run in it; else it is given back.
+
+        It may have been lost while urls were visited. In an adopted one, the process that opened it may still read the
+        side stream, and would refuse the questions of a call that it does not know.
+        """
+        session = self._session
+        if session is not None and (session.lost or (session.adopted and not session.channel.hears_side)):
             self.release(clean=False)
         return self._session
 

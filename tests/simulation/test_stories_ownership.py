@@ -50,6 +50,20 @@ def test_a_former_owner_passes_a_later_round_to_the_replica_that_asked_it() -> N
     assert complaints(outcome) == []
 
 
+@pytest.mark.parametrize(("fault", "session"), [("part", "s2"), ("one way", "s2"), ("kill", "s1")])
+def test_a_call_after_its_url_leaves_a_session_that_the_former_owner_still_hears(fault: str, session: str) -> None:
+    """Only the former owner reads the side stream, on which this server asks; it would refuse the question."""
+    the_call = call(2, 1, questions=1, aside=True, urls="later")
+    outcome = played(the_call, Fault(fault, 1.0, 6.0, target=2))
+    assert replies(outcome)[:2] == ["gw-2 200 input_required", "gw-1 200 input_required"]
+    assert replies(outcome)[-1].endswith("200 complete")
+    assert [(run.session, run.answers) for run in outcome.ledger.of("c1")] == [
+        ("s1", ["c1/0=1"]),
+        (session, ["c1/0=2"]),
+    ]
+    assert complaints(outcome) == []
+
+
 def test_a_former_owner_cancels_its_run_once_the_call_was_run_again_elsewhere() -> None:
     outcome = played(call(2, 1, 2, tool="search", questions=2), Fault("part", 1.0, 6.0, target=2), has_events=False)
     assert replies(outcome)[1:] == ["gw-1 200 input_required", "gw-2 200 complete"]
