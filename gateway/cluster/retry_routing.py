@@ -5,15 +5,16 @@ name), the call fails over to the first living member in the order of `Membershi
 every replica.
 
 A silent owner may be alive. Its call fails over only if another replica cannot reach the owner either, or if a
-successful lookup does not list it. The candidate then resumes the call, or runs it again if the tool is ephemeral; it
-neither cancels the call nor declares it lost. Otherwise the client is told to retry. The same holds behind a silent
-candidate, which may have taken the call over before. A call that no replica holds (`continuation: replay`) is served
-by the replica that gets the retry.
+successful lookup does not list it. The candidate then tries to reach the owner itself. If that fails too, it resumes
+the call, or runs it again if the tool is ephemeral; it neither cancels the call nor declares it lost. Otherwise the
+client is told to retry. The same holds behind a silent candidate, which may have taken the call over before. A call
+that no replica holds (`continuation: replay`) is served by the replica that gets the retry.
 
 A replica that has parted (its drain is over, and it let its calls go) answers as a process that is gone: it holds none
 of them, and takes none over in the moment that it still lives.
 """
 
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -82,7 +83,7 @@ class RetryRouting:
         if to == self._membership.own:
             if kind == "owner" or self._draining.has_parted:
                 raise PeerReplaced(to)  # a former process of this id held the call, or this one did until it parted
-            return TakeOver(proven=kind == "heir")
+            return await self._take_over(kind, envelope.owner, incoming, reply)
         if kind != "owner":
             candidates = self._membership.local_candidates(envelope.exchange)
             return await self._fail_over(kind, envelope, candidates, incoming, reply)
@@ -135,7 +136,20 @@ class RetryRouting:
                 # It may have resumed the call before. Without a cursor there was nothing to resume.
                 kind = "resume" if resumable else kind
         if not self._draining.has_parted:
-            return TakeOver(proven=kind == "heir")
+            return await self._take_over(kind, envelope.owner, incoming, reply)
         if incoming.peer_request is not None:
             raise PeerReplaced(incoming.peer_request.to)
         raise ShuttingDown("call again with the same requestState and inputResponses")
+
+    async def _take_over(
+        self, kind: messages.Kind, owner: str, incoming: Incoming, reply: ReplyWriter
+    ) -> Replied | TakeOver:
+        """Take the call over, unless this replica reaches an owner that is silent to the one that got the retry.
+
+        That one may be cut off itself, and not have heard from those that reach the owner.
+        """
+        is_hearsay = kind == "resume" and incoming.peer_request is not None
+        if is_hearsay and owner not in (_NO_REPLICA, self._membership.own) and not self._witness.found_silent(owner):
+            with suppress(PeerDead, PeerReplaced, OwnerSilent):
+                return await self._peers.forward("owner", owner, incoming, reply)
+        return TakeOver(proven=kind == "heir")

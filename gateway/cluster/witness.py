@@ -48,6 +48,8 @@ class Witness:
         self._tasks = tasks
         self._verdicts: dict[str, tuple[float, bool]] = {}
         """By host: the time until which the verdict is cached, and whether no replica reaches the host."""
+        self._found_silent: dict[str, float] = {}
+        """By host: until when this replica need not try again to reach it."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._inquiries = asyncio.Semaphore(_MOST_INQUIRIES)
 
@@ -113,8 +115,7 @@ class Witness:
     async def tell(self, request: PeerRequest, *, is_local: bool) -> str:
         """Answer another replica's question."""
         if request.kind == "reach":
-            is_own_host = self.membership.is_own_host(request.path)
-            return "unknown" if is_own_host else await self._peers.reach(request.path)
+            return await self._reach(request.path)
         if not request.body.isdigit() or len(request.body) > _ROUND_DIGITS:
             return "unknown"
         round_ = int(request.body)
@@ -124,6 +125,20 @@ class Witness:
         siblings = [name for name in self.membership.local_candidates(request.path) if name != self.membership.own]
         words = [own, *await asyncio.gather(*(self._holds(name, request.path, round_) for name in siblings))]
         return next((word for word in ("yes", "unknown") if word in words), "no")
+
+    def found_silent(self, member: str) -> bool:
+        """Whether this replica has testified a moment ago that it does not reach a member."""
+        return world.monotonic() < self._found_silent.get(member.partition("#")[0], 0.0)
+
+    async def _reach(self, member: str) -> str:
+        if self.membership.is_own_host(member):
+            return "unknown"
+        word = await self._peers.reach(member)
+        if word == "silent":
+            if len(self._found_silent) >= _MOST_VERDICTS:
+                self._found_silent.clear()
+            self._found_silent[member.partition("#")[0]] = world.monotonic() + _GOOD_SECONDS
+        return word
 
     def _own_word(self, exchange: str, round_: int) -> str:
         found = self._find_held(exchange)

@@ -262,6 +262,34 @@ async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
         assert store.answers == []
 
 
+async def test_a_candidate_that_reaches_a_silent_owner_leaves_the_call_to_it(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", **TWICE)
+    upstream.tool(ask)
+    asked = await one.client().call()
+    frames = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
+    assert "accept" in repr(frames)
+    assert is_unharmed(upstream)
+    assert (steps(one), steps(two)) == ({"held": 1}, {})
+
+
+@pytest.mark.parametrize("tries", [{"silent": 1}, {}], ids=["unheard", "witness"])
+async def test_a_candidate_tries_to_reach_a_silent_owner_unless_it_has_just_tried(
+    upstream: FakeUpstream, cluster: Cluster, hole: Address, tries: dict[str, int]
+) -> None:
+    one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **TWICE)
+    async with stored(upstream, "q"):
+        asked = await one.client().call()
+        if not tries:
+            reach = replaced(peer_request_for("gw-2", "reach"), "gw-1")
+            assert await frames_of(cluster, "gw-2", reach) == [Answer("silent")]
+        _ = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
+        assert steps(two) == {"resumed": 1}
+        assert asked_peers(two) == tries
+        assert (await one.client().answer(asked)).text == "done"
+
+
 # -- without one ------------------------------------------------------------------------------------------------------
 
 

@@ -346,8 +346,8 @@ FAULTS: Final = (
     Planted(
         "peers: who is asked to resume a call takes its owner for dead",
         "cluster/retry_routing.py",
-        '            return TakeOver(proven=kind == "heir")\n        if kind',
-        "            return TakeOver(proven=True)\n        if kind",
+        'return TakeOver(proven=kind == "heir")',
+        "return TakeOver(proven=True)",
     ),
     Planted(
         "http: what was heard of one reply counts for the next",
