@@ -89,7 +89,11 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
     is_parted = any(number in _ends_of(each) for each in faults)
     parted = {end for each in faults for end in _ends_of(each)} if is_parted else set()
     others = set(range(1, outcome.plan.replicas + 1)) - {number}
-    return number in failing or any(each.kind == "slow" for each in faults) or others <= failing | parted
+    blind = others & (failing | parted)
+    # Who fails may hear only from another one that does not reach the owner either. Who takes over tries for itself.
+    is_misled = bool(others & failing) and len(blind) > 1 and int(line.process.removeprefix("gw-")) in blind
+    is_slow = any(each.kind == "slow" for each in faults)
+    return number in failing or is_slow or others <= blind or is_misled
 
 
 def _ends_of(fault: Fault) -> tuple[int, ...]:

@@ -39,3 +39,10 @@ def test_only_a_client_that_nobody_could_answer_is_excused_for_being_away() -> N
         for told in record.told:
             told.unheard_since = None
     assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+def test_only_a_replica_that_fails_itself_may_believe_one_that_does_not_reach_an_owner() -> None:
+    outcome = story("a_replica_that_is_cut_off_hears_only_from_one_that_does_not_reach_the_owner")
+    assert any(line.event == "call.taken_over" for line in outcome.lines)
+    outcome.faults = [fault for fault in outcome.faults if fault.kind == "peers"]
+    assert any("which lives" in each for each in complaints(outcome))
