@@ -171,11 +171,13 @@ class Driver(ExchangeRunner):
         """Whether the replica that sealed a state has the say now, and no client waits here.
 
         It is of a newer round than the exchange has reached here. Or that replica asked for visits to URLs: it alone
-        sends the call again, though the stream that both of them read has told this one of the URLs, too.
+        sends the call again, though the stream that both of them read has told this one of the URLs, too. Who waits
+        for a call that no replica holds has sent a copy of an earlier retry: another run led to this state.
         """
         exchange = self._exchange
         is_referred = envelope.state == REFERRED and exchange.state in (PARKED, REFERRED)
-        return not exchange.legs and envelope.round >= exchange.round + (not is_referred)
+        is_free = not (exchange.legs and envelope.owner)
+        return is_free and envelope.round >= exchange.round + (not is_referred)
 
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.
