@@ -322,10 +322,8 @@ class Exchange:
 
     def _collect(self, event: on.Answered) -> Commands:
         """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
-        if self._failed_elsewhere(event):
-            pass
-        elif event.round in self._digests or event.round != self.round:
-            self._repeated(event)
+        if event.round in self._digests or event.round != self.round:
+            self._may_know_end(event)
         elif late := self._ledger.match(event.answers):
             # The server did not wait for its user. Run the call once more: this time the answer is at hand.
             self._ledger.note(late, self.round)
@@ -338,16 +336,17 @@ class Exchange:
 
     def _give_again(self, event: on.Answered) -> Commands:
         """ENDED: a repeated retry. A repetition of an earlier round may have got the result before this round came."""
-        if (event.round in self._digests or event.round != self.round) and not self._failed_elsewhere(event):
-            self._repeated(event)
+        if event.round in self._digests or event.round != self.round:
+            self._may_know_end(event)
         return self._give(event)
 
-    def _failed_elsewhere(self, event: on.Answered) -> bool:
-        """Whether the call has failed here, and its client comes from a later round, which another process asked.
+    def _may_know_end(self, event: on.Answered) -> None:
+        """Refuse answers that are not those of the result. An error is the truth for all answers, and all rounds.
 
-        A late copy of an earlier retry had this process take the call over. Its error is the truth for all rounds.
+        Another process may have asked them, after a late copy of an earlier retry had this one take the call over.
         """
-        return event.round > self.round and isinstance(self._final, do.Fail)
+        if not isinstance(self._final, do.Fail):
+            self._repeated(event)
 
     def _give(self, event: on.Answered) -> Commands:
         if self._final is None:

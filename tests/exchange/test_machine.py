@@ -495,7 +495,17 @@ def test_the_error_of_a_call_is_the_answer_to_a_later_round_of_another_process()
     play = play >> answered(SECOND, 2, **{"elicitation-2": ACCEPT}) << ANY << ANY
     assert play << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
     assert play >> answered(THIRD, 3, **{"elicitation-3": ACCEPT}) << do.Fail((THIRD,), LOST)
-    play.refuses(answered(FOURTH, 0), InvalidState)
+    assert play >> answered(FOURTH, 0) << do.Fail((FOURTH,), LOST)
+
+
+def test_the_error_of_a_call_is_the_answer_to_other_answers_too() -> None:
+    """Another process may have asked again in the round that led to the error here."""
+    play = resumed(FIRST, SECOND) >> on.Broke(LOST) << ANY << do.Fail((SECOND,), LOST) << ANY << ANY
+    assert play >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Fail((THIRD,), LOST)
+    left = detached(FIRST, SECOND) >> on.Broke(LOST) << ANY << ANY << ANY
+    assert left.state is State.FINISHED
+    left = left >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << ANY << ANY
+    assert left << do.Fail((THIRD,), LOST) << do.Arm(Timer.LINGER)
 
 
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:

@@ -582,12 +582,18 @@ def test_a_question_of_a_call_that_is_broken_is_refused() -> None:
 # -- the server did not wait for its user ----------------------------------------------------------------------------
 
 
+ENDS = pytest.mark.parametrize(
+    "end", [on.Resulted(LATE_FAILURE), on.Failed(jsonrpc.Error(1, "no answer"))], ids=["r", "e"]
+)
+
+
 def withdrawn(*, replayable: bool = True) -> Playbook:
     return parked(FIRST) >> on.Withdrawn(raw(0), replayable=replayable)
 
 
-def test_an_answer_that_comes_after_the_failure_it_caused_runs_the_call_again() -> None:
-    play = withdrawn() >> on.Resulted(LATE_FAILURE) << do.DisarmLeg() << do.ReleaseSession(clean=True)
+@ENDS
+def test_an_answer_that_comes_after_the_failure_it_caused_runs_the_call_again(end: on.Event) -> None:
+    play = withdrawn() >> end << do.DisarmLeg() << do.ReleaseSession(clean=True)
     assert play.state is State.FINISHED
     play = play >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.LINGER)
     play = rerun(play << do.Arm(Timer.LEG), clean=True)
@@ -603,7 +609,7 @@ def test_the_answer_that_ran_the_call_again_is_the_rounds() -> None:
     assert play >> answered(THIRD, 1, **{key(1): ACCEPT})
 
 
-@pytest.mark.parametrize("end", [on.Resulted(LATE_FAILURE), on.Failed(jsonrpc.Error(1, "no answer"))], ids=["r", "e"])
+@ENDS
 def test_an_answer_that_comes_before_the_failure_runs_the_call_again_after_it(end: on.Event) -> None:
     play = withdrawn() >> answered(SECOND, 1, **{key(1): ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
     assert play.state is State.RUNNING
