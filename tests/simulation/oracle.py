@@ -337,15 +337,24 @@ def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
 
 
 def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
-    """Whether a copy of a request was told new questions, and then the call went cold: it keeps no questions."""
+    """Whether a request led to new questions, and then their call went cold: it keeps no questions.
+
+    They were told to a copy of the request, or to a replica that did not hear of them: no link led there.
+    """
+    asked, where = _opened(told.state), set()
+    for each in record.told:
+        if (each.state, each.carried) != (told.state, told.carried):
+            continue
+        if (told_of := _opened(each.result.get("requestState"))) is not None:
+            where.add((told_of.owner, told_of.round, each.at))
+        elif asked is not None and _is_parted_from_owner(outcome, each):
+            where.add((asked.owner, asked.round + 1, each.sent))
     cooled = [line for line in outcome.lines if line.event == "call.cooled" and line.at <= told.at]
-    copies = [each for each in record.told if (each.state, each.carried) == (told.state, told.carried)]
-    for copy in copies:
-        envelope = _opened(copy.result.get("requestState"))
-        where = None if envelope is None else (envelope.owner, envelope.round)
-        if any((line.process, line.fields["round"]) == where and line.at >= copy.at for line in cooled):
-            return True
-    return False
+    return any(
+        (line.process, line.fields["round"]) == (owner, round_) and line.at >= since
+        for line in cooled
+        for owner, round_, since in where
+    )
 
 
 def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:

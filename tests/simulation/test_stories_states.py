@@ -72,6 +72,32 @@ def test_only_a_call_that_went_cold_excuses_the_refusal_of_a_copy() -> None:
     assert any("its state is invalid" in each for each in complaints(replace(outcome, lines=lines)))
 
 
+@pytest.mark.parametrize(
+    ("cold_seconds", "end"),
+    [(2.0, "400 invalid_request_state"), (0.0, "200 complete")],
+)
+def test_a_repeat_of_a_request_whose_reply_was_lost_is_refused_only_if_its_call_went_cold(
+    cold_seconds: float, end: str
+) -> None:
+    outcome = _reply_is_lost(cold_seconds)
+    assert replies(outcome)[1] == "gw-1 503 owner_stalled"
+    assert replies(outcome)[-1].endswith(end)
+    assert complaints(outcome) == []
+
+
+def test_only_a_link_that_was_cut_before_a_call_went_cold_excuses_the_refusal_of_a_repeat() -> None:
+    outcome = _reply_is_lost(2.0)
+    lines = [line for line in outcome.lines if line.event != "call.cooled"]
+    for other in (replace(outcome, lines=lines), replace(outcome, faults=[])):
+        assert any("its state is invalid" in each for each in complaints(other))
+
+
+def _reply_is_lost(cold_seconds: float) -> Outcome:
+    """The owner hears the request of another replica, and then nothing that it says arrives for 2 s."""
+    the_call = call(2, 1, 1, think=0.01, questions=2, between=0.05)
+    return played(the_call, Fault("one way", 0.1, 2.0, target=2), cold_seconds=cold_seconds)
+
+
 def _copy_comes_late(cold_seconds: float) -> Outcome:
     the_call = call(1, 2, 1, 1, 1, think=1.0, habit="twice", questions=2)
     return played(the_call, Fault("stop", 0.5, 6.0, target=2), replicas=2, cold_seconds=cold_seconds)
