@@ -2,6 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+from gateway.protocol.errors import ShuttingDown
+
+T = TypeVar("T")
 
 
 class Draining:
@@ -30,19 +35,26 @@ class Draining:
         for preparation in self._preparations:
             preparation.reschedule(asyncio.get_running_loop().time())
 
-    async def has_prepared(self, preparing: Awaitable[None]) -> bool:
-        """Wait for what a call needs before it begins; give that up and return False if the drain begins first."""
-        preparation = asyncio.timeout(None)
+    async def prepared(self, preparing: Awaitable[T], seconds: float | None = None) -> T:
+        """Wait for what a round needs before its call begins; raises ShuttingDown if it is not here in time.
+
+        That is: in `seconds`, and before the drain begins. During a drain only what is here at once is in time.
+        """
+        had_begun = self.has_begun
+        preparation = asyncio.timeout(0.0 if had_begun else seconds)
         try:
             async with preparation:
                 self._preparations[preparation] = None
-                await preparing
-        except TimeoutError:
+                found = await preparing
+        except TimeoutError as exc:
             if not preparation.expired():
                 raise
+            raise ShuttingDown("call again") from exc
         finally:
             _ = self._preparations.pop(preparation, None)
-        return not self.has_begun
+        if self.has_begun and not had_begun:
+            raise ShuttingDown("call again")
+        return found
 
     def part(self, let_go: Iterable[str] = ()) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""

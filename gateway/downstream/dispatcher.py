@@ -1,9 +1,9 @@
 """Serves a round by its method."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver
@@ -19,6 +19,7 @@ from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
+from gateway.exchange.handshake import Handshake
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, ShuttingDown, UpstreamError
@@ -29,6 +30,8 @@ from gateway.sessions.session import Session
 from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
+
+T = TypeVar("T")
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 
@@ -72,7 +75,7 @@ class Dispatcher:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
         request = round_.request
         if request.method == mcp.DISCOVER:
-            return self._discover(round_)
+            return self._once(round_, self._shake, self._discovered)
         if request.request_state is not None:
             return self._continuation.serve(round_)
         if request.method in TASK_REQUESTS:
@@ -103,13 +106,32 @@ class Dispatcher:
                 return replied
         raise ShuttingDown("call again")
 
-    async def _discover(self, round_: Round) -> Replied:
+    async def _once(
+        self,
+        round_: Round,
+        prepare: Callable[[Round], Awaitable[T]],
+        serve: Callable[[Round, T], Awaitable[Replied]],
+    ) -> Replied:
+        """Serve a round with something that may have to wait for a session, perhaps for longer than a process lives.
+
+        If this process drains first, or the one that relays the round ends first, another replica serves it.
+        """
+        try:
+            with round_.weigh():  # a call is weighed again when it begins
+                found = await self._draining.prepared(prepare(round_), round_.seconds_left)
+        except ShuttingDown:
+            return await self._send_on(round_)
+        return await serve(round_, found)
+
+    async def _shake(self, round_: Round) -> Handshake:
+        """Return what the upstream says of itself to a caller whom it accepts."""
+        pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
+        await pool.authorise(key, headers, opener=round_.opener)
+        return await pool.handshake(key, headers, round_.opener)
+
+    def _discovered(self, round_: Round, shaken: Handshake) -> Awaitable[Replied]:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
-        live, key, headers = round_.live, round_.key, round_.headers
-        with round_.weigh():
-            await live.upstream.pool.authorise(key, headers, opener=round_.opener)
-            shaken = await live.upstream.pool.handshake(key, headers, round_.opener)
-        return await round_.answer(handshake.discover_result(shaken, *live.route.cache.of(mcp.DISCOVER)))
+        return round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
 
     def _begin(self, round_: Round) -> Awaitable[Replied]:
         """Begin an exchange, unless the list that the client asks for is cached."""
@@ -123,29 +145,30 @@ class Dispatcher:
             if tool_schemas.is_simple(group, request, headers):
                 return self._call(round_, group=group)
             if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(group, request, headers):
-                return self._begin_checked(round_)
+                return self._once(round_, self._check, self._checked)
             return self._call(round_, self._new_call(round_))
         ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
-        return self._call(round_) if ticket is None else self._list(round_, ticket)
+        if ticket is None:
+            return self._call(round_)
+        return self._once(round_, partial(self._look_up, ticket), self._looked_up)
 
-    async def _begin_checked(self, round_: Round) -> Replied:
-        """Begin a call whose arguments may have to be repeated in headers."""
-        live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
-        values, opener = round_.incoming.values, round_.opener
-        with round_.weigh():  # the call is weighed again when it begins
-            checking = tool_schemas.check(live.upstream.pool, key, request, values, headers, opener)
-            has_checked = await self._draining.has_prepared(checking)
-        if not has_checked:  # the list waits for a session, perhaps for longer than this process lives
-            return await self._send_on(round_)
-        return await self._call(round_, self._new_call(round_))
+    def _check(self, round_: Round) -> Awaitable[None]:
+        """Check the arguments of a call that its headers may have to repeat."""
+        pool, values = round_.live.upstream.pool, round_.incoming.values
+        return tool_schemas.check(pool, round_.key, round_.request, values, round_.headers, round_.opener)
 
-    async def _list(self, round_: Round, ticket: CacheKey) -> Replied:
+    def _checked(self, round_: Round, _: None) -> Awaitable[Replied]:
+        """Begin a call whose headers repeat its arguments as they should."""
+        return self._call(round_, self._new_call(round_))
+
+    def _look_up(self, ticket: CacheKey, round_: Round) -> Awaitable[bytes | None]:
+        """Look for a list in the cache."""
+        return round_.live.upstream.pool.kept(ticket, round_.headers, round_.opener)
+
+    def _looked_up(self, round_: Round, cached: bytes | None) -> Awaitable[Replied]:
         """Answer with a list from the cache, if it is there."""
-        live, headers = round_.live, round_.headers
-        with round_.weigh():
-            cached = await live.upstream.pool.kept(ticket, headers, round_.opener)
-        live.process.metrics.list_answered(live.route.path, from_memory=cached is not None)
-        return await (round_.answer(cached) if cached is not None else self._call(round_))
+        round_.live.process.metrics.list_answered(round_.live.route.path, from_memory=cached is not None)
+        return round_.answer(cached) if cached is not None else self._call(round_)
 
     def _call(
         self, round_: Round, new_call: NewCall | None = None, group: Group[Session] | None = None

@@ -66,12 +66,12 @@ class Legs:
 @contextmanager
 def _handed_over_in_time(round_: Round, driver: Driver) -> Iterator[None]:
     """End the leg before the replica that relays it does, so that its client comes back through another one."""
-    peer_request = round_.incoming.peer_request
-    if peer_request is None or peer_request.leg_seconds is None:
+    seconds = round_.seconds_left
+    if seconds is None:
         yield
         return
     guarded = round_.live.process.tasks.guard(driver.end_legs, "end a relayed leg")
-    timer = asyncio.get_running_loop().call_later(peer_request.leg_seconds, guarded)
+    timer = asyncio.get_running_loop().call_later(seconds, guarded)
     try:
         yield
     finally:

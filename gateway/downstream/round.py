@@ -50,6 +50,14 @@ class Round(ClientCall, eq=False, kw_only=True):
         """Return what the limits on new sessions depend on; a further round is never refused by them."""
         return Opener(self.caller.address, self.request.request_state is not None)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the replica that relays this round still waits for it; None if it does not end before."""
+        came = self.incoming.peer_request
+        if came is None or came.leg_seconds is None:
+            return None
+        return max(0.0, came.leg_seconds - (world.monotonic() - self.started))
+
     def on(self, live: LiveRoute) -> "Round":
         """Return this round as another configuration of its route serves it."""
         return new_round(self.incoming, self.request, self.reply, live, self.caller, self.started)

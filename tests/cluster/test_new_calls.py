@@ -154,6 +154,44 @@ async def test_a_request_that_outlasts_the_drain_and_cannot_be_continued_ends_wi
     await drop(one)
 
 
+async def test_a_new_call_that_waits_for_the_list_of_tools_is_given_up_in_time(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2", hold={"drain_seconds": 0.5})
+    upstream.tool(echo)
+    await one.client().call("tool")
+    go = asyncio.Event()
+
+    async def hang(turn: Turn) -> None:
+        await go.wait()
+        await turn.result({"tools": []})
+
+    upstream.on("tools/list", hang)
+    drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    await eventually(lambda: one.gateway.draining.has_begun)
+    ended = await one.client().call("plain")
+    assert ended.outcome == (503, -32603, "stopping")
+    assert "Retry-After" in ended.headers
+    go.set()
+    await in_time(drain)
+    await drop(one)
+    assert (await two.client().call("plain")).text == "plain"
+
+
+async def test_a_draining_replica_answers_what_it_knows_of_the_server_and_sends_on_what_it_would_have_to_ask(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(echo)
+    async with draining(one):
+        assert (await one.client().post(mcp.DISCOVER)).status == 200
+        assert asked_peers(one) == {}
+        other = one.client(authorization="Bearer other")
+        assert (await other.post(mcp.DISCOVER)).status == 200
+        assert asked_peers(one) == {"served": 1}
+        assert sample(two, "mcp_gateway_sessions_opened_total", route="/mcp") == 1
+
+
 async def test_a_subscription_is_refused_rather_than_sent_on(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, _ = await cluster.begin("gw-1", "gw-2")
     upstream.tool(echo)
