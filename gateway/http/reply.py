@@ -147,6 +147,11 @@ class HttpReply(ReplyWriter):
         self.begin(StreamResponse(headers=SSE_HEADERS))
         self.started = True
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client is still there, so that a cancellation comes from the end of this process."""
+        return not self._http.wire.is_lost
+
     def takes_whole(self, status: int) -> bool:
         """Whether a reply of this status can be written at once, with its own length."""
         return self.http.is_1_1 and self.http.method != "HEAD" and status not in BODILESS

@@ -1,5 +1,6 @@
 """One request that passes through, from its check until the end of its reply."""
 
+import asyncio
 from contextlib import nullcontext
 from typing import Self
 
@@ -14,7 +15,7 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, DownstreamError, Unreachable, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, DownstreamError, Stopping, Unreachable, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timeout import CoarseTimeout
@@ -95,7 +96,7 @@ class Passage:
     async def open(self, target: URL | None, headers: HeaderLines) -> AwaitedReply:
         """Send the request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.
 
-        Returns when the reply's head is here; raises Unreachable or CallLost.
+        Returns when the reply's head is here; raises Unreachable or CallLost, and Stopping if this process ends first.
         """
         incoming, upstream, endpoint = self.incoming, self.live.upstream, self.probe.endpoint
         deadlines, timeouts, waits = self.live.deadlines, self.live.config.timeouts, self._waits
@@ -127,6 +128,13 @@ class Passage:
             if isinstance(exc, ConnectTimedOut):
                 failure.status = 504
             raise failure from exc
+        except asyncio.CancelledError as exc:
+            if self.is_long_lived or not self.reply.is_awaited:
+                raise
+            self.outcome = Passed.ENDED
+            raise Stopping(
+                f"{endpoint.where} had not answered when the gateway shut down; the request may have had effects"
+            ) from exc
         raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     @property

@@ -353,6 +353,22 @@ async def test_a_drain_ends_side_streams_and_waits_for_calls(upstream: FakeUpstr
     assert passed(stand, "ended") == 1
 
 
+async def test_a_call_without_a_reply_at_the_end_of_a_drain_ends_with_an_error(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin(hold={"drain_seconds": 0})
+    upstream.tool(Turn.for_ever)
+    call = asyncio.get_running_loop().create_task(stand.http.post(stand.url, json=CALL))
+    await upstream.saw("tools/call")
+    await stand.gateway.drain(delay_seconds=0)
+    await stand.gateway.close()
+    async with await call as response:
+        assert response.status == 503
+        error = (await response.json())["error"]
+    assert (error["data"]["reason"], "may have had effects" in error["message"]) == ("stopping", True)
+    assert passed(stand, "ended") == 1
+
+
 async def test_a_side_stream_that_has_no_head_yet_does_not_hold_up_a_drain(
     upstream: FakeUpstream, begin: Start
 ) -> None:

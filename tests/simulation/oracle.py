@@ -440,6 +440,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
+    if reason == "stopping" and _outlasted_a_drain(outcome, record.final):
+        return True
     if reason == "broken" and _read_beyond_a_deadline(outcome, record):
         return True
     causes = _CAUSES.get(reason, frozenset())
@@ -462,6 +464,18 @@ def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
     drains = [line.at for line in outcome.lines if (line.event, line.process) == ("server.draining", name)]
     began = min((at for at in drains if at >= when), default=when)
     return record.began < began + outcome.plan.config["hold"]["drain_delay_seconds"]
+
+
+def _outlasted_a_drain(outcome: Outcome, told: Told | None) -> bool:
+    """Whether a request that passed through had no answer when the time of its replica's drain was over.
+
+    A draining replica still passes requests through, and cannot hand them over.
+    """
+    if told is None or "had not answered when the gateway shut down" not in str(told.error):
+        return False
+    drains = [line for line in outcome.lines if line.event == "server.draining" and line.at <= told.at]
+    mine = [line for line in drains if line.process == f"gw-{told.replica}"]
+    return any(line.at + line.fields["deadline_seconds"] <= told.at for line in mine[-1:])
 
 
 def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:

@@ -120,3 +120,13 @@ def test_a_reply_that_is_cut_before_the_deadline_of_a_drain_is_not_excused_by_a_
         if line.event == "server.draining":
             line.fields["deadline_seconds"] += 5.0
     assert complaints(outcome) == ["c3: ended without a cause: broken "]
+
+
+def test_a_request_that_passes_through_is_ended_by_no_drain_before_its_deadline() -> None:
+    outcome = story("a_call_that_passes_through_a_drain_outlasts_it")
+    assert "may have had effects" in str([record.final for record in outcome.records])
+    assert complaints(outcome) == []
+    for line in outcome.lines:
+        if line.event == "server.draining":
+            line.fields["deadline_seconds"] += 5.0
+    assert [each[:35] for each in complaints(outcome)] == ["c2: ended without a cause: error st"]

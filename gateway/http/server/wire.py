@@ -13,7 +13,6 @@ class Wire:
     """What requests and responses need of their connection."""
 
     __slots__ = (
-        "_is_lost",
         "_out",
         "_pauses",
         "_room",
@@ -21,6 +20,7 @@ class Wire:
         "is_behind",
         "is_finishing",
         "is_last",
+        "is_lost",
         "is_secure",
         "remote",
         "unread",
@@ -42,7 +42,8 @@ class Wire:
         """Whether the connection ends with the next reply."""
         self.has_written = False
         """Whether a part of the reply to the present request was written."""
-        self._is_lost = False
+        self.is_lost = False
+        """Whether the connection is closed."""
         self._room: asyncio.Future[None] | None = None
         """While somebody waits until the client has read everything."""
         self._pauses = 0
@@ -73,7 +74,7 @@ class Wire:
         """Wait until the client has read everything; raises ConnectionError."""
         if not self.is_behind:
             return
-        if self._is_lost:
+        if self.is_lost:
             raise ConnectionResetError(_LOST)
         if self._room is None or self._room.done():
             self._room = asyncio.get_running_loop().create_future()
@@ -125,7 +126,7 @@ class Wire:
 
     def lost(self) -> None:
         """The client has left: whoever waits for it hears so."""
-        self._is_lost = True
+        self.is_lost = True
         self.unread.close()
         if self._room is not None and not self._room.done():
             self._room.set_exception(ConnectionResetError(_LOST))
