@@ -79,7 +79,7 @@ class StreamableChannel(ResumableChannel):
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Send `initialize`, following one redirect within the origin. Also raises WrongTransport."""
         for _ in range(2):
-            async with self._post(message, headers) as response:
+            async with self._post(message, headers, is_repeatable=True) as response:
                 if response.status in REDIRECTS:
                     self._endpoint.follow(response.headers.get("Location"))
                     continue
