@@ -340,6 +340,20 @@ async def test_a_cancelled_call_gives_the_session_back_when_it_has_ended(
     assert set(sessions(upstream)) == {"s1"}
 
 
+@pytest.mark.parametrize(("what", "next_session"), [("ask", "s1"), ("ask aside", "s2")])
+async def test_a_cancelled_call_costs_the_session_if_a_question_of_it_may_still_be_under_way(
+    what: str, next_session: str, upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    """Nothing is held, so a call that asks is cancelled; this one ends soon."""
+    stand = await begin(route={**ROUTE, "continuation": "replay"})
+    client = stand.client("Bearer ada")
+    _ = await ask(client, what)
+    await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: not tool.running, "the tool has ended")
+    assert (await do(client, "nothing")).text == "done"
+    assert sessions(upstream) == ["s1", next_session]
+
+
 async def test_a_call_that_never_ends_costs_the_session_after_a_while(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:

@@ -277,7 +277,7 @@ class Checkout(ABC):
         """Wait for the end of a call that was given up; only then may its session be ended."""
         session.channel.give_up()
         await session.settled(self._config.sessions.quarantine_seconds)
-        if not session.pending and session.group.main is session and self._may_keep(session):
+        if not session.pending and _is_orderly(session) and self._may_keep(session):
             self._keep(session)
             return
         self._drop(session)
@@ -349,7 +349,8 @@ class Checkout(ABC):
 def _is_orderly(session: Session) -> bool:
     """Whether the session of all calls is kept after a call that did not end well, for dropping it is costly.
 
-    A call that was refused never began. Questions that a call left open reach no other call if they named it.
+    A call that was refused never began. Questions that a call left open reach no other call if they named it; on the
+    side stream they may arrive after its end.
     """
     return session.group.main is session and (session.turned_away or not session.shared.asked_aside)
 
