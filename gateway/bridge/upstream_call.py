@@ -173,7 +173,7 @@ class UpstreamCall(ABC):
 
     def start(self) -> None:
         """Send the call, in the session of the exchange if it has one."""
-        self._left = None
+        self._left, self._is_sent = None, False  # the call that visits to URLs followed was another one
         self._task = self._context.live.process.tasks.start(self._run(), "call")
 
     @abstractmethod
@@ -209,7 +209,7 @@ class UpstreamCall(ABC):
             self._call.listener = _DEAF
             if self.session is not None:
                 self.session.give_up(self._call)
-        self._call, self._is_sent, self._opened = None, False, None
+        self._call = self._opened = None
         self.runs += 1
         self._report.run_again()
         self.start()

@@ -11,7 +11,7 @@ from gateway.sessions.session import Session
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, one_question, text
 from tests.support.replicas import Gate, later
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, ALL, Client, Reply, Stand, eventually, leave
 
 
 async def _ask(turn: Turn) -> None:
@@ -149,9 +149,8 @@ async def test_a_stateless_upstream_that_asks_ends_the_call_with_one_clear_error
     assert "answer" not in upstream.words
 
 
-async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_replaced(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
+async def referred(upstream: FakeUpstream, stand: Stand, client: Client) -> Reply:
+    """Return what a call got whose user is to visit a URL, and whose reserved session is lost meanwhile."""
     upstream.once("tools/call", lambda turn: turn.error(-32042, "visit", {"elicitations": [URL]}))
     asked = await client.call()
 
@@ -163,9 +162,29 @@ async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_repla
     await upstream.saw("GET", 2)
     calls = stand.gateway._client._calls
     await eventually(lambda: calls.open_connections == calls.idle_connections, "the side stream is given up")
+    return asked
+
+
+async def test_a_reserved_session_that_is_lost_while_the_url_is_visited_is_replaced(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    asked = await referred(upstream, stand, client)
     assert (await client.answer(asked, {"action": "accept"})).text == "done"
     assert [seen.session for seen in upstream.of("tools/call")] == ["s1", "s2"]
     await eventually(lambda: stand.sessions("busy") == 0)
+
+
+async def test_a_call_that_cannot_begin_after_the_url_was_visited_begins_later(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    asked = await referred(upstream, stand, client)
+    async with upstream.refusing_connections():
+        for _ in range(2):
+            reply = await client.answer(asked, {"action": "accept"})
+            assert reply.outcome == (200, -32603, "upstream_unreachable")
+            assert "call again with the same requestState" in reply.error["message"]
+    assert (await client.answer(asked, {"action": "accept"})).text == "done"
+    assert len(upstream.of("tools/call")) == 2
 
 
 async def test_leaving_before_the_call_was_sent_sends_nothing_more(
