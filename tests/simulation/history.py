@@ -80,6 +80,8 @@ class Outcome:
     tasks: list[TaskRecord] = field(default_factory=list)
     changed: list[float] = field(default_factory=list)
     """When each change happened."""
+    own_keys: list[bytes] = field(default_factory=list)
+    """The keys of replicas that were given none, as far as they live."""
 
 
 class History:
@@ -250,6 +252,8 @@ class History:
                 self.start_gateway(number)
             self.kernel.run(self.now + WARM_SECONDS)
             at_first = self._held()
+            gateways = [_gateway_of(self.gateway(number)) for number in range(1, plan.replicas + 1)]
+            own_keys = [key for each in gateways if each is not None for key in each._keyrings._own]
             clients = self.simulation.process("clients", _CLIENTS)
             addresses = [(self.host(number), 8080) for number in range(1, plan.replicas + 1)]
             with clients.running():
@@ -304,6 +308,7 @@ class History:
             listened,
             tasks,
             self.changed,
+            own_keys,
         )
 
     def _bury(self, *, collects: bool) -> None:

@@ -317,7 +317,7 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     if _went_cold_since(outcome, record, told):
         return True
-    age = told.at - min(record.states.get(told.state or "", told.at), _sealed_at(told.state))
+    age = told.at - min(record.states.get(told.state or "", told.at), _sealed_at(outcome, record, told.state))
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     jumps = [abs(fault.amount) for fault in met(outcome, record, frozenset({"jump"}), until=told.at)]
@@ -341,11 +341,11 @@ def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
 
     They were told to a copy of the request, or to a replica that did not hear of them: no link led there.
     """
-    asked, where = _opened(told.state), set()
+    asked, where = _opened(outcome, told.state), set()
     for each in record.told:
         if (each.state, each.carried) != (told.state, told.carried):
             continue
-        if (told_of := _opened(each.result.get("requestState"))) is not None:
+        if (told_of := _opened(outcome, each.result.get("requestState"))) is not None:
             where.add((told_of.owner, told_of.round, each.at))
         elif asked is not None and _is_parted_from_owner(outcome, each):
             where.add((asked.owner, asked.round + 1, each.sent))
@@ -371,17 +371,24 @@ def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
     return is_apart or any(set(_ends_of(each)) == ends_of_link for each in faults)
 
 
-def _sealed_at(state: str | None) -> float:
-    """When a state was made: it ages on its way to its client too. Infinite if its keys are those of one process."""
-    envelope = _opened(state)
-    return math.inf if envelope is None else envelope.issued - BEGAN
+def _sealed_at(outcome: Outcome, record: Record, state: str | None) -> float:
+    """When the time of a state began: it ages on its way to its client too. Infinite if its keys ended with a replica.
+
+    A replica that only asks again for a silent owner gives its client no more time than the state of that one did.
+    """
+    envelope = _opened(outcome, state)
+    if envelope is None:
+        return math.inf
+    others = [_opened(outcome, each) for each in record.states]
+    same = [each.issued for each in others if each is not None and each.expires == envelope.expires]
+    return min([envelope.issued, *same]) - BEGAN
 
 
-def _opened(state: str | None) -> Envelope | None:
-    """What is in a state; None if there is none, or if its keys are those of one process."""
-    ring, decode = Keyring([base64.b64decode(KEY)], "state"), msgspec.msgpack.Decoder(Envelope).decode
+def _opened(outcome: Outcome, state: str | None) -> Envelope | None:
+    """What is in a state; None if there is none, or if its keys ended with a replica."""
+    ring = Keyring([base64.b64decode(KEY), *outcome.own_keys], "state")
     try:
-        return ring.open_as(state or "", decode, sys.maxsize)
+        return ring.open_as(state or "", msgspec.msgpack.Decoder(Envelope).decode, sys.maxsize)
     except InvalidState:
         return None
 

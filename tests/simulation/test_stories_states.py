@@ -7,6 +7,7 @@ import pytest
 from tests.simulation.history import Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault
+from tests.simulation.test_stories import story
 from tests.simulation.test_stories_ownership import call, played, replies
 
 
@@ -96,6 +97,25 @@ def _reply_is_lost(cold_seconds: float) -> Outcome:
     """The owner hears the request of another replica, and then nothing that it says arrives for 2 s."""
     the_call = call(2, 1, 1, think=0.01, questions=2, between=0.05)
     return played(the_call, Fault("one way", 0.1, 2.0, target=2), cold_seconds=cold_seconds)
+
+
+def test_a_state_whose_key_is_of_one_process_ages_on_its_way_too() -> None:
+    outcome = story("a_state_whose_key_is_of_one_process_ages_on_its_way")
+    outcome.own_keys.clear()
+    assert any("its state is invalid" in each for each in complaints(outcome)), "nothing else says when it was made"
+
+
+@pytest.mark.parametrize(
+    ("ttl_seconds", "end"),
+    [(20.0, "gw-2 400 invalid_request_state"), (90.0, "gw-2 200 complete")],
+)
+def test_a_replica_that_only_asks_again_gives_its_client_no_more_time(ttl_seconds: float, end: str) -> None:
+    """It does not reach the owner, which asked 8 s before; its client comes back to the owner after 12 s more."""
+    the_call = call(2, 1, 2, think=8.0, habit="asks again, thinks", questions=1)
+    cut_off = Fault("peers", 4.0, 6.0, target=2, other=1), Fault("peers", 4.0, 6.0, target=2, other=3)
+    outcome = played(the_call, *cut_off, ttl_seconds=ttl_seconds)
+    assert replies(outcome) == ["gw-2 200 input_required", "gw-1 200 input_required", end]
+    assert complaints(outcome) == []
 
 
 def _copy_comes_late(cold_seconds: float) -> Outcome:
