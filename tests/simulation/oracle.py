@@ -82,6 +82,8 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
         return True
     if line.fields["owner_is_dead"]:
         return False
+    if _has_lost_its_taker(outcome, line):
+        return True
     faults = [each for each in outcome.faults if begins(each) <= line.at <= ends(outcome.plan, each) + 5.0]
     number = int(owner.removeprefix("gw-"))
     failing = {each.target for each in faults if each.kind in (SILENCES | DEATHS) - {"peers", "slow"}}
@@ -94,6 +96,21 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
     is_misled = bool(others & failing) and len(blind) > 1 and int(line.process.removeprefix("gw-")) in blind
     is_slow = any(each.kind == "slow" for each in faults)
     return number in failing or is_slow or others <= blind or is_misled
+
+
+def _has_lost_its_taker(outcome: Outcome, line: Line) -> bool:
+    """Whether this very request had another replica take the call over before, which has ended since.
+
+    The owner may be reached by now, but has left the call to that replica, or will once it asks who has taken it over.
+    """
+    takers = {
+        each.process: each.at
+        for each in outcome.lines
+        if (each.event, each.fields.get("owner")) == (line.event, line.fields["owner"])
+        and each.fields["request_id"] == line.fields["request_id"] != ""
+        and each.at < line.at
+    }
+    return any(name in takers and takers[name] <= when <= line.at for when, name in outcome.deaths)
 
 
 def _ends_of(fault: Fault) -> tuple[int, ...]:

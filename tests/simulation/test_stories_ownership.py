@@ -1,5 +1,6 @@
 """Stories of who owns a call: replicas that lose sight of each other, and clients that move between them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,3 +228,18 @@ def test_only_an_answer_that_hangs_excuses_a_run_that_a_drain_does_not_cancel() 
     assert oracle.complaints(outcome) == []
     del the_call.script["refuses"]
     assert any("is left running" in each for each in oracle.complaints(outcome))
+
+
+def test_a_replica_takes_a_call_over_from_the_one_that_had_done_so_before() -> None:
+    """It has passed the request on while the owner was silent; the other one is made to end when the owner is back.
+
+    Only that excuses it: the owner lives by then, and no fault is near.
+    """
+    the_call = call(1, 3, think=1.0, questions=1, hangs=20.0)
+    outcome = played(the_call, Fault("one way", 1.0, 6.0, target=1), Fault("term twice", 14.0, 2.0, target=2))
+    took = [(line.process, line.fields["owner"]) for line in outcome.lines if line.event == "call.taken_over"]
+    assert took == [("gw-2", "gw-1"), ("gw-3", "gw-1")]
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-3 200 complete"]
+    assert complaints(outcome) == []
+    survived = replace(outcome, deaths=[each for each in outcome.deaths if each[1] != "gw-2"])
+    assert any("took a call of gw-1 over" in each for each in complaints(survived))
