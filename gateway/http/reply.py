@@ -150,7 +150,7 @@ class HttpReply(ReplyWriter):
     @property
     def is_awaited(self) -> bool:
         """Whether the client is still there, so that a cancellation comes from the end of this process."""
-        return not self._http.wire.is_lost
+        return not self.http.wire.is_lost
 
     def takes_whole(self, status: int) -> bool:
         """Whether a reply of this status can be written at once, with its own length."""
