@@ -9,10 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc
-from gateway.protocol.json_text.json_bounds import TooMany
 
-_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
-_MANY_DIGITS: Final = b"0" * 300
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _PLAIN: Final = bytes(
@@ -36,10 +33,10 @@ def canonical(value: Any) -> bytes:
 
 
 def canonical_members(members: Mapping[str, Raw]) -> bytes:
-    """As `canonical`, for an object that is open; raises RecursionError or ValueError.
+    """As `canonical`, for an object that is open; raises RecursionError, or ValueError if it is malformed.
 
-    A value with more than MAX_MEMBERS values in it only loses its white space: a client that sends it again writes it
-    the same way.
+    A value only loses its white space if it has more than MAX_MEMBERS values in it, or a number that Python cannot
+    hold: a client that sends it again writes it the same way.
     """
     written = [f"{encode_basestring_ascii(key)}:".encode() + _canonical(members[key]) for key in sorted(members)]
     return b"{%b}" % b",".join(written)
@@ -51,21 +48,5 @@ def _canonical(raw: Raw) -> bytes:
         return data  # `canonical` escapes all other characters
     try:
         return canonical(jsonrpc.value(raw))
-    except TooMany:
+    except ValueError:
         return msgspec.json.format(bytes(raw), indent=-1)
-
-
-def check_numbers(raw: Raw | bytes) -> None:
-    """Raise ValueError for a number that Python cannot hold and so cannot compare.
-
-    Such a number has an exponent of two digits or more, or 300 digits. Most JSON has neither, and is not decoded.
-    """
-    plain = (raw if type(raw) is bytes else bytes(raw)).translate(_DIGITS, b"+")
-    if plain.find(b"0e00") < 0 and plain.find(_MANY_DIGITS) < 0:  # `in` costs CPython an exception
-        return
-    try:
-        _ = jsonrpc.value(raw)
-    except TooMany:
-        return  # `canonical_members` does not compare them either
-    except RecursionError as exc:
-        raise ValueError("JSON is nested too deeply") from exc

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import header_mismatch, jsonrpc, mcp
-from gateway.protocol.canonical_json import check_numbers
 from gateway.protocol.errors import (
     DownstreamError,
     InvalidParams,
@@ -55,8 +54,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
     declarations: Declarations | None = None
     """What `meta` says, if it is valid."""
     tool: bytes | None = None
-    """JSON of the name of the tool, if this is the usual call, or the usual retry, whose numbers were checked; then
-    `params` lacks `_meta`."""
+    """JSON of the name of the tool, if this is the usual call, or the usual retry; then `params` lacks `_meta`."""
     text: bytes = b""
     """The body without white space, of which the rest are views; empty if it is not known."""
 
@@ -198,7 +196,6 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
         if not (bytes(id_).isdigit() and len(id_) < _USUAL_DIGITS) and not jsonrpc.is_id(id_):
             return None
         tool, data = bytes(name), bytes(arguments)
-        check_numbers(data)  # for `check`, which refuses what this does
         opened, said, is_shallow = meta_of(meta)
     except (ValueError, RecursionError, DownstreamError):
         return None
@@ -211,11 +208,10 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
 
 
 def _is_retry(params: _UsualParams, more: int, max_depth: int) -> bool:
-    """Whether these many bytes are answers and a state, and nothing else; raises ValueError for a number."""
+    """Whether these many bytes are answers and a state, and nothing else."""
     answers, state = bytes(params.responses), bytes(params.state)
     if more != len(_OF_RETRY) + len(answers) + len(state) or not answers or state[:1] != b'"':
         return False
-    check_numbers(answers)
     return answers.count(b"{") + answers.count(b"[") <= max_depth - 2
 
 
@@ -289,8 +285,6 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
         target = ""
     elif target is None:
         raise InvalidParams(f'{method} needs "params.{mcp.TARGET_FIELD[method]}", a string')
-    elif tool is None:
-        _check_numbers(params)
     answers = params.get("inputResponses") if asking or method in _ANSWERING else None
     responses = _input_responses(answers) if answers is not None else None
     sealed = params.get("requestState") if asking else None
@@ -314,20 +308,6 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
 def _is_first_form(method: str, declared: Capabilities) -> bool:
     """Whether a method exists for this client: SEP-2322's tasks are withdrawn for clients of the extension."""
     return method in mcp.FIRST_FORM_METHODS and declared.legacy_tasks and not declared.tasks
-
-
-def _check_numbers(params: jsonrpc.Fields) -> None:
-    """Refuse numbers that cannot be compared, since a requestState is bound to them, before anything runs."""
-    for key, value in params.items():
-        if key == "_meta" or bytes(value)[0] == _QUOTE:
-            continue
-        try:
-            check_numbers(value)
-        except ValueError as exc:
-            raise InvalidParams(
-                f'"params.{key[:80]}" has a number that the gateway cannot handle ({exc}); send it as a string, or '
-                "keep it within the range of a double and 4300 digits"
-            ) from exc
 
 
 def _input_responses(raw: Raw) -> jsonrpc.Fields:

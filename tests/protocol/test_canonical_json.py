@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from gateway.protocol import jsonrpc
-from gateway.protocol.canonical_json import canonical, canonical_members, check_numbers
+from gateway.protocol.canonical_json import canonical, canonical_members
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 
 NUMBERS = b"[%b]" % b",".join([b"1"] * (MAX_MEMBERS + 1))
@@ -91,11 +91,6 @@ def test_canonical_json_sorts_keys() -> None:
 
 def test_plain_text_and_plain_numbers_need_no_decoding() -> None:
     assert canonical_members({"b": Raw(b'"plain"'), "a": Raw(b"[1]")}) == b'{"a":[1],"b":"plain"}'
-    check_numbers(b'{"a":[1,-2.5,"x"]}')
-
-
-def test_numbers_are_not_checked_in_a_value_that_is_compared_as_text() -> None:
-    check_numbers(b"[%b,1e999]" % NUMBERS)
 
 
 def test_members_are_canonical_unless_they_have_too_many_values() -> None:
@@ -108,12 +103,10 @@ def test_members_are_canonical_unless_they_have_too_many_values() -> None:
         canonical_members({"a": Raw(NUMBERS[:-1] + b"}")})
 
 
-@pytest.mark.parametrize("number", ["0", "-1.5", "1e9", "1e99", "1e308", "1" * 299, "1" * 300])
-def test_a_number_that_python_can_hold_passes_the_check(number: str) -> None:
-    check_numbers(Raw(b'{"a":[%b,"1e999 \\u0031"]}' % number.encode()))
-
-
-@pytest.mark.parametrize("value", ["1e999", "-1E+400", "1" * 5000, "[" * 20_000 + "1e99" + "]" * 20_000])
-def test_a_number_that_python_cannot_hold_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        check_numbers(Raw(value.encode()))
+@pytest.mark.parametrize("number", ["1e999", "-1E+400", "1" * 5000])
+def test_a_number_that_python_cannot_hold_is_compared_as_text(number: str) -> None:
+    written, spaced, other = (
+        text % number.encode() for text in (b'{"a":[%b,1]}', b' {"a" : [%b, 1]}', b'{"a":[%b,2]}')
+    )
+    assert canonical_members({"m": Raw(spaced)}) == canonical_members({"m": Raw(written)}) == b'{"m":%b}' % written
+    assert canonical_members({"m": Raw(other)}) != canonical_members({"m": Raw(written)})

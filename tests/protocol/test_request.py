@@ -453,20 +453,15 @@ def test_mutated_bodies_only_ever_raise_downstream_errors(data: st.DataObject) -
     survives(mutated)
 
 
-@pytest.mark.parametrize("number", [b"9" * 5000, b"1e400", b"-1E+0400", b"9" * 299 + b"e10"], ids=range(4))
-@pytest.mark.parametrize("member", ["arguments", "inputResponses"])
-def test_a_number_that_python_cannot_hold_is_refused_before_anything_is_run(member: str, number: bytes) -> None:
-    data = with_params(**{member: {"a": {"b": 1}}}).replace(b'"b": 1', b'"b": ' + number)
-    with pytest.raises(InvalidParams, match=f"params.{member}.* number"):
-        read(data)
-
-
 @pytest.mark.parametrize(
-    "number", [b"9" * 4300, b"1e300", b"1e-400", b'"%b"' % (b"9" * 5000), b'"1e400"'], ids=range(5)
+    "number", [b"9" * 5000, b"1e400", b"-1E+0400", b"9" * 299 + b"e10", b"1e-400", b'"1e400"'], ids=range(6)
 )
-def test_a_number_that_python_can_hold_and_text_of_digits_are_good(number: bytes) -> None:
-    data = body().replace(b'"a": 1', b'"a": ' + number)
-    assert number in bytes(read(data).params["arguments"])
+@pytest.mark.parametrize("member", ["arguments", "inputResponses"])
+def test_a_number_that_python_cannot_hold_goes_on_as_it_is_written(member: str, number: bytes) -> None:
+    data = with_params(**{member: {"a": {"b": 1}}}).replace(b'"b": 1', b'"b": ' + number)
+    found = read(data)
+    sent = found.params["arguments"] if member == "arguments" else (found.input_responses or {})["a"]
+    assert number in bytes(sent)
 
 
 def test_a_huge_number_in_what_is_only_passed_on_is_its_readers_business() -> None:
