@@ -125,9 +125,8 @@ async def test_a_replay_route_reports_answers_that_do_not_fit_into_a_state(
 
 
 @pytest.mark.parametrize("number", ["1e400", "1" * 5000], ids=["float", "integer"])
-@pytest.mark.parametrize("key", ["q", "unknown"])
 async def test_an_unreadable_answer_takes_no_place_on_a_replay_route(
-    upstream: FakeUpstream, cluster: Cluster, key: str, number: str
+    upstream: FakeUpstream, cluster: Cluster, number: str
 ) -> None:
     hold = {"max_calls": 1, "max_calls_per_principal": 1}
     (one,) = await cluster.begin("gw-1", route={"continuation": "replay"}, hold=hold)
@@ -136,7 +135,7 @@ async def test_an_unreadable_answer_takes_no_place_on_a_replay_route(
     asked = await client.call()
     params = {"name": "tool", "arguments": {}, "requestState": asked.state}
     for _ in range(3):
-        headers, body = client.build("tools/call", {**params, "inputResponses": {key: {"x": 0}}})
+        headers, body = client.build("tools/call", {**params, "inputResponses": {"q": {"x": 0}}})
         body = body.replace(b'"x": 0', f'"x": {number}'.encode())
         async with client.http.post(client.url, headers=headers, data=body) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (400, -32602)

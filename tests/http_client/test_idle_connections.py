@@ -110,7 +110,7 @@ async def test_a_connection_that_has_ended_unheard_shows_nothing(
     ended, later = fake(), fake()
     idle.put(ended)
     now[0] += 2.0
-    ended.is_usable = False  # type: ignore[misc]
+    ended.has_unread = True  # type: ignore[attr-defined]
     assert idle.take(HERE) is None
     idle.ended(ended)
     idle.put(later)
