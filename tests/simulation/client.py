@@ -194,7 +194,7 @@ class Client:
             works = [self._until_told(state, each) for each in (answers, other)]
             told = await asyncio.gather(*works)
             found = [each for each in told if each is not None]
-            good = [each for each in found if each.error is None]
+            good = sorted((each for each in found if each.error is None), key=_is_question)  # a result ends the call
             truest = [each for each in found if each.reason != "invalid_request_state"]
             # Whose state is invalid knows nothing of the call. The other one does, even if it gave up.
             return (good or truest or ([None] if None in told else found))[0]
@@ -360,6 +360,10 @@ def pause_of(told: Told) -> float | None:
     if told.reason == "owner_stalled":
         return 1.0  # the head of its reply was sent before that was known
     return None
+
+
+def _is_question(told: Told) -> bool:
+    return bool(told.result.get("resultType") == "input_required")
 
 
 def _said(answer: Any) -> str:
