@@ -337,20 +337,41 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     age = told.at - min(record.states.get(told.state or "", told.at), _sealed_at(outcome, record, told.state))
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
-    jumps = [abs(fault.amount) for fault in met(outcome, record, frozenset({"jump"}), until=told.at)]
-    return age + max(jumps, default=0.0) > hold["ttl_seconds"] - 1
+    return age + _clocks_apart(outcome, record, told) > hold["ttl_seconds"] - 1
+
+
+def _clocks_apart(outcome: Outcome, record: Record, told: Told) -> float:
+    """How far apart two readings of the replicas' clocks can have been: several jumps of one clock add up."""
+    jumps = met(outcome, record, frozenset({"jump"}), until=told.at)
+    read = {0.0}
+    for jump in jumps:
+        mine = [each for each in jumps if each.target == jump.target]
+        for when in (begins(jump), begins(jump) + jump.seconds):
+            read.add(sum(each.amount for each in mine if begins(each) <= when < begins(each) + each.seconds))
+    return max(read) - min(read)
 
 
 def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a call's owner did not hear of its client for all of the grace period after that had left."""
     grace_seconds = outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
-    if told.unheard_since is not None and told.sent - told.unheard_since > grace_seconds:
+    if told.unheard_since is not None and _arrived(outcome, told) - told.unheard_since > grace_seconds:
         # It lost its connection, and then asked replicas that could not answer.
         return bool(met(outcome, record, DEATHS | SILENCES, until=told.at))
     left = record.left.get(told.state or "", math.inf)
     came = (each for each in record.told if each.state == told.state and each.at > left)
     back = next((each.at for each in came if not _is_parted_from_owner(outcome, each)), left)
     return back - left > grace_seconds
+
+
+def _arrived(outcome: Outcome, told: Told) -> float:
+    """When its replica can have read a request at the latest: it may have waited for a link that was down."""
+    return told.at if _silenced(outcome, told) else told.sent
+
+
+def _silenced(outcome: Outcome, told: Told) -> list[Fault]:
+    """What parted a client from its replica between its request and the reply, or kept that replica from working."""
+    mine = [each for each in outcome.faults if each.kind in SILENCES and each.target == told.replica]
+    return [each for each in mine if begins(each) <= told.at and ends(outcome.plan, each) >= told.sent]
 
 
 def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:

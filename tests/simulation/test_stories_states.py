@@ -128,3 +128,19 @@ def _comes_back_where_no_link_leads(grace_seconds: float) -> Outcome:
     the_call = call(2, 1, 1, 1, think=1.0, habit="leaves", questions=1, between=12.0)
     faults = Fault("peers", 4.0, 2.0, target=2, other=1), Fault("peers", 4.0, 2.0, target=2, other=3)
     return played(the_call, *faults, has_events=False, grace_seconds=grace_seconds)
+
+
+def test_a_state_is_too_old_only_because_its_replica_waited_for_a_link() -> None:
+    outcome = story("a_client_that_lost_its_replica_waits_for_a_link_that_is_down")
+    assert complaints(outcome) == []
+    first = next(fault for fault in outcome.faults if fault.kind == "part")
+    others = [fault for fault in outcome.faults if fault is not first]
+    assert any("its state is invalid" in each for each in complaints(replace(outcome, faults=others)))
+
+
+def test_a_call_that_goes_cold_excuses_only_a_client_that_did_not_get_its_questions() -> None:
+    outcome = story("a_call_goes_cold_whose_questions_did_not_reach_its_client")
+    assert complaints(outcome) == []
+    for record in outcome.records:
+        record.told = [told for told in record.told if told.reason != "owner_stalled"]
+    assert any("its state is invalid" in each for each in complaints(outcome))
