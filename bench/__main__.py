@@ -32,12 +32,14 @@ from bench.scenarios import (
     park,
 )
 
-# The tool and the bytes of each large result.
+# The tool, the bytes of each large result, and those of the argument.
 LARGE = {
-    "large": ("large", 100_000),
-    "large-sse": ("large_sse", 100_000),
-    "huge": ("large", 1_000_000),
-    "huge-sse": ("large_sse", 1_000_000),
+    "large": ("large", 100_000, 0),
+    "large-sse": ("large_sse", 100_000, 0),
+    "large-both": ("large", 100_000, 100_000),
+    "huge": ("large", 1_000_000, 0),
+    "huge-sse": ("large_sse", 1_000_000, 0),
+    "huge-both": ("large", 1_000_000, 1_000_000),
 }
 SCENARIOS = (
     *("echo", "sse", "passed", *LARGE, "ask"),
@@ -123,7 +125,7 @@ class Bench:
                 return self._interleaved("sse: one request, SSE reply", "echo_sse")
             case "passed":
                 return self._passed()
-            case "large" | "large-sse" | "huge" | "huge-sse":
+            case _ if name in LARGE:
                 return self._large(*LARGE[name])
             case "ask":
                 return self._ask()
@@ -149,15 +151,15 @@ class Bench:
         title = "passed: one request of an old client, JSON reply"
         return self._compare(title, legacy.echo("echo"), legacy.echo("echo"), self._options.requests)
 
-    def _large(self, tool: str, size: int) -> Interleaved:
+    def _large(self, tool: str, size: int, sent: int) -> Interleaved:
         """A result is copied by the anchors, bridged for a modern client, and passed through for an old one."""
         kind = "SSE" if tool.endswith("_sse") else "JSON"
         count = max(1, self._options.requests * LARGE_BYTES // size)
-        title = f"{size // 1000} kB: one {kind} reply of this size"
-        targets = self._anchor_targets(legacy.large(tool, size))
+        title = f"{size // 1000} kB: one {kind} reply of this size" + (", to a request of this size" if sent else "")
+        targets = self._anchor_targets(legacy.large(tool, size, sent))
         if self._gateway is not None:
-            targets.append(Target(self._gateway, modern.large(tool, size), "mrtr-gateway, bridged"))
-            targets.append(Target(self._gateway, legacy.large(tool, size), "mrtr-gateway, passed"))
+            targets.append(Target(self._gateway, modern.large(tool, size, sent), "mrtr-gateway, bridged"))
+            targets.append(Target(self._gateway, legacy.large(tool, size, sent), "mrtr-gateway, passed"))
         return self._interleave(title, targets, count, min(LARGE_CLIENTS, self._options.clients))
 
     def _ask(self) -> Interleaved:

@@ -25,12 +25,13 @@ def echo(tool: str) -> Operation:
     return operation
 
 
-def large(tool: str, size: int) -> Operation:
-    """Call a tool whose result has `size` bytes of text."""
+def large(tool: str, size: int, sent: int = 0) -> Operation:
+    """Call a tool whose result has `size` bytes of text, with an argument of `sent` bytes."""
+    padding = {"padding": "x" * sent} if sent else {}
 
     async def operation(connection: Connection) -> None:
         call_id = next(modern.ids)
-        params = {"name": tool, "arguments": {"marker": f"m{call_id}|{size}"}}
+        params = {"name": tool, "arguments": {"marker": f"m{call_id}|{size}", **padding}}
         body = msgspec.json.encode({"jsonrpc": "2.0", "id": call_id, "method": "tools/call", "params": params})
         reply = await connection.request(HEAD.format(length=len(body)).encode() + body)
         modern.expect_large(reply, call_id, size)

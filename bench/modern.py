@@ -24,8 +24,9 @@ HEAD = (
 ids = itertools.count(1)
 
 
-def call(call_id: int, name: str, marker: str, **more: Any) -> bytes:
-    params = {"name": name, "arguments": {"marker": marker}, "_meta": META, **more}
+def call(call_id: int, name: str, marker: str, padding: str = "", **more: Any) -> bytes:
+    arguments = {"marker": marker, "padding": padding} if padding else {"marker": marker}
+    params = {"name": name, "arguments": arguments, "_meta": META, **more}
     body = msgspec.json.encode({"jsonrpc": "2.0", "id": call_id, "method": "tools/call", "params": params})
     return HEAD.format(name=name, length=len(body)).encode() + body
 
@@ -91,12 +92,13 @@ def expect_large(reply: Message, call_id: int, size: int) -> None:
         raise Wrong(f"expected {size} characters for m{call_id}: {text[:80]!r}")
 
 
-def large(tool: str, size: int) -> Operation:
-    """Call a tool whose result has `size` bytes of text."""
+def large(tool: str, size: int, sent: int = 0) -> Operation:
+    """Call a tool whose result has `size` bytes of text, with an argument of `sent` bytes."""
+    padding = "x" * sent
 
     async def operation(connection: Connection) -> None:
         call_id = next(ids)
-        reply = await connection.request(call(call_id, tool, f"m{call_id}|{size}"))
+        reply = await connection.request(call(call_id, tool, f"m{call_id}|{size}", padding))
         expect_large(reply, call_id, size)
 
     return operation

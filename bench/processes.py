@@ -41,6 +41,8 @@ http {{
             proxy_http_version 1.1;
             proxy_set_header Connection "";
             proxy_buffering off;
+            client_max_body_size 4m;
+            client_body_buffer_size 4m;
         }}
     }}
 }}

@@ -25,6 +25,7 @@ from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
 
+_EVENTS: Final = "text/event-stream"
 _LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
 _FEW_LINES: Final = 64
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_familiar",
+        "_has_events",
         "_heard",
         "_is_distrusted",
         "_is_head",
@@ -101,6 +103,8 @@ class Connection(asyncio.Protocol):
         """What a parser knew that was dropped within a stream: whether the connection will be kept."""
         self._missing = 0
         """How much of the body of a familiar reply is still to come."""
+        self._has_events = False
+        """Whether that body is an event stream."""
         self._lesson = b""
         """The beginning of a reply whose form may be learnt."""
         self._requests = 0
@@ -218,10 +222,10 @@ class Connection(asyncio.Protocol):
     def _is_cheap(self, data: bytes) -> bool:
         """Whether a large packet takes no parser, and its listener has little to do."""
         if self._missing:
-            return _has_few_lines(data)
+            return not self._has_events or _has_few_lines(data)
         if self._heard or self._is_head or (reply := self._familiar.reply(data)) is None:
             return False
-        return reply.content_type != "text/event-stream" or _has_few_lines(data)
+        return reply.content_type != _EVENTS or _has_few_lines(data)
 
     def _read_on(self) -> None:
         """Read again after a packet that took several turns, unless its listener wants a pause."""
@@ -350,6 +354,8 @@ class Connection(asyncio.Protocol):
         """Tell the listener of a reply that takes no parser."""
         self.keep_alive_seconds = reply.form.keep_alive_seconds
         missing = self._missing = reply.missing
+        if missing:
+            self._has_events = reply.content_type == _EVENTS
         if not missing:
             pending.is_read = True
         listener, parts, reply.parts = pending.listener, reply.parts, ()  # the head may stay for longer

@@ -25,7 +25,7 @@ from gateway.protocol.errors import (
     UnsupportedVersion,
 )
 from gateway.protocol.header_mismatch import HeaderValues, Repeated
-from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+from gateway.protocol.json_text.json_bounds import TooMany, check_bounds, may_nest_deeper
 from gateway.protocol.request_meta import (
     NO_META,
     Capabilities,
@@ -199,7 +199,7 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
         opened, said, is_shallow = meta_of(meta)
     except (ValueError, RecursionError, DownstreamError):
         return None
-    if not is_shallow or tool[0] != _QUOTE or data.count(b"{") + data.count(b"[") > max_depth - 2:
+    if not is_shallow or tool[0] != _QUOTE or may_nest_deeper(data, max_depth - 2):
         return None
     fields = {"name": name, "arguments": arguments}
     if more:
@@ -212,7 +212,7 @@ def _is_retry(params: _UsualParams, more: int, max_depth: int) -> bool:
     answers, state = bytes(params.responses), bytes(params.state)
     if more != len(_OF_RETRY) + len(answers) + len(state) or not answers or state[:1] != b'"':
         return False
-    return answers.count(b"{") + answers.count(b"[") <= max_depth - 2
+    return not may_nest_deeper(answers, max_depth - 2)
 
 
 def read(body: bytes, max_depth: int) -> ParsedBody:

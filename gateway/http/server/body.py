@@ -125,7 +125,10 @@ class _Reading:
         self._size += len(piece)
         if self._size > self._limit:
             raise _too_large(self._limit)
-        self._small += piece
+        if len(piece) >= _PIECE_BYTES and not self._small:
+            self._pieces.append(piece)
+        else:
+            self._small += piece
         if len(self._small) >= _PIECE_BYTES:
             self._pieces.append(bytes(self._small))
             self._small.clear()
