@@ -28,9 +28,11 @@ from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown
+from gateway.runtime.newest import Newest
 from gateway.seal import peer_messages as messages
 
 _NO_REPLICA: Final = ""
+_MOST_FOLLOWERS: Final = 1000
 
 
 class Held(Protocol):
@@ -63,6 +65,8 @@ class RetryRouting:
         self._peers = peers
         self._witness = witness
         self._draining = draining
+        self._followers: Newest[str, str] = Newest(_MOST_FOLLOWERS)
+        """By task: the process that follows it, though this one would take it over."""
 
     @property
     def has_parted(self) -> bool:
@@ -153,3 +157,21 @@ class RetryRouting:
             with suppress(PeerDead, PeerReplaced, OwnerSilent):
                 return await self._peers.forward("owner", owner, incoming, reply)
         return TakeOver(proven=kind == "heir")
+
+    async def follower_serves(self, task: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have the process that follows a task already serve a request that would have this one take it over.
+
+        A task keeps its handle, so when its owner is restarted, or a process is added, that one may be the first
+        candidate, though another one has gone on with the task. None if no process in reach follows it.
+        """
+        for known in (self._followers.pop(task.exchange, None), None):
+            member = known or await self._witness.follower(task.exchange)
+            if member is None:
+                return None
+            try:
+                replied = await self._peers.forward("heir", member, incoming, reply)
+            except (PeerDead, PeerReplaced, OwnerSilent):
+                continue
+            _ = self._followers.keep(task.exchange, member)
+            return replied
+        return None

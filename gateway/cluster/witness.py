@@ -1,4 +1,4 @@
-"""Asks other replicas whether they reach a third one, or whether they have taken a call over.
+"""Asks other replicas whether they reach a third one, or whether they have taken a call or a task over.
 
 A witness tries a connection of its own and asks no other replica, so questions never go in a circle. It answers
 "unknown" if the cause of a failure may be on its own host. The workers of one host share a network, so they are not
@@ -29,7 +29,7 @@ ASK_AGAIN_SECONDS: Final = (10.0, 60.0, 300.0)
 
 
 class HeldExchange(Protocol):
-    """One exchange that this replica holds."""
+    """One exchange that this replica holds, or one task."""
 
     def has_taken_over(self, round_: int) -> bool:
         """Whether this replica continued the exchange after that round, in the same upstream call."""
@@ -41,7 +41,7 @@ class Witness:
     def __init__(
         self, membership: Membership, peers: PeerClient, find_held: Callable[[str], HeldExchange | None], tasks: Tasks
     ) -> None:
-        """`find_held` returns the exchange of an id, if this replica holds it."""
+        """`find_held` returns the exchange or the task of an id, if this replica holds it."""
         self.membership = membership
         self._peers = peers
         self._find_held = find_held
@@ -101,6 +101,12 @@ class Witness:
         if "yes" in words:
             return True
         return False if all(word == "no" for word in words) else None
+
+    async def follower(self, task: str) -> str | None:
+        """The other process that follows a task whose owner is gone; None if none of those that answer does."""
+        others = [name for name in self.membership.others() if not self.membership.was_silent(name)]
+        words = await asyncio.gather(*(self._holds(name, task, 0) for name in others))
+        return next((name for name, word in zip(others, words, strict=True) if word == "yes"), None)
 
     async def _holds(self, member: str, exchange: str, round_: int) -> str:
         try:

@@ -58,7 +58,7 @@ class TaskRequests:
             is_own = (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch)
             if is_own and handle.exchange not in self.table.let_go:
                 raise UnknownTask
-            found = await self._routing.route(handle, round_.incoming, round_.reply)
+            found = await self._elsewhere(handle, round_)
             if not isinstance(found, TakeOver):
                 if round_.incoming.peer_request is None:
                     round_.continued(Step.FORWARDED)
@@ -89,6 +89,13 @@ class TaskRequests:
         """The handle that a caller sent; raises InvalidState."""
         digest = partial(incoming.digest, caller)
         return self.table.sealer.open(sealed, path, caller.principal, digest, world.wall())
+
+    async def _elsewhere(self, handle: TaskHandle, round_: Round) -> Replied | TakeOver:
+        """Have another replica serve a request, or learn that this one is to go on with the task."""
+        found = await self._routing.route(handle, round_.incoming, round_.reply)
+        if not isinstance(found, TakeOver) or not found.proven:
+            return found
+        return await self._routing.follower_serves(handle, round_.incoming, round_.reply) or found
 
     def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:
         """Go on with a task whose owner is gone."""

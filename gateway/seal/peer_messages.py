@@ -30,8 +30,8 @@ Kind = Literal["owner", "heir", "resume", "session", "new", "who", "reach", "hol
 the receiver has the legacy client's session that the request names. `new`: a new call that a draining replica does not
 begin itself; a receiver that drains too answers `Gone`. `who`: asks for the receiver's id (the sender is `path`, if
 given). `reach`: asks whether the receiver reaches the replica `path`. `holds`: asks whether the receiver took over the
-exchange `path` after the round in `body`. `status`: asks for the receiver's part of the status page. A replica refuses
-a kind that it does not know with HTTP 403."""
+exchange `path` after the round in `body`, or follows the task `path`. `status`: asks for the receiver's part of the
+status page. A replica refuses a kind that it does not know with HTTP 403."""
 
 
 class PeerRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

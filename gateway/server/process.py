@@ -130,7 +130,9 @@ class Gateway:
         self._serves_host = serves_host
         self.draining = Draining()
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
-        self._witness = Witness(self.members, self._peers, self.lot.trace, self.tasks)
+        self._witness = Witness(
+            self.members, self._peers, lambda id_: self.lot.trace(id_) or self.task_table.find(id_), self.tasks
+        )
         # Of all workers, so that each shows a caller under the same pseudonym.
         self._status_salt = world.random_bytes(_SALT_BYTES) if worker is None else worker.mark
         self._cluster_view = ClusterView(self._told_status, self.members, self._peers, self.tasks)

@@ -94,6 +94,10 @@ class LiveTask:
         """Whether the task has ended, or was cancelled."""
         return self._ended is not None or self._is_cancelled
 
+    def has_taken_over(self, _round: int) -> bool:
+        """Whether this replica follows the task; only asked once its owner is gone."""
+        return True
+
     def begin(self, session: Session, created: Created, relay: Relay, asked: Iterable[Question]) -> None:
         """Follow the task in the session that made it; `relay` has what was heard since.
 

@@ -69,3 +69,12 @@ def test_a_replica_that_goes_on_with_a_task_which_is_over_tells_its_end_at_once(
     assert run.ended is not None
     assert [status for at, status in record.views if at > run.ended] == ["completed"]
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("target", [1, 2, 3])
+def test_a_replica_that_was_restarted_leaves_its_tasks_to_the_one_that_follows_them(target: int) -> None:
+    """Its client asks all of them in turn, so that a question which two had heard would be open again at one."""
+    replicas = (target, target, target % 3 + 1, *(1, 2, 3) * 4)
+    outcome = played(Fault("kill", 0.6, 1.0, target=target), replicas=replicas, questions=1, before=3.0, between=8.0)
+    assert statuses(outcome) == ["working", "input_required", "working", "completed"]
+    assert complaints(outcome) == []
