@@ -109,9 +109,8 @@ class Bench:
         self._fleet = fleet
         self._upstream = fleet.upstream()
         self._anchors = [fleet.forwarder(self._upstream)]
-        nginx = fleet.nginx(self._upstream)
-        if nginx is not None:
-            self._anchors.append(nginx)
+        others = fleet.nginx(self._upstream), fleet.envoy(self._upstream)
+        self._anchors += [each for each in others if each is not None]
         self._gateway: Process | None = None
         if options.gateway != "none" and not APART.issuperset(options.only):
             self._gateway = fleet.gateway(options.gateway, self._upstream)

