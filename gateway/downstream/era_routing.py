@@ -107,8 +107,7 @@ class EraRouting:
 def _names_modern(incoming: Incoming) -> bool:
     """Whether a request is modern by its header alone."""
     known = incoming.known
-    if known is not None and known.repeated is not None:
-        version: str | None = known.repeated.version
-    else:
-        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+    if known is not None and known.repeated is not None:  # only a POST is known
+        return known.repeated.version in mcp.SUPPORTED_VERSIONS or names_modern(known.repeated.version)
+    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
     return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))

@@ -152,7 +152,7 @@ class RequestHandler:
         if live is not None and not self._authenticator.verifies:
             incoming.body = self._bodies.read_now(reply.http, live.config.limits.body_bytes)
             if incoming.body:
-                return self._route(incoming, reply)
+                return self._route(incoming, reply, live)
         return self._receive(incoming, reply, (self._config if live is None else live.config).limits)
 
     async def _receive(self, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
@@ -174,13 +174,13 @@ class RequestHandler:
         except GatewayError as exc:
             await self._keep_session(exc, http, incoming, limits)
             raise
-        return await self._route(incoming, reply)
+        # Once more: a reload may have come before the body.
+        return await self._route(incoming, reply, self._routes.live.get(incoming.path))
 
-    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
+    def _route(self, incoming: Incoming, reply: HttpReply, live: LiveRoute | None) -> Awaitable[Response]:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
-        live = self._routes.live.get(incoming.path)  # once more: a reload may have come before the body
         if live is None:
             return self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):

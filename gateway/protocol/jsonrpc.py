@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidRequest
 from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS, TooMany, check_items, check_members, check_values
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 EMPTY: Final = Raw(b"{}")
 NULL: Final = b"null"
+_METHODS: Final = {method: f'"{method}"'.encode() for method in mcp.METHODS}
 _COPIED_BYTES: Final = 4096
 _RESULT_FIRST: Final = b'{"result":{'
 """How responses of the TypeScript SDK begin."""
@@ -258,7 +260,8 @@ def is_null(raw: Raw) -> bool:
 
 def request(id_: bytes, method: str, params: Mapping[str, Any] | Raw) -> bytes:
     """A request; `id_` is JSON."""
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, encode(method), encode(params))
+    named = _METHODS.get(method) or encode(method)
+    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, named, encode(params))
 
 
 def notification(method: str, params: Mapping[str, Any] | Raw | None = None) -> bytes:

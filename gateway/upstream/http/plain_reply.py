@@ -135,10 +135,6 @@ class Owner(Protocol):
         """Limits the unfinished messages of the upstream."""
 
     @property
-    def max_event_bytes(self) -> int:
-        """The size of the largest message."""
-
-    @property
     def drain_seconds(self) -> float:
         """How long a stream may stay open after the answer."""
 
@@ -163,6 +159,8 @@ class PlainReply(msgspec.Struct, eq=False):
     headers: Headers
     hearer: Hearer
     unusual: Callable[[], None]
+    max_bytes: int
+    """The size of the largest message."""
     parts: list[bytes] = []
     """What has come, until it is followed."""
     size: int = 0
@@ -251,12 +249,12 @@ class PlainReply(msgspec.Struct, eq=False):
             self._go_on(data)
         elif not self.is_done:
             self.parts.append(data)
-            self.size += len(data)
-            if self.size > self.owner.max_event_bytes:
+            size = self.size = self.size + len(data)
+            if size > self.max_bytes:
                 if self._becomes_followed():
                     self._go_on(data)
-            elif (not self.is_stream or self._is_plain(data)) and self.size > SMALL_BYTES:
-                self._hold(self.size)
+            elif (not self.is_stream or self._is_plain(data)) and size > SMALL_BYTES:
+                self._hold(size)
 
     def on_end(self) -> None:
         """Look for the answer in a body; a stream that ends without one may be resumed."""
@@ -297,10 +295,10 @@ class PlainReply(msgspec.Struct, eq=False):
         parser = self.parser
         if parser is None:
             only = sse.only_event(data)
-            if only is not None and len(data) <= self.owner.max_event_bytes:
+            if only is not None and len(data) <= self.max_bytes:
                 self.is_begun = True
                 return (sse.Event(only),)
-            parser = self.parser = sse.Parser(self.owner.max_event_bytes, is_begun=self.is_begun)
+            parser = self.parser = sse.Parser(self.max_bytes, is_begun=self.is_begun)
         return parser.feed(data)
 
     # -- while only the answer is expected ----------------------------------------------------------------------

@@ -170,7 +170,7 @@ class StreamableChannel(ResumableChannel):
     def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> PlainReply:
         """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
         self._start_request()
-        return PlainReply(self, message, headers, hearer, unusual).send()
+        return PlainReply(self, message, headers, hearer, unusual, self._client.limits.event_bytes).send()
 
     def _start_request(self) -> None:
         """Forget the request before."""

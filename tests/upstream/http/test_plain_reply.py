@@ -53,9 +53,8 @@ class Reading:
         self.broken: Broken | None = None
         self.resumption = Resumption(DEFAULT_TIMES)
         self.arriving = throttle or Throttle(InForce(1 << 20))
-        self.max_event_bytes = max_bytes
         self.drain_seconds = drain_seconds
-        self.reply = PlainReply(self, b"message", NO_HEADERS, self, self._become_unusual).send()
+        self.reply = PlainReply(self, b"message", NO_HEADERS, self, self._become_unusual, max_bytes).send()
 
     # -- as the channel of the reply --------------------------------------------------------------------------------
 
