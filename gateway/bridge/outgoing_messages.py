@@ -13,6 +13,7 @@ from gateway.bridge.call_context import Context
 from gateway.bridge.call_report import Report
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
+from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.sessions.call import Call
 from gateway.sessions.session import Session
 from gateway.upstream.channel import Sending
@@ -20,8 +21,6 @@ from gateway.upstream.channel import Sending
 Begin = Callable[[Callable[[], None], Callable[[Sending], None]], bool]
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
-_AGAIN_SECONDS: Final = (2.0, 10.0, 30.0)
-"""Pauses after which a cancellation that did not arrive is sent again: within a quarantine of 60 s."""
 _MAX_REFUSALS: Final = 256
 """Answers of the gateway's own that may wait until the upstream takes them; its further questions get no answer."""
 
@@ -150,7 +149,7 @@ class Outgoing:
         """Send what did not arrive, after each of some pauses, as long as that is useful; nothing waits behind it."""
 
         async def send_again() -> None:
-            for pause in _AGAIN_SECONDS:
+            for pause in CANCEL_AGAIN_SECONDS:
                 await asyncio.sleep(pause)
                 if not is_useful() or await self._attempt(send):
                     return

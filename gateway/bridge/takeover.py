@@ -15,7 +15,7 @@ from gateway.exchange import events as on
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused
 from gateway.routes.cold_calls import ColdCall, Remains, packed
-from gateway.routes.cold_expiry import end_orphan
+from gateway.routes.cold_expiry import give_up_orphan
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, Upstream
@@ -142,7 +142,7 @@ class Takeover:
             self._call.cancel_orphan(upstream, reason)
             return
         questions = tuple((each.upstream_id, each.method) for each in self.envelope.open if each.upstream_id)
-        ending = end_orphan(self._context.live, Remains(upstream, questions), reason, self._context.headers)
+        ending = give_up_orphan(self._context.live, Remains(upstream, questions), reason, self._context.headers)
         self._context.live.process.tasks.spawn(ending, "send upstream")
 
 

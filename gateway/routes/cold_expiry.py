@@ -1,7 +1,9 @@
 """Gives up cold calls whose clients did not come back: answers their questions, cancels them, ends their sessions."""
 
+import asyncio
 import math
 from collections import deque
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -10,8 +12,9 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.cluster import witness
 from gateway.exchange.input_requests import Question, withdrawn
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains
+from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
@@ -31,7 +34,8 @@ class ColdExpiry:
     def __init__(self, cold: ColdCalls, tasks: Tasks) -> None:
         self._cold = cold
         self._tasks = tasks
-        self._queue: deque[ColdCall] = deque()
+        self._queue: deque[tuple[ColdCall, int]] = deque()
+        """Each with how often its cancellation did not arrive."""
         self._running = 0
         alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "expiry of cold calls")
         cold.after_add(alarm.set)
@@ -44,8 +48,8 @@ class ColdExpiry:
         self._give_up(self._cold.take_due(now))
         return self._cold.next_due
 
-    def _give_up(self, calls: list[ColdCall]) -> None:
-        self._queue.extend(calls)
+    def _give_up(self, calls: list[ColdCall], failures: int = 0) -> None:
+        self._queue.extend((call, failures) for call in calls)
         for _ in range(min(_MOST_AT_ONCE - self._running, len(self._queue))):
             self._running += 1
             self._tasks.spawn(self._end_queued(), "end cold calls")
@@ -53,28 +57,39 @@ class ColdExpiry:
     async def _end_queued(self) -> None:
         try:
             while self._queue:
-                await self._end(self._queue.popleft())
+                call, failures = self._queue.popleft()
+                if failures or await self._is_left(call):
+                    await self._end(call, failures)
         finally:
             self._running -= 1
 
-    async def _end(self, call: ColdCall) -> None:
+    async def _is_left(self, call: ColdCall) -> bool:
+        """Whether no other replica has continued a call; if one cannot be asked, this is tried again later."""
         process, route = call.live.process, call.live.route.path
         is_taken = await process.witness.is_taken(call.id, call.round) if process.witness.is_needed else False
         if is_taken is None and call.inquiries < len(witness.ASK_AGAIN_SECONDS):
             pause = witness.ASK_AGAIN_SECONDS[call.inquiries]
             due = math.ceil(world.monotonic() + pause)
             self._cold.add(replace(call, due=due, inquiries=call.inquiries + 1))
-            return
+            return False
         if is_taken is not False:
             process.metrics.cold_call_ended(route, ColdEnding.CONTINUED)  # or a replica could never be asked
-            return
+            return False
         process.metrics.cold_call_ended(route, ColdEnding.EXPIRED)
+        return True
+
+    async def _end(self, call: ColdCall, failures: int) -> None:
+        """Give a call up, and once more later if the server does not hear of it now."""
         remains, headers = call.unpacked()
-        await end_orphan(call.live, remains, "the client did not answer in time", headers)
+        is_over = await end_orphan(call.live, remains, "the client did not answer in time", headers)
+        if is_over or failures >= len(CANCEL_AGAIN_SECONDS):
+            return
+        again = self._tasks.guard(partial(self._give_up, [call], failures + 1), "cancel again")
+        _ = asyncio.get_running_loop().call_later(CANCEL_AGAIN_SECONDS[failures], again)
 
 
-async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
-    """Give up a call that no process reads; the outcome does not matter."""
+async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> bool:
+    """Give up a call that no process reads; returns whether it need not be tried again."""
     answers = [(Raw(id_), *withdrawn(Question("", method, None, Raw(id_), b""))) for id_, method in remains.questions]
     try:
         await live.upstream.pool.end_orphan(
@@ -82,3 +97,13 @@ async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: He
         )
     except (UpstreamError, TimeoutError) as exc:
         log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))
+        return isinstance(exc, Refused | SessionLost)
+    return True
+
+
+async def give_up_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
+    """As `end_orphan`, again and again if that does not arrive."""
+    for pause in (*CANCEL_AGAIN_SECONDS, None):
+        if await end_orphan(live, remains, reason, headers) or pause is None:
+            return
+        await asyncio.sleep(pause)

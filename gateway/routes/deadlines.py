@@ -1,9 +1,14 @@
 """The deadlines that all exchanges of a route share, by the lengths that its configuration gives them."""
 
+from typing import Final
+
 from gateway.config import Config
 from gateway.exchange.commands import Timer
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
+
+CANCEL_AGAIN_SECONDS: Final = (2.0, 10.0, 30.0)
+"""Pauses after which a cancellation that did not arrive is sent again: within a quarantine of 60 s."""
 
 
 def wait_seconds(config: Config) -> float:

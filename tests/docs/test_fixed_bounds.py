@@ -22,6 +22,7 @@ from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, request_meta
 from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
+from gateway.routes import deadlines
 from gateway.runtime import throttle
 from gateway.seal import client_state, peer_messages
 from gateway.sessions import assignment, list_cache, own_answers
@@ -174,7 +175,7 @@ FIXED = [
     ("event ids that are remembered for one call", [count(resumption.MAX_EVENT_IDS)]),
     (
         "delivery of a cancellation or DELETE",
-        ["after pauses of {}, {} and {}".format(*map(seconds, outgoing_messages._AGAIN_SECONDS))],
+        ["after pauses of {}, {} and {}".format(*map(seconds, deadlines.CANCEL_AGAIN_SECONDS))],
     ),
     ("the end of an answered stream", [seconds(DEFAULT_TIMES.drain_seconds)]),
     (

@@ -234,7 +234,7 @@ class Pool(Checkout):
     ) -> None:
         """Give up a call that no process reads: answer its questions, cancel it, and end its session if it ended.
 
-        Raises an UpstreamError or TimeoutError if the cancellation or the end of the session fails.
+        Raises an UpstreamError or TimeoutError if the cancellation does not arrive.
         """
         seconds = self._config.timeouts.cancel_seconds
         cancelled = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason})
@@ -247,9 +247,10 @@ class Pool(Checkout):
             async with asyncio.timeout(seconds):
                 await channel.send(cancelled, headers)
             # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.
-            async with asyncio.timeout(seconds):
-                await _until_answered(channel, whereabouts, headers)
-                has_ended = True
+            with suppress(UpstreamError, TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await _until_answered(channel, whereabouts, headers)
+                    has_ended = True
         finally:
             await channel.close(end_session=has_ended)
 
