@@ -192,7 +192,8 @@ def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
         if line.event == "server.draining" and line.process == f"gw-{told.replica}":
             began = line.at + line.fields["delay_seconds"]
             is_late = told.is_first and told.sent < began - 0.1 and told.at > began + _HAND_OVER_SECONDS
-            if is_late and not _ends_early(outcome, told):
+            is_over = any(name == line.process and line.at <= when <= told.sent for when, name in outcome.deaths)
+            if is_late and not is_over and not _ends_early(outcome, told):
                 yield f"waited at {line.process} until {told.at - START:.2f}, which drained"
 
 

@@ -130,3 +130,11 @@ def test_a_request_that_passes_through_is_ended_by_no_drain_before_its_deadline(
         if line.event == "server.draining":
             line.fields["deadline_seconds"] += 5.0
     assert [each[:35] for each in complaints(outcome)] == ["c2: ended without a cause: error st"]
+
+
+def test_only_a_drain_that_was_over_excuses_a_client_that_waited_beyond_it() -> None:
+    outcome = story("a_call_begins_at_the_successor_of_a_process_whose_drain_was_cut_short")
+    assert complaints(outcome) == []
+    outcome.deaths.clear()
+    outcome.faults.clear()
+    assert any("which drained" in each for each in complaints(outcome))
