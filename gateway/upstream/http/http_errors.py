@@ -50,13 +50,15 @@ class RetryLater(CallLost):
 class SuspectedSessionLoss(SessionLost):
     """An HTTP error that reads as if the server had forgotten the session; a ping confirms it or not."""
 
-    def __init__(self, where: str, status: int, error: jsonrpc.Error | None, *, is_answer: bool) -> None:
-        """`is_answer`: the error has the id of the request, and no known server words a lost session like this."""
-        super().__init__(f"{where} does not know its session any more (HTTP {status})")
-        self.where = where
+    def __init__(self, endpoint: Endpoint, status: int, error: jsonrpc.Error | None, *, is_own: bool) -> None:
+        """`is_own`: the error has the id of the request."""
+        super().__init__(f"{endpoint.where} does not know its session any more (HTTP {status})")
+        self.endpoint = endpoint
         self.status_code = status
         self.error = error
-        self.is_answer = is_answer
+        self.is_own = is_own
+        self.is_answer = is_own and error is not None and not lost_session.is_template(error)
+        """Whether it is the answer in any case: no known server words a lost session like this."""
 
     async def is_confirmed(self, ping: Awaitable[None], *, of_get: bool = False) -> bool:
         """Send a ping; return whether the server refuses it in the same way, so that the session is gone.
@@ -80,14 +82,17 @@ class SuspectedSessionLoss(SessionLost):
         return (mine.code, mine.message) == (others.code, others.message)
 
     def conclude(self, *, is_gone: bool) -> jsonrpc.Error:
-        """Return the error as the answer. Raises SessionLost if the message was not accepted, CallLost without one."""
+        """Return the error as the answer if it has the id of the request.
+
+        Raises SessionLost if the message was not accepted, or CallLost if nothing is certain.
+        """
         if is_gone and not self.is_answer:
             raise SessionLost(self.message) from self
-        if self.error is not None:
+        if self.error is not None and self.is_own:
             return self.error
         raise CallLost(
-            f"{self.where} answered HTTP {self.status_code} without a JSON-RPC error, and a ping did not prove "
-            "that the session is gone; the call may have had effects"
+            f"{self.endpoint.where} answered HTTP {self.status_code} ({_said(self.error, self.endpoint)}), and a ping "
+            "did not prove that the session is gone; the call may have had effects"
         ) from self
 
 
@@ -124,12 +129,14 @@ async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes |
         opened = jsonrpc.Message()
     error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):
-        is_answer = is_own and error is not None and not lost_session.is_template(error)
-        raise SuspectedSessionLoss(where, status, error, is_answer=is_answer)
+        raise SuspectedSessionLoss(endpoint, status, error, is_own=is_own)
     if error is not None and (is_own or status < 500):
         return error
-    said = endpoint.quoted(error.message) if error is not None else "no JSON-RPC error"
-    raise CallLost(f"{where} answered HTTP {status} ({said}); the call may have had effects")
+    raise CallLost(f"{where} answered HTTP {status} ({_said(error, endpoint)}); the call may have had effects")
+
+
+def _said(error: jsonrpc.Error | None, endpoint: Endpoint) -> str:
+    return "no JSON-RPC error" if error is None else endpoint.quoted(error.message)
 
 
 def refused(endpoint: Endpoint, status: int, headers: Iterable[tuple[str, str]]) -> Refused:

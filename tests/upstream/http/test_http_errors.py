@@ -147,6 +147,23 @@ async def test_a_ping_that_is_refused_in_another_way_proves_nothing(
     assert ledger.runs == ["s1"]
 
 
+@pytest.mark.parametrize("pong", [Turn.reset, lambda turn: turn.result({})])
+async def test_an_error_without_the_calls_id_is_no_answer_though_the_session_may_live(
+    upstream: FakeUpstream, client: Client, pong: Callable[[Turn], Any]
+) -> None:
+    """The server may have ended after its refusal, and a client of the gateway knows of no session."""
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(404, error(None, -32001, "Session not found"))
+
+    ledger = Ledger(upstream, refuse)
+    upstream.on(mcp.PING, pong)
+    reply = await client.call()
+    assert reply.outcome == (200, -32603, "call_lost")
+    assert "answered HTTP 404 (Session not found), and a ping did not prove" in reply.error["message"]
+    assert ledger.runs == ["s1"]
+
+
 async def test_an_answer_with_an_error_status_ends_a_call_that_may_run_twice(
     upstream: FakeUpstream, begin: Start
 ) -> None:
