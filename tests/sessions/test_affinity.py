@@ -354,6 +354,24 @@ async def test_a_cancelled_call_costs_the_session_if_a_question_of_it_may_still_
     assert sessions(upstream) == ["s1", next_session]
 
 
+@pytest.mark.parametrize(("what", "next_session"), [("ask", "s1"), ("ask aside when told", "s2")])
+async def test_the_call_of_a_joiner_that_was_given_up_costs_the_session_in_the_same_way(
+    what: str, next_session: str, upstream: FakeUpstream, tool: Tool, begin: Start
+) -> None:
+    stand = await stand_with(begin, hold={"ttl_seconds": 1})
+    client = stand.client("Bearer ada")
+    owner = await ask(client)
+    joiner = begun(do(client, what))
+    await upstream.saw("tools/call", 2)
+    assert await answer(client, owner) == "accept"
+    tool.go.set()
+    assert (await joiner).questions
+    await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: not tool.running, "the tool has ended")
+    assert (await do(client, "nothing")).text == "done"
+    assert sessions(upstream) == ["s1", "s1", next_session]
+
+
 async def test_a_call_that_never_ends_costs_the_session_after_a_while(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:

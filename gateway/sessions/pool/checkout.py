@@ -251,7 +251,7 @@ class Checkout(ABC):
         """Take a session back: keep it after a clean end, quarantine it under a pending call, else drop it."""
         session.resting = False
         if session.shared.owner is not session:  # without the properties: every call comes here
-            self._tasks.spawn(self._depart(session), "quarantine")
+            self._tasks.spawn(self._depart(session, clean=clean), "quarantine")
         elif session.in_flight is not None:
             self._move(session, SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
@@ -283,7 +283,7 @@ class Checkout(ABC):
         self._drop(session)
         session.abandon()
 
-    async def _depart(self, joiner: Session) -> None:
+    async def _depart(self, joiner: Session, *, clean: bool) -> None:
         """Take a joiner out of the shared session, once its call has ended or was given up for good."""
         if joiner.pending:
             joiner.channel.give_up()
@@ -291,6 +291,8 @@ class Checkout(ABC):
         group, owner = joiner.group, joiner.shared.owner
         if joiner.pending:
             owner.lose()
+        elif not (clean or joiner.turned_away) and joiner.shared.asked_aside:
+            owner.lost = True  # as in `_is_orderly`
         joiner.abandon()
         joiner.shared.leave(joiner)
         if owner in group.idle:
