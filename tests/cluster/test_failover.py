@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
@@ -33,7 +34,7 @@ from tests.support.replicas import (
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, Stand, eventually, jwt, leave
+from tests.support.workbench import ACCEPT, SHORT_TIMES, Stand, eventually, jwt, leave
 
 
 async def test_a_call_that_is_taken_over_stays_bound_to_its_credentials(
@@ -477,7 +478,8 @@ async def test_a_take_over_that_its_client_leaves_before_it_has_a_session_gives_
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     store = FakeStore(upstream)
-    one, two = await cluster.begin("gw-1", "gw-2")
+    # Else a busy machine lets the take-over go on without the standalone stream before the client is given up.
+    one, two = await cluster.begin("gw-1", "gw-2", stream_times=replace(SHORT_TIMES, side_head_seconds=30.0))
     asked = await one.client().call()
     await cluster.crash(one)
     upstream.on("GET", lambda turn: turn.for_ever())
