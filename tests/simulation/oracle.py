@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config import Hold
+from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS
 from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
@@ -482,6 +483,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     hung_seconds = script.get("hangs", 0.0) * len(outcome.ledger.of(record.call.tag))
     if reason == "gave up" and hung_seconds >= PATIENCE_SECONDS:
         return True  # its tool ran again, because it had not taken an answer, and hung each time
+    if reason == "call_lost" and _seemed_to_keep_connections(outcome, record.final):
+        return True
     if reason == "call_lost" and any(run.is_unheard for run in outcome.ledger.of(record.call.tag)):
         return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
@@ -510,6 +513,21 @@ def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
     drains = [line.at for line in outcome.lines if (line.event, line.process) == ("server.draining", name)]
     began = min((at for at in drains if at >= when), default=when)
     return record.began < began + outcome.plan.config["hold"]["drain_delay_seconds"]
+
+
+def _seemed_to_keep_connections(outcome: Outcome, told: Told | None) -> bool:
+    """Whether a call met the end of a connection that its server, which closes them early, had seemed to keep.
+
+    While a link was down or a process stood still, a replica heard of the end of a connection too late.
+    """
+    server = outcome.plan.server
+    if told is None or server.says_keep_alive or server.idle_seconds >= KEEP_ALIVE_SECONDS:
+        return False
+    before = [
+        each for each in outcome.faults if each.kind in SILENCES - {"peers", "jump"} and begins(each) <= told.sent
+    ]
+    is_seen = any(each.kind == "slow" or each.target == told.replica for each in before)
+    return is_seen and "broke the connection without a reply" in str(told.error)
 
 
 def _outlasted_a_drain(outcome: Outcome, told: Told | None) -> bool:
