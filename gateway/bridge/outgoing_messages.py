@@ -16,9 +16,7 @@ from gateway.protocol.errors import Refused, SessionLost, UpstreamError
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.sessions.call import Call
 from gateway.sessions.session import Session
-from gateway.upstream.channel import Sending
 
-Begin = Callable[[Callable[[], None], Callable[[Sending], None]], bool]
 _CANCEL_PAUSES: Final = (0.0, 0.2, 1.0)
 _YOUNG_SECONDS: Final = 0.5
 _MAX_REFUSALS: Final = 256
@@ -52,41 +50,6 @@ class Outgoing:
         if not self._is_sending:
             self._is_sending = True
             self._go_on()
-
-    def put_begun(self, begin: Begin, send: Callable[[Sending | None], Awaitable[None]]) -> None:
-        """Send as `put` does, but by callback if nothing else is being sent.
-
-        `begin` takes two functions, as `Channel.begin_send` does, and returns whether it began. `send` sends the
-        message if it did not begin, and otherwise awaits what remains of it.
-        """
-        if self._is_sending:
-            self.put(lambda: send(None))
-            return
-        self._context.live.process.tasks.begin_short_work()
-        is_begun = False
-        try:
-            is_begun = begin(self._accepted, partial(self._unusual, send))
-        except ValueError:  # a header cannot be sent, which the task reports
-            pass
-        finally:
-            if not is_begun:
-                self._context.live.process.tasks.end_short_work()
-        self._is_sending = is_begun
-        if not is_begun:
-            self.put(lambda: send(None))
-
-    def _accepted(self) -> None:
-        """The upstream has accepted the message that was begun."""
-        self._context.live.process.tasks.end_short_work()
-        self._is_sending = bool(self._queue)
-        if self._queue:
-            self._go_on()
-
-    def _unusual(self, send: Callable[[Sending | None], Awaitable[None]], rest: Sending) -> None:
-        """It takes a coroutine to find out whether the upstream accepts it."""
-        self._context.live.process.tasks.end_short_work()
-        self._queue.appendleft(partial(send, rest))
-        self._go_on()
 
     async def _send_queued(self) -> None:
         goes_on = False

@@ -23,7 +23,7 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
-from gateway.upstream.channel import Headers, Sending
+from gateway.upstream.channel import Headers
 
 BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
 
@@ -301,31 +301,19 @@ class UpstreamCall(ABC):
         """Send answers of the client; the listener hears `Undelivered` about those that cannot be delivered."""
         if self._call is not None:
             self._call.heard = world.monotonic()  # until now the client was silent, not the upstream
-        runs, session = self.runs, self._session
-        if len(answers) == 1 and session is not None and self._opened is None:
-            ((question, answer),) = answers
-            assert question.upstream_id is not None
-            begin = partial(session.begin_answer, question.upstream_id, answer, self._context.headers)
-            self._outgoing.put_begun(begin, partial(self._deliver, answers, runs))
-        else:
-            self._outgoing.put(partial(self._deliver, answers, runs))
+        self._outgoing.put(partial(self._deliver, answers, self.runs))
 
-    async def _deliver(
-        self, answers: tuple[tuple[Question, Raw], ...], runs: int, begun: Sending | None = None
-    ) -> None:
-        """Send answers, of which the first may have `begun`."""
-        if self._opened is not None and begun is None and not await asyncio.shield(self._opened):
+    async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> None:
+        """Send answers, one after the other."""
+        if self._opened is not None and not await asyncio.shield(self._opened):
             return  # without an open stream the call would have its effects, and its result would be lost
         session = self._session
-        if begun is None and (session is None or runs != self.runs):
+        if session is None or runs != self.runs:
             return
         for number, (question, answer) in enumerate(answers):
             assert question.upstream_id is not None
             try:
-                if begun is not None:
-                    await begun
-                elif session is not None:
-                    await session.answer(question.upstream_id, answer, self._context.headers)
+                await session.answer(question.upstream_id, answer, self._context.headers)
             except UpstreamError as exc:
                 left = tuple(question for question, _ in answers[number:])
                 replayable = await may_run_again(self._context, exc)

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -123,21 +123,7 @@ class Client:
             is_lenient=is_lenient,
             is_repeatable=is_idempotent,
         )
-        reply = AwaitedReply(begin)
-        try:
-            await reply.begun()
-        except NoReply as exc:
-            if not exc.reused or not (is_repeatable or is_idempotent):
-                raise
-            # The upstream may have closed a connection that was idle, and so may it the other idle ones.
-            reply = AwaitedReply(partial(begin, is_fresh=True))
-            try:
-                await reply.begun()
-            except NotConnected:
-                if is_idempotent:
-                    raise
-                raise exc from None  # the upstream may have got the first one, and ended since
-        return reply
+        return await begun(begin, is_repeatable=is_repeatable or is_idempotent, is_idempotent=is_idempotent)
 
     def begin(  # noqa: PLR0913  (what one request consists of)
         self,
@@ -225,6 +211,32 @@ def _origin(url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> Or
 @lru_cache(maxsize=_ADDRESSES)
 def _request_head(method: str, url: URL) -> RequestHead:
     return RequestHead(method, url)
+
+
+class Begin(Protocol):
+    """Sends a request."""
+
+    def __call__(self, listener: ReplyListener, /, *, is_fresh: bool = False) -> PendingRequest:
+        """Send it; `is_fresh`: on a new connection."""
+
+
+async def begun(begin: Begin, *, is_repeatable: bool, is_idempotent: bool = False) -> AwaitedReply:
+    """Send a request; return its reply as soon as its head is here. See `Client.send`."""
+    reply = AwaitedReply(begin)
+    try:
+        await reply.begun()
+    except NoReply as exc:
+        if not (exc.reused and is_repeatable):
+            raise
+        # The upstream may have closed a connection that was idle, and so may it the other idle ones.
+        reply = AwaitedReply(partial(begin, is_fresh=True))
+        try:
+            await reply.begun()
+        except NotConnected:
+            if is_idempotent:
+                raise
+            raise exc from None  # the upstream may have got the first one, and ended since
+    return reply
 
 
 class Exchange:

@@ -22,10 +22,6 @@ class Tasks:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._running: dict[asyncio.Task[None], None] = {}
-        self._short_work = 0
-        """How much work is done without a task, of a kind that `settle` waits for."""
-        self._no_short_work: asyncio.Future[None] | None = None
-        """While `settle` waits for it."""
         self.failures = 0
         """Unexpected exceptions so far."""
 
@@ -63,27 +59,13 @@ class Tasks:
 
         return guarded
 
-    def begin_short_work(self) -> None:
-        """Begin work that is done by callback: `settle` waits for it until `end_short_work`."""
-        self._short_work += 1
-
-    def end_short_work(self) -> None:
-        """Such work is done."""
-        self._short_work -= 1
-        if not self._short_work and self._no_short_work is not None:
-            self._no_short_work.set_result(None)
-            self._no_short_work = None
-
     async def settle(self, seconds: float) -> None:
         """Give short tasks (cancellations, ends of sessions) this long to finish."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         # One may start another: the end of a subscription ends its session.
         while True:
-            short: list[asyncio.Future[None]] = [task for task in self._running if task.get_name() in _SHORT]
-            if self._short_work:
-                self._no_short_work = self._no_short_work or loop.create_future()
-                short.append(self._no_short_work)
+            short = [task for task in self._running if task.get_name() in _SHORT]
             if not short:
                 return
             left = deadline - loop.time()

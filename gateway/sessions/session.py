@@ -18,8 +18,8 @@ from gateway.sessions.affinity import SharedSession  # noqa: TC001  (one import 
 from gateway.sessions.call import Call, OwnListener
 from gateway.sessions.group import Group  # noqa: TC001
 from gateway.sessions.hearing_session import HearingSession
-from gateway.telemetry import Direction, Event, Metrics, SessionState, bodies, get_logger
-from gateway.upstream.channel import Channel, Headers, Sending
+from gateway.telemetry import Direction, Event, Metrics, SessionState, get_logger
+from gateway.upstream.channel import Channel, Headers
 
 log = get_logger()
 
@@ -365,26 +365,6 @@ class Session(HearingSession):
         """Stop waiting for a call that was given up; some servers leave its stream open for ever."""
         if self.in_flight is not None:
             self.leave(self.in_flight)
-
-    def begin_answer(
-        self,
-        upstream_id: Raw,
-        body: Raw | jsonrpc.Error,
-        headers: Headers,
-        accepted: Callable[[], None],
-        unusual: Callable[[Sending], None],
-    ) -> bool:
-        """Answer one nested request by callback, as `Channel.begin_send` sends; the rest is as in `answer`."""
-        message = jsonrpc.answer(upstream_id, body)
-
-        def note() -> None:
-            self._headers = headers
-            accepted()
-
-        is_begun = self.channel.begin_send(message, headers, note, unusual)
-        if is_begun and bodies.on:
-            self._show(Direction.TO_UPSTREAM, message, self.in_flight)
-        return is_begun
 
     async def cancel(self, call: Call, reason: str, headers: Headers) -> None:
         """Tell the upstream that the call is not wanted any more; best effort."""

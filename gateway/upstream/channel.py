@@ -21,7 +21,7 @@ Receive = Callable[[bytes], bool]
 Reading = Coroutine[Any, Any, Error | Raw | None]
 """Reads a reply until it answers the request, as `Channel.request` does."""
 
-Sending = Coroutine[Any, Any, None]
+
 """Waits until the server accepts a message, as `Channel.send` does."""
 
 NO_HEADERS: Final[Headers] = {}
@@ -177,20 +177,6 @@ class Channel(ABC):
     @abstractmethod
     async def send(self, message: bytes, headers: Headers) -> None:
         """Send an answer or a notification and wait until the server accepts it. Raises the errors of `request`."""
-
-    def begin_send(
-        self,
-        message: bytes,  # noqa: ARG002  (for the transports)
-        headers: Headers,  # noqa: ARG002
-        accepted: Callable[[], None],  # noqa: ARG002
-        unusual: Callable[[Sending], None],  # noqa: ARG002
-    ) -> bool:
-        """Send a message at once, as `send` does but by callback; returns False if this transport cannot.
-
-        `accepted` is called when the server has accepted it. If that takes a coroutine to find out, `unusual` is
-        called instead, and has to have it run.
-        """
-        return False
 
     @abstractmethod
     async def ping(self, headers: Headers) -> None:

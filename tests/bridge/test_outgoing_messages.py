@@ -1,7 +1,6 @@
 """The messages that the upstream gets beside a call: cancellations, and answers without the client."""
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,6 @@ from gateway.bridge.outgoing_messages import Outgoing
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
-from gateway.upstream.channel import Sending
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
 from tests.support.workbench import Client, Stand, eventually, leave
@@ -49,58 +47,26 @@ async def test_a_request_that_no_client_knows_is_method_not_found(upstream: Fake
     assert (await client.call()).text == "-32601"
 
 
-class Messages:
-    """The messages beside one call, of which the test accepts those that are sent by callback."""
+async def test_a_message_waits_until_those_before_it_are_sent() -> None:
+    tasks, go, sent = Tasks(Metrics("0")), asyncio.Event(), list[str]()
+    context: Any = SimpleNamespace(live=SimpleNamespace(process=SimpleNamespace(tasks=tasks)), headers={})
+    outgoing = Outgoing(context, SimpleNamespace())  # type: ignore[arg-type]  (no message needs its report)
 
-    def __init__(self) -> None:
-        self.tasks = Tasks(Metrics("0"))
-        process = SimpleNamespace(tasks=self.tasks)
-        context: Any = SimpleNamespace(live=SimpleNamespace(process=process), headers={})
-        self.outgoing = Outgoing(context, SimpleNamespace())  # type: ignore[arg-type]  (no message needs its report)
-        self.begun: list[tuple[Callable[[], None], Callable[[Sending], None]]] = []
-        self.sent: list[str] = []
-
-    def begin(self, accepted: Callable[[], None], unusual: Callable[[Sending], None]) -> bool:
-        self.begun.append((accepted, unusual))
-        return True
-
-    async def send(self, rest: Sending | None) -> None:
-        if rest is not None:
-            await rest
-        self.sent.append("awaited" if rest is not None else "answer")
-
-    async def other(self) -> None:
-        self.sent.append("other")
-
-
-async def test_messages_wait_for_an_answer_that_is_sent_by_callback() -> None:
-    messages = Messages()
-    messages.outgoing.put_begun(messages.begin, messages.send)
-    messages.outgoing.put(messages.other)
-    messages.outgoing.put_begun(messages.begin, messages.send)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert (messages.sent, len(messages.begun), messages.outgoing.is_sending) == ([], 1, True)
-    messages.begun[0][0]()
-    await messages.tasks.settle(60)
-    assert (messages.sent, messages.outgoing.is_sending) == (["other", "answer"], False)
-
-
-async def test_messages_wait_for_an_answer_that_takes_a_coroutine() -> None:
-    messages, go = Messages(), asyncio.Event()
-
-    async def rest() -> None:
+    async def answer() -> None:
         _ = await go.wait()
+        sent.append("answer")
 
-    messages.outgoing.put_begun(messages.begin, messages.send)
-    messages.outgoing.put(messages.other)
-    messages.begun[0][1](rest())
+    async def other() -> None:
+        sent.append("other")
+
+    outgoing.put(answer)
+    outgoing.put(other)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert messages.sent == []
+    assert (sent, outgoing.is_sending) == ([], True)
     go.set()
-    await messages.tasks.settle(60)
-    assert (messages.sent, messages.outgoing.is_sending) == (["awaited", "other"], False)
+    await tasks.settle(60)
+    assert (sent, outgoing.is_sending) == (["answer", "other"], False)
 
 
 async def test_a_held_call_that_is_left_frees_its_session_at_once(

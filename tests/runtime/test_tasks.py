@@ -63,22 +63,6 @@ async def test_short_work_is_waited_for_and_the_rest_is_cancelled() -> None:
     assert len(tasks) == 0
 
 
-async def test_short_work_without_a_task_is_waited_for_as_well() -> None:
-    tasks = Tasks(Metrics("test"))
-    done: list[str] = []
-
-    def finish(name: str) -> None:
-        done.append(name)
-        tasks.end_short_work()
-
-    for name in ("one", "other"):
-        tasks.begin_short_work()
-        asyncio.get_running_loop().call_soon(finish, name)
-    await tasks.settle(60)
-    assert done == ["one", "other"]
-    await tasks.settle(60)
-
-
 async def test_a_task_that_loses_its_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in a `finally` replaces the cancellation, and the task goes on because it expects such errors."""
     monkeypatch.setattr(tasks_file, "_AGAIN_SECONDS", 0.01)

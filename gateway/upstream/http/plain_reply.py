@@ -1,4 +1,4 @@
-"""Reads replies by callback: the answer to a call, the messages of its event stream, the acceptance of a message.
+"""Reads replies by callback: the answer to a call, the messages of its event stream.
 
 Rule: as long as nothing but the answer has come, what is read is kept as it came. When anything else comes, an event
 stream is followed (`follow`), message by message, and nothing of it is kept. Any other reply (an error, a body that is
@@ -6,14 +6,13 @@ not the answer) goes to the coroutine that reads replies, from its beginning (`k
 with the reason. This file decides nothing that `streamable_http` decides.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, Self, cast
 
 import msgspec
 
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, NotConnected, RequestFailed
+from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
@@ -25,93 +24,6 @@ from gateway.upstream.jsonrpc_batches import hand_over
 
 _NO_PARTS: Final[list[bytes]] = []
 """Of a reply that keeps none: never changed."""
-
-
-class Acceptance:
-    """The reply to a message that needs no answer, a ReplyListener: nearly always the server just accepts it.
-
-    The message is sent again if it met the end of a connection that had been idle. It does no harm twice: a server
-    takes the first answer to a question, and what is cancelled stays so.
-    """
-
-    __slots__ = (
-        "_accepted",
-        "_begin_again",
-        "_is_accepted",
-        "_pending",
-        "_rest",
-        "_rest_seconds",
-        "_timer",
-        "_unanswered",
-        "_unusual",
-    )
-
-    def __init__(  # noqa: PLR0913  (what a message may lead to)
-        self,
-        begin: Callable[[ReplyListener], PendingRequest],
-        begin_again: Callable[[ReplyListener], PendingRequest],
-        accepted: Callable[[], None],
-        unusual: Callable[[AwaitedReply], None],
-        seconds: float,
-        rest_seconds: float,
-    ) -> None:
-        """Send a message by `begin`; `accepted` is called with the head that accepts it, whatever follows.
-
-        `begin_again` sends it on a new connection.
-        `unusual` is called instead if a coroutine has to read the reply: a refusal, or if no head comes in `seconds`.
-        The rest of an acceptance has `rest_seconds` to come; some servers leave it open.
-        """
-        self._accepted, self._unusual, self._begin_again = accepted, unusual, begin_again
-        self._unanswered: NoReply | None = None
-        """How the first attempt ended, once there is another."""
-        self._rest_seconds = rest_seconds
-        self._is_accepted = False
-        self._rest: AwaitedReply | None = None
-        self._pending = begin(self)
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._keep)
-
-    def _keep(self) -> AwaitedReply:
-        """Keep the reply for a coroutine."""
-        self._timer.cancel()
-        rest = self._rest = AwaitedReply(lambda _: self._pending)
-        self._unusual(rest)
-        return rest
-
-    def on_head(self, head: ReplyHead, /) -> None:
-        """See whether the server accepts the message."""
-        if self._rest is not None:
-            self._rest.on_head(head)
-        elif head.status < 300:
-            self._timer.cancel()
-            self._accepted()
-            self._is_accepted = True
-            del self._begin_again  # it keeps the message, and some servers leave their reply open
-            self._pending.end_within(self._rest_seconds)
-        else:
-            self._keep().on_head(head)
-
-    def on_body(self, data: bytes, /) -> None:
-        """Skip the body of an acceptance, which is usually empty."""
-        if self._rest is not None:
-            self._rest.on_body(data)
-
-    def on_end(self) -> None:
-        """The reply is complete."""
-        if self._rest is not None:
-            self._rest.on_end()
-
-    def on_failed(self, failure: RequestFailed, /) -> None:
-        """The reply will not be completed, which is no matter once the message is accepted."""
-        if self._is_accepted:
-            return
-        first = self._unanswered
-        if first is None and self._rest is None and isinstance(failure, NoReply) and failure.reused:
-            self._unanswered = failure
-            self._pending = self._begin_again(self)
-            return
-        if first is not None and isinstance(failure, NotConnected):
-            failure = first  # the server may have got the first one, and ended since
-        (self._rest or self._keep()).on_failed(failure)
 
 
 class Broken(NamedTuple):

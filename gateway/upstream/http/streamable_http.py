@@ -15,13 +15,13 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import FOREIGN, REDIRECTS, Exchange, Prepared, mapped
+from gateway.http.upstream_client import FOREIGN, REDIRECTS, Exchange, Prepared, begun, mapped
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.pieces import InTurns
-from gateway.upstream.channel import Headers, Hearer, Receive, Sending, SideListener
+from gateway.upstream.channel import Headers, Hearer, Receive, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
     SuspectedSessionLoss,
@@ -32,7 +32,7 @@ from gateway.upstream.http.http_errors import (
     read_response,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
+from gateway.upstream.http.plain_reply import Broken, PlainReply
 from gateway.upstream.http.resumable_channel import ResumableChannel, StreamCut, fixed_headers
 from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.jsonrpc_batches import hand_over
@@ -232,32 +232,14 @@ class StreamableChannel(ResumableChannel):
         """Resume a stream that broke while it was read by callback, if the server supports that."""
         await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
 
-    def begin_send(
-        self, message: bytes, headers: Headers, accepted: Callable[[], None], unusual: Callable[[Sending], None]
-    ) -> bool:
-        """See `Channel.begin_send`."""
-        seconds = self._client.timeouts.answer_seconds
-        deadline = asyncio.get_running_loop().time() + seconds
-
-        def note() -> None:
-            self._note_sent(headers)
-            accepted()
-
-        def finish(reply: AwaitedReply) -> None:
-            unusual(self._send(Exchange(reply.begun, self._endpoint.where), headers, deadline))
-
-        begin = partial(self.post, message, headers)
-        _ = Acceptance(begin, partial(begin, is_fresh=True), note, finish, seconds, self.drain_seconds)
-        return True
-
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        deadline = asyncio.get_running_loop().time() + self._client.timeouts.answer_seconds
-        await self._send(self._post(message, headers, is_repeatable=True), headers, deadline)
-
-    async def _send(self, exchange: Exchange, headers: Headers, deadline: float) -> None:
+        where = self._endpoint.where
         try:
-            async with asyncio.timeout_at(deadline), exchange as response:
+            async with (
+                asyncio.timeout(self._client.timeouts.answer_seconds),
+                Exchange(partial(begun, partial(self.post, message, headers), is_repeatable=True), where) as response,
+            ):
                 if response.status >= 300:
                     raise await self._refused(response, headers)
                 self._note_sent(headers)

@@ -7,14 +7,14 @@ import pytest
 
 from gateway.config import InForce
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, NotConnected, ReplyCut, RequestFailed
+from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.upstream.channel import NO_HEADERS, Headers, Receive
-from gateway.upstream.http.plain_reply import Acceptance, Broken, PlainReply
+from gateway.upstream.http.plain_reply import Broken, PlainReply
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 
@@ -448,121 +448,3 @@ async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what
     later.end()
     older.reply.close()
     assert throttle.used == 0
-
-
-class Accepting:
-    """A message on its way, with what came of it."""
-
-    def __init__(self, seconds: float = 60, rest_seconds: float = 60) -> None:
-        self.accepted = 0
-        self.kept: AwaitedReply | None = None
-        self.carrier = FakeCarrier()
-        self.repeats = 0
-        self.acceptance = Acceptance(self._begin, self._begin_again, self._accept, self._keep, seconds, rest_seconds)
-
-    def _begin_again(self, listener: ReplyListener) -> PendingRequest:
-        self.repeats += 1
-        return self._begin(listener)
-
-    def _begin(self, listener: ReplyListener) -> PendingRequest:
-        self.pending = PendingRequest(listener)
-        self.pending.carrier = self.carrier
-        return self.pending
-
-    def _accept(self) -> None:
-        self.accepted += 1
-
-    def _keep(self, reply: AwaitedReply) -> None:
-        assert self.kept is None
-        self.kept = reply
-
-
-@pytest.mark.parametrize("is_cut", [False, True])
-async def test_a_message_is_accepted_by_its_head_whatever_follows(*, is_cut: bool) -> None:
-    accepting = Accepting()
-    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
-    assert accepting.accepted == 1
-    accepting.acceptance.on_body(b"thanks")
-    if is_cut:
-        accepting.acceptance.on_failed(ReplyCut())
-    else:
-        accepting.acceptance.on_end()
-    assert (accepting.accepted, accepting.kept) == (1, None)
-    assert not accepting.carrier.aborted
-
-
-async def test_an_acceptance_that_stays_open_is_closed_in_time() -> None:
-    accepting = Accepting(rest_seconds=0)
-    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
-    accepting.acceptance.on_body(b"thanks")
-    async with asyncio.timeout(5):
-        while not accepting.carrier.aborted:
-            await asyncio.sleep(0)
-    assert (accepting.accepted, accepting.kept) == (1, None)
-
-
-async def test_a_refusal_of_a_message_goes_to_a_coroutine_as_a_whole() -> None:
-    accepting = Accepting()
-    accepting.acceptance.on_head(ReplyHead(400, "1.1", []))
-    accepting.acceptance.on_body(b"no")
-    accepting.acceptance.on_end()
-    assert accepting.accepted == 0
-    assert accepting.kept is not None
-    reply = await accepting.kept.begun()
-    assert (reply.status, await reply.read_at_most(10)) == (400, b"no")
-
-
-async def test_a_message_whose_reply_breaks_before_its_head_goes_to_a_coroutine() -> None:
-    accepting = Accepting()
-    accepting.acceptance.on_failed(ReplyCut())
-    assert accepting.accepted == 0
-    assert accepting.kept is not None
-    with pytest.raises(ReplyCut):
-        _ = await accepting.kept.begun()
-
-
-async def test_a_message_that_met_the_end_of_an_idle_connection_is_sent_once_more() -> None:
-    accepting = Accepting()
-    accepting.acceptance.on_failed(NoReply(reused=True))
-    assert (accepting.repeats, accepting.kept) == (1, None)
-    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
-    accepting.acceptance.on_end()
-    assert (accepting.accepted, accepting.kept) == (1, None)
-
-
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [
-        (NoReply(reused=False), NoReply),
-        (ReplyCut(), ReplyCut),
-        (NotConnected("Connection refused"), NoReply),  # the server may have got the first one
-    ],
-)
-async def test_a_message_that_fails_again_is_not_sent_a_third_time(
-    failure: RequestFailed, told: type[RequestFailed]
-) -> None:
-    accepting = Accepting()
-    accepting.acceptance.on_failed(NoReply(reused=True))
-    accepting.acceptance.on_failed(failure)
-    assert (accepting.repeats, accepting.accepted) == (1, 0)
-    assert accepting.kept is not None
-    with pytest.raises(told):
-        _ = await accepting.kept.begun()
-
-
-async def test_a_message_that_met_the_end_of_a_new_connection_is_not_sent_again() -> None:
-    accepting = Accepting()
-    accepting.acceptance.on_failed(NoReply(reused=False))
-    assert accepting.repeats == 0
-    assert accepting.kept is not None
-
-
-async def test_a_message_that_is_not_accepted_in_time_goes_to_a_coroutine() -> None:
-    accepting = Accepting(seconds=0)
-    async with asyncio.timeout(5):
-        while accepting.kept is None:
-            await asyncio.sleep(0)
-    accepting.acceptance.on_head(ReplyHead(202, "1.1", []))
-    accepting.acceptance.on_end()
-    assert (await accepting.kept.begun()).status == 202
-    assert accepting.accepted == 0
