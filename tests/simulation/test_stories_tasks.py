@@ -78,3 +78,18 @@ def test_a_replica_that_was_restarted_leaves_its_tasks_to_the_one_that_follows_t
     outcome = played(Fault("kill", 0.6, 1.0, target=target), replicas=replicas, questions=1, before=3.0, between=8.0)
     assert statuses(outcome) == ["working", "input_required", "working", "completed"]
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(("is_heard_of", "outcome"), [(True, "broken"), (True, "cancelled"), (False, "refused")])
+def test_only_a_task_that_its_client_could_not_hear_of_may_be_cancelled_for_it(
+    outcome: str,
+    is_heard_of: bool,  # noqa: FBT001
+) -> None:
+    said = "run 1 was cancelled, which its client did not want"
+    found = played(habit="cancels", before=15.0)
+    (record,) = found.tasks
+    record.wanted_cancelled, record.outcome = None, outcome
+    record.task = record.task if is_heard_of else None
+    assert any(said in each for each in complaints(found))
+    record.task, record.outcome = None, "broken"
+    assert not any(said in each for each in complaints(found))
