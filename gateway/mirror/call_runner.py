@@ -27,7 +27,7 @@ from gateway.mirror.call_rounds import (
 from gateway.mirror.modern_server import Outgoing, Pending, ask
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, param_headers
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.runtime.own_ids import new_id
 from gateway.upstream.channel import Headers
 
@@ -194,6 +194,8 @@ class Runner:
         self._pending = None
         if self.is_over:
             return
+        if isinstance(error, Unreachable) and self.call.progress.round:
+            error = CallLost(f"{error.message}; the rounds before may have had effects")
         if self.call.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
             self._fail(error)
             return

@@ -127,6 +127,20 @@ async def test_the_answers_of_the_client_go_to_the_task_with_its_newest_headers(
     assert len(stage.hears.ended) == 1
 
 
+async def test_only_the_first_round_of_a_call_that_cannot_be_sent_has_had_no_effects(tasks: Tasks) -> None:
+    stage = Stage(tasks)
+    stage.last.fails(Unreachable("no connection"))
+    (error,) = stage.hears.failed
+    assert isinstance(error, Unreachable)
+    stage = Stage(tasks)
+    stage.last.says(result={"resultType": "input_required", "inputRequests": {"a": FORM}, "requestState": "s"})
+    stage.runner.answer("a", answer(result=ACCEPT), HEADERS)
+    stage.last.fails(Unreachable("no connection"))
+    (error,) = stage.hears.failed
+    assert isinstance(error, CallLost)
+    assert "may have had effects" in error.message
+
+
 @pytest.mark.parametrize("when", ["before a poll", "in a poll", "while it asks"])
 async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> None:
     stage = Stage(tasks)
