@@ -234,14 +234,12 @@ class AwaitedReply:
             self._pending.abort()
             self.on_failed(ReplyCut())
 
-    async def _change(self) -> None:
+    def _change(self) -> asyncio.Future[None]:
+        """What is done once anything else has come."""
         if self._pending.is_paused:
             self._pending.resume_reading()
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
     # -- from the connection ------------------------------------------------------------------------------------
 
@@ -281,5 +279,8 @@ class AwaitedReply:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
