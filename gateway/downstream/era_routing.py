@@ -1,5 +1,7 @@
 """Decides whether a request is bridged, or passed through because the client is legacy or the upstream is modern."""
 
+from collections.abc import Awaitable
+
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -47,20 +49,21 @@ class EraRouting:
         _ = await self._caller(incoming, live)
         return await self._legacy.stateless.serve(incoming, reply, live)
 
-    async def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response | None:
-        """Return the upstream's own reply; None if the request must be bridged."""
-        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-        if not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed):
-            return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
+    def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Awaitable[Response | None]:
+        """Return a modern upstream's own reply to a modern request; None if the request must be bridged."""
         if incoming.method != "POST":
             raise not_allowed(incoming.method, "POST")
-        return await self._passed_modern(incoming, reply, live)
+        return self._passed_modern(incoming, reply, live)
+
+    def is_legacy(self, incoming: Incoming) -> bool:
+        """Whether a request is one of a legacy client."""
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        return not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed)
 
     async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
         """Return the reply to a request that another replica forwarded, if it is one of a legacy session."""
-        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
-        if not is_relayed and eras.is_modern(incoming.method, version, incoming.body, incoming.parsed):
+        if not is_relayed and not self.is_legacy(incoming):
             return None
         return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 

@@ -187,10 +187,18 @@ class RequestHandler:
             return self._era_routing.stateless(incoming, reply, live)
         if self._era_routing.is_bridged(incoming, live):
             return self._bridge(incoming, reply, live)
-        return self._pass_through(incoming, reply, live)
+        if not self._era_routing.is_legacy(incoming):
+            return self._pass_modern(incoming, reply, live)
+        if incoming.caller is None:
+            return self._pass_legacy(incoming, reply, live)
+        return self._legacy.serve(incoming, reply, live, incoming.caller)
 
-    async def _pass_through(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
-        """Pass a request through, unless it turns out that it has to be bridged."""
+    async def _pass_legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
+        """Serve a request of a legacy client whose head does not tell who it is."""
+        return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
+
+    async def _pass_modern(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
+        """Pass a modern request through, unless it turns out that it has to be bridged."""
         passed = await self._era_routing.passed(incoming, reply, live)
         return passed if passed is not None else await self._bridge(incoming, reply, live)
 

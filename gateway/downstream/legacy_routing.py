@@ -4,6 +4,7 @@ A server of the client's own transport gets its requests unchanged. One of anoth
 at a time. A server that refuses `initialize` because it is modern is mirrored.
 """
 
+from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
@@ -28,6 +29,8 @@ from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.front import Stateless
 from gateway.telemetry import Passed, TrafficEra
 from gateway.transport_relay.session_relay import SessionRelay
+from gateway.upstream.children.stdio_era import StdioEra
+from gateway.upstream.http.era_probe import EraProbe
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
@@ -45,26 +48,52 @@ class LegacyRouting:
         self.mirror = mirror
         self.stateless = stateless
 
-    async def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> Response:
-        """Serve a request of a legacy client; raises GatewayError."""
+    def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> Awaitable[Response]:
+        """Serve a request of a legacy client; raises GatewayError.
+
+        Each level of coroutines would cost a part of a request that passes through, so nothing on its way waits that
+        need not.
+        """
         at = Arrival(incoming, reply, live, caller)
-        if self.mirror.owns(incoming):
+        if given_id(incoming) is not None:
+            return self._continued(at)
+        return self._to_server(at, has_given_id=False)
+
+    async def _continued(self, at: Arrival) -> Response:
+        """Serve a request of a session of the gateway's, unless it turns out to be another's."""
+        if self.mirror.owns(at.incoming):
             return await self._mirrored(None, at)
         served = await self.front.continued(at)
-        if served is not None:
-            return served
+        return served if served is not None else await self._to_server(at, has_given_id=True)
+
+    def _to_server(self, at: Arrival, *, has_given_id: bool) -> Awaitable[Response]:
+        """Serve a request that is in no session of the gateway's, whatever its id looks like."""
+        incoming, stdio, era = at.incoming, at.live.upstream.stdio, at.live.route.era
         is_addressed = PARAMETER in incoming.url.query  # the server's own address for messages
-        spoken, front = live.upstream.transport, None if is_addressed else beginning(incoming)
-        if await _is_mirrored(live):
+        front = None if is_addressed else beginning(incoming)
+        if era == "mirror":
+            return self._mirrored(front, at)
+        names_session = has_given_id or (mcp.SESSION_ID in incoming.headers and not is_addressed)
+        if era == "auto" and stdio is not None:
+            return self._to_process(stdio, front, at, names_session=names_session)
+        return self._unmirrored(front, at, names_session=names_session)
+
+    async def _to_process(self, stdio: StdioEra, front: Front | None, at: Arrival, *, names_session: bool) -> Response:
+        """Serve a request by the mirror if the process turns out to be modern."""
+        if await stdio.is_modern_only():
             return await self._mirrored(front, at)
-        names_session = given_id(incoming) is not None or (mcp.SESSION_ID in incoming.headers and not is_addressed)
+        return await self._unmirrored(front, at, names_session=names_session)
+
+    def _unmirrored(self, front: Front | None, at: Arrival, *, names_session: bool) -> Awaitable[Response]:
+        """Pass a request through, or relay a session that begins with it."""
+        spoken = at.live.upstream.transport if names_session or front is not None else None
         if names_session and spoken not in (None, "streamable-http"):
             raise session_gone()
         if front is None or (front == "sse" and spoken == "sse"):
-            return await self._passed(at, names_session=names_session)
+            return self._passed(at, names_session=names_session)
         if spoken is not None and spoken != _TRANSPORTS[front]:
-            return await self.front.begin(front, at, self._connect(at))
-        return await self._found_out(front, at)
+            return self.front.begin(front, at, self._connect(at))
+        return self._found_out(front, at)
 
     def names_session(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request seems to be one in a session of a legacy client; its caller or its body is unknown."""
@@ -87,17 +116,22 @@ class LegacyRouting:
             return served
         return await self.mirror.serve(at) if self.mirror.owns(incoming) else None
 
-    async def _passed(self, at: Arrival, *, names_session: bool) -> Response:
-        """Pass a request to the server, whose own the session is, unless it turns out that there is no such session.
-
-        A server that is modern only has no sessions. Which it is, only its refusals tell: one of both eras is known as
-        modern too, and a server may become one of both.
-        """
-        incoming, probe, is_post = at.incoming, at.live.upstream.era, at.incoming.method == "POST"
+    def _passed(self, at: Arrival, *, names_session: bool) -> Awaitable[Response]:
+        """Pass a request to the server, whose own the session is, unless it turns out that there is none."""
+        probe = at.live.upstream.era
         if probe is None or probe.known is False or at.live.route.era != "auto" or not names_session:
-            return await self._passthrough.legacy(incoming, at.http_reply, at.live)
+            return self._passthrough.legacy(at.incoming, at.http_reply(), at.live)
+        return self._passed_if_taken(probe, at)
+
+    async def _passed_if_taken(self, probe: EraProbe, at: Arrival) -> Response:
+        """Pass a request to the server, or mirror its session if the server refuses it as one that is modern only.
+
+        Such a server has no sessions. Which it is, only its refusals tell: one of both eras is known as modern too,
+        and a server may become one of both.
+        """
+        incoming, is_post = at.incoming, at.incoming.method == "POST"
         refusing = _NO_SESSION.get(incoming.method, 0)
-        passed = await self._passthrough.legacy(incoming, at.http_reply, at.live, withheld=(refusing,))
+        passed = await self._passthrough.legacy(incoming, at.http_reply(), at.live, withheld=(refusing,))
         if not isinstance(passed, WholeResponse) or passed.status != refusing:
             if is_post and passed.status == 200:
                 probe.refuses_legacy = False
@@ -110,7 +144,7 @@ class LegacyRouting:
 
     async def _found_out(self, front: Front, at: Arrival) -> Response:
         """Serve a request that begins a session: the server's refusal tells of another transport, or another era."""
-        passed = await self._passthrough.legacy(at.incoming, at.http_reply, at.live, withheld=_OTHER_TRANSPORT)
+        passed = await self._passthrough.legacy(at.incoming, at.http_reply(), at.live, withheld=_OTHER_TRANSPORT)
         probe = at.live.upstream.era
         assert probe is not None, "nothing passes to a child process"
         if not isinstance(passed, WholeResponse) or passed.status not in _OTHER_TRANSPORT:
@@ -154,9 +188,3 @@ class LegacyRouting:
 
     async def _is_modern(self, at: Arrival) -> bool:
         return at.live.route.era != "bridge" and await self._passthrough.finds_modern(at.incoming, at.live)
-
-
-async def _is_mirrored(live: LiveRoute) -> bool:
-    """Whether the mirror serves every legacy client of a route."""
-    stdio, era = live.upstream.stdio, live.route.era
-    return era == "mirror" or (era == "auto" and stdio is not None and await stdio.is_modern_only())

@@ -154,7 +154,8 @@ class HttpReply(ReplyWriter):
 
     def takes_whole(self, status: int) -> bool:
         """Whether a reply of this status can be written at once, with its own length."""
-        return self.http.is_1_1 and self.http.method != "HEAD" and status not in BODILESS
+        head = self.http.head
+        return head.is_1_1 and head.method != "HEAD" and status not in BODILESS
 
     def begin(self, stream: StreamResponse) -> None:
         """Send the head of a reply whose body is sent in parts."""

@@ -18,7 +18,6 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
     live: LiveRoute
     caller: Caller
 
-    @property
     def http_reply(self) -> HttpReply:
         """The reply to a client of this replica."""
         assert isinstance(self.reply, HttpReply), "no other replica forwards such a request"

@@ -134,7 +134,7 @@ class LegacyFront:
     async def _open_stream(self, session: FrontSession, at: Arrival) -> Response:
         """Open the stream of a client of HTTP+SSE, which is its session."""
         address = f"{at.incoming.url.raw_path}?{QUERY}={self.session_id(session, at)}"
-        reply = at.http_reply
+        reply = at.http_reply()
         await reply.start()
         await reply.send(f"event: endpoint\ndata: {address}\n\n".encode())  # not shown with the bodies: it is secret
         return await StreamWriter(session, session.standalone, reply).write(0)

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Final
 
 from multidict import CIMultiDict
+from yarl import URL
 
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
@@ -17,6 +18,7 @@ from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.http.upstream_reply import AwaitedReply
+from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.passage import Passage, UpstreamCut, next_part
 from gateway.passthrough.rejections import not_allowed, not_passable
@@ -66,8 +68,8 @@ class Passthrough:
         if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
             incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
         passage = Passage(incoming, reply, live, TrafficEra.LEGACY, self._streams)
-        with passage, closing(await self._open(passage)) as said:
-            if said.status in withheld:
+        with passage, closing(await passage.open(*self._request(passage))) as said:
+            if withheld and said.status in withheld:
                 return await self._withheld(passage, said)
             return await self._relay(passage, said)
 
@@ -90,15 +92,16 @@ class Passthrough:
         passage = Passage(incoming, reply, live, TrafficEra.MODERN, self._streams)
         if self._draining.has_begun and (self._draining.refuses_calls or passage.is_long_lived):
             raise ShuttingDown("call again")
-        with passage, closing(await self._open(passage)) as said:
+        with passage, closing(await passage.open(*self._request(passage))) as said:
             if _may_refute(said):
                 return await self._read(passage, said)
             return await self._relay(passage, said)
 
-    async def _open(self, passage: Passage) -> AwaitedReply:
+    def _request(self, passage: Passage) -> tuple[URL | None, HeaderLines]:
+        """Return where a request goes, as `Passage.open` takes it, with its headers."""
         incoming = passage.incoming
         target = self._endpoints.target(incoming, passage.probe.endpoint)
-        return await passage.open(target, self._headers.lines(incoming, passage.live.route))
+        return target, self._headers.lines(incoming, passage.live.route)
 
     async def _read(self, passage: Passage, said: AwaitedReply) -> WholeResponse | None:
         """Return a refusal, unless a new probe finds that the upstream is not modern any more."""
