@@ -32,7 +32,6 @@ class AwaitedReply:
     __slots__ = (
         "_buffered",
         "_failure",
-        "_head",
         "_is_begun",
         "_is_over",
         "_is_unwanted",
@@ -42,11 +41,13 @@ class AwaitedReply:
         "_pieces",
         "_waiter",
         "_wants_pause",
+        "head",
     )
 
     def __init__(self, begin: Callable[[ReplyListener], PendingRequest]) -> None:
         """`begin` sends the request; its reply goes to the listener that it is given."""
-        self._head: ReplyHead
+        self.head: ReplyHead
+        """What `begun` waits for."""
         self._is_begun = False
         self._parts: list[bytes] = []
         self._buffered = 0
@@ -77,24 +78,19 @@ class AwaitedReply:
         return self
 
     @property
-    def head(self) -> ReplyHead:
-        """The head, which `begun` waits for."""
-        return self._head
-
-    @property
     def status(self) -> int:
         """The status code."""
-        return self._head.status
+        return self.head.status
 
     @property
     def content_type(self) -> str:
         """The media type in lower case, without parameters."""
-        return self._head.content_type or "application/octet-stream"
+        return self.head.content_type or "application/octet-stream"
 
     @property
     def headers(self) -> CIMultiDict[str]:
         """All headers, decoded anew each time: most replies need none of them."""
-        return CIMultiDict(self._head.texts())
+        return CIMultiDict(self.head.texts())
 
     @property
     def is_read(self) -> bool:
@@ -106,7 +102,7 @@ class AwaitedReply:
 
     def expect_silence(self) -> None:
         """Take little memory from now on: the rest comes seldom, and only the status and the media type are needed."""
-        self._head = _bare(self._head.status, self._head.version, self.content_type)
+        self.head = _bare(self.head.status, self.head.version, self.content_type)
         self._pending.expect_silence()
 
     async def __anext__(self) -> bytes:
@@ -245,7 +241,7 @@ class AwaitedReply:
 
     def on_head(self, head: ReplyHead, /) -> None:
         """The head is here."""
-        self._head = head
+        self.head = head
         self._is_begun = True
         self._wake()
 

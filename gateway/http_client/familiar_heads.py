@@ -10,7 +10,7 @@ delimit the message, describe the body, or decide about the connection. Whatever
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gateway.http_client.reply_head import ReplyHead
 
@@ -40,7 +40,7 @@ _MAX_LESSONS: Final = 32
 """It takes as long to learn a form as to parse a hundred replies, so a server with ever new forms is given up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Form:
     """What the heads of many replies have in common."""
 
@@ -53,18 +53,22 @@ class Form:
     keep_alive_seconds: int | None
     length: int | None
     """The number of the group that has the length of the body; None if the body is chunked."""
+    template: Any = None
+    """How such a head goes on to a client, once one has."""
 
 
 class FamiliarReply(ReplyHead):
     """A reply of a known form, as far as it was read at first; most of the values of its head are never looked at."""
 
-    __slots__ = ("_values", "form", "missing", "parts")
+    __slots__ = ("form", "missing", "parts", "values")
 
     def __init__(self, form: Form, values: re.Match[bytes], parts: tuple[bytes, ...], missing: int) -> None:
         # Without the constructor of the class: every call comes here.
         self.status, self.version, self.raw_reason = form.status, "1.1", form.reason
         self._fields = self._first = None
-        self.form, self._values = form, values
+        self.form = form
+        self.values = values
+        """Has a group for the value of each header."""
         self.parts = parts
         """The body so far; none is empty."""
         self.missing = missing
@@ -74,7 +78,7 @@ class FamiliarReply(ReplyHead):
     def fields(self) -> list[tuple[bytes, bytes]]:
         """See `ReplyHead`."""
         if self._fields is None:
-            self._fields = list(zip(self.form.names, self._values.groups(), strict=True))
+            self._fields = list(zip(self.form.names, self.values.groups(), strict=True))
         return self._fields
 
     @property

@@ -23,6 +23,7 @@ from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.passage import Passage, UpstreamCut, next_part
 from gateway.passthrough.rejections import not_allowed, not_passable
 from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter, FirstEventRewriter
+from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session, mcp
 from gateway.protocol.errors import ShuttingDown
@@ -129,26 +130,29 @@ class Passthrough:
     async def _relay(self, passage: Passage, said: AwaitedReply) -> Response:
         """Send the reply to the client: whole if all of it is here, else as it arrives."""
         passage.begin(said)
-        is_sse = said.content_type == "text/event-stream"
+        head = said.head
+        status, is_sse = head.status, head.content_type == "text/event-stream"
         first_event = self._endpoints.first_event(passage.incoming, passage.probe.endpoint) if is_sse else None
-        headers = _headers(passage, said)
-        if is_sse:
-            headers.setdefault("X-Accel-Buffering", "no")
-        reply, reason = passage.reply, _reason(said)
-        takes_whole = first_event is None and reply.takes_whole(said.status)
+        takes_whole = first_event is None and passage.reply.takes_whole(status)
         body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
         response: Response
-        if body is not None:
-            response = WholeResponse(body, said.status, headers, reason)
-            response.closes = self._draining.has_begun
+        if body is not None and (start := start_of(head)) is not None:
+            response = FamiliarResponse(body, head, start)
         else:
-            response = stream = StreamResponse(said.status, headers, reason)
-            stream.closes = self._draining.has_begun
+            headers = _headers(passage, said)
+            if is_sse:
+                headers.setdefault("X-Accel-Buffering", "no")
+            if body is not None:
+                response = WholeResponse(body, status, headers, _reason(said))
+            else:
+                response = StreamResponse(status, headers, _reason(said))
+        response.closes = self._draining.has_begun
+        if isinstance(response, StreamResponse):
             # An event stream may wait for people; any other body is complete when it begins.
             deadline = None if is_sse else passage.live.deadlines.idle
-            await self._stream(passage, said, stream, deadline, first_event)
+            await self._stream(passage, said, response, deadline, first_event)
         if passage.outcome is not Passed.ENDED:
-            passage.outcome = _outcome(said.status)
+            passage.outcome = _outcome(status)
         return response
 
     async def _stream(

@@ -23,7 +23,7 @@ _JSON_RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n"
     b"Date: %b\r\n" + HEADER.encode() + b": %b\r\n\r\n%b"
 )
-_OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", HEADER.lower()})
+OWN: Final = frozenset({"connection", "content-length", "server", "transfer-encoding", HEADER.lower()})
 """Headers that follow from how the response is written."""
 
 
@@ -56,23 +56,24 @@ class Response(ABC):
     def _head(self, http: HttpRequest, framing: str) -> bytes:
         """The head of the response, with what says how long the body is."""
         headers = self.headers
-        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in _OWN]
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in OWN]
         if "Content-Type" not in headers and self.status not in BODILESS:
             lines.append("Content-Type: application/octet-stream\r\n")
         if "Date" not in headers:
             lines.append(f"Date: {http_date()}\r\n")
         if http.id:
             lines.append(f"{HEADER}: {http.id}\r\n")
-        reason = _phrase(self.status) if self.reason is None else self.reason
+        reason = phrase(self.status) if self.reason is None else self.reason
         version = "1.1" if http.is_1_1 else "1.0"
         head = f"HTTP/{version} {self.status} {reason}\r\n{''.join(lines)}{framing}{self._connection_line(http)}\r\n"
         return head.encode("utf-8", "surrogateescape")
 
     def _connection_line(self, http: HttpRequest) -> str:
-        if self.closes or http.wire.is_last or not http.head.keep_alive:
+        head = http.head
+        if self.closes or http.wire.is_last or not head.keep_alive:
             self.closes = True
-            return _CLOSE if http.is_1_1 else ""
-        return "" if http.is_1_1 else _KEEP_ALIVE
+            return _CLOSE if head.is_1_1 else ""
+        return "" if head.is_1_1 else _KEEP_ALIVE
 
 
 class WholeResponse(Response):
@@ -205,7 +206,8 @@ class _Date:
 http_date: Final = _Date().now
 
 
-def _phrase(status: int) -> str:
+def phrase(status: int) -> str:
+    """The usual words for a status; empty if it has none."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -1,0 +1,93 @@
+"""A reply that goes back in one write, with a head whose form is known from an earlier reply of the same server.
+
+What becomes of a head depends on its form, but for the values in it. So it is found out once for a form, and by the
+same steps as for any other head (`upstream_headers.passed_back`, `server.response`).
+"""
+
+from itertools import compress
+from typing import Final
+
+import msgspec
+from multidict import CIMultiDict
+
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.request_id import HEADER
+from gateway.http.server.response import OWN, WholeResponse, http_date, phrase
+from gateway.http.upstream_headers import passed_back
+from gateway.http_client.familiar_heads import FamiliarReply
+from gateway.http_client.reply_head import ReplyHead
+
+_SPACED: Final = (b" \r\n", b":  ")
+"""A value with a space at one of its ends, or without anything; or one that only looks so."""
+
+
+class _Template(msgspec.Struct, frozen=True, eq=False):
+    """How the heads of one form go back."""
+
+    text: bytes
+    """The status line and the headers, with a place for each value; empty if it depends on the values."""
+    kept: tuple[bool, ...] = ()
+    """Which of the headers have a place."""
+    has_date: bool = True
+
+
+class FamiliarResponse(WholeResponse):
+    """A whole response over HTTP/1.1, most of whose head is there already."""
+
+    def __init__(self, body: bytes, head: ReplyHead, start: bytes) -> None:
+        """`start` is what `start_of` returns for the head."""
+        # Without the constructors of its bases, which need the headers one by one.
+        self.status, self.body = head.status, body
+        self._received, self._start = head, start
+
+    @property
+    def headers(self) -> CIMultiDict[str]:  # type: ignore[override]
+        """Made when somebody asks for them."""
+        return passed_back(self._received)
+
+    def encoded(self, http: HttpRequest) -> bytes:
+        """See `WholeResponse`."""
+        body, ending = self.body, self._connection_line(http).encode()
+        return b"%b%b: %b\r\nContent-Length: %d\r\n%b\r\n%b" % (
+            self._start,
+            _ID_HEADER,
+            http.id.encode(),
+            len(body),
+            ending,
+            body,
+        )
+
+
+_ID_HEADER: Final = HEADER.encode()
+
+
+def start_of(head: ReplyHead) -> bytes | None:
+    """Return what a response begins with that passes a head back; None if it has to be found out header by header."""
+    if not isinstance(head, FamiliarReply):
+        return None
+    form = head.form
+    template: _Template | None = form.template
+    if template is None:
+        template = form.template = _template(head)
+    if not template.text:
+        return None
+    start = template.text % tuple(compress(head.values.groups(), template.kept))
+    if any(map(start.__contains__, _SPACED)):
+        return None
+    return start if template.has_date else b"%bDate: %b\r\n" % (start, http_date().encode())
+
+
+def _template(head: FamiliarReply) -> _Template:
+    """Find out what becomes of all heads of a form."""
+    form, headers = head.form, passed_back(head)
+    if "WWW-Authenticate" in headers:
+        return _Template(b"")  # it will point to the gateway
+    names = [name.decode() for name in form.names]
+    kept = tuple(name in headers and name.lower() not in OWN for name in names)
+    lines = [f"HTTP/1.1 {form.status} {form.reason.decode() or phrase(form.status)}\r\n".replace("%", "%%")]
+    lines += [f"{name.replace('%', '%%')}: %b\r\n" for name in compress(names, kept)]
+    if form.content_type == "text/event-stream" and "X-Accel-Buffering" not in headers:
+        lines.append("X-Accel-Buffering: no\r\n")
+    if "Content-Type" not in headers:
+        lines.append("Content-Type: application/octet-stream\r\n")
+    return _Template("".join(lines).encode(), kept, "Date" in headers)
