@@ -298,13 +298,15 @@ _FIN: Final = b""
 class Way:
     """What one end sends to the other."""
 
-    __slots__ = ("_is_dropped", "_last", "_network", "_sender", "_stuck", "count", "receiver", "room")
+    __slots__ = ("_is_dropped", "_is_resent", "_last", "_network", "_sender", "_stuck", "count", "receiver", "room")
 
     def __init__(self, network: Network, sender: "End", receiver: "End") -> None:
         self._network, self._sender, self.receiver = network, sender, receiver
         self._last = 0.0
         self._stuck: deque[bytes | None] = deque()
-        """What a link that is down holds back: bytes, an end, None for a reset."""
+        """What a link that is down holds back: bytes, an end, None for a reset; and what comes after it, in order."""
+        self._is_resent = False
+        """Whether what was held back is under way again."""
         self._is_dropped = False
         self.count = 0
         """Bytes that the kernels keep: under way, or not read."""
@@ -341,12 +343,18 @@ class Way:
 
     def send_again(self) -> None:
         """The link may be up again."""
-        if self._stuck and not self._is_blocked():
-            stuck, self._stuck = self._stuck, deque()
+        if self._stuck and not (self._is_resent or self._is_blocked()):
+            self._is_resent = True
             kernel = self._network.kernel
             self._last = max(self._last, kernel.now + 0.2 + kernel.random.random())
+            kernel.call_at(self._last, self._arrive_again)
+
+    def _arrive_again(self) -> None:
+        self._is_resent = False
+        if not self._is_blocked():
+            stuck, self._stuck = self._stuck, deque()
             for part in stuck:
-                kernel.call_at(self._last, self._arrive, part)
+                self.receiver.take(part)
 
     def drop(self) -> None:
         self._is_dropped = True
