@@ -19,7 +19,7 @@ from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring, decode_content
 
 SKEW_SECONDS: Final = 60.0
-"""How far the clocks of two replicas may differ; a request is remembered for twice this time."""
+"""How far the clocks of two replicas may differ; a request is remembered until twice this time after it came."""
 _NONCE_BYTES: Final = 16
 _MAX_REMEMBERED: Final = 200_000
 _LENGTH_BYTES: Final = 4
@@ -142,24 +142,27 @@ class PeerSealer:
         return self._keyring.value.seal_bytes(_encode(request), b"request")
 
     def open(self, sealed: bytes, now: float) -> PeerRequest:
-        """The request, if it is authentic, in time and new; raises InvalidState."""
+        """The request, if it is authentic, in time and new; raises InvalidState.
+
+        One from the future is new only once too: its sender has done the work elsewhere when its time has come.
+        """
         request = decode_content(_decode_request, self._keyring.value.open_bytes(sealed, b"request"))
-        if request.issued > now + SKEW_SECONDS:
-            raise InvalidState("future")
         if request.issued < now - SKEW_SECONDS:
             raise InvalidState("expired")
-        self._remember(request.once, now)
+        self._remember(request.once, now, max(now, request.issued))
+        if request.issued > now + SKEW_SECONDS:
+            raise InvalidState("future")
         return request
 
-    def _remember(self, nonce: bytes, now: float) -> None:
-        """Accept a nonce once; forget those whose requests are too old to be accepted again."""
+    def _remember(self, nonce: bytes, now: float, since: float) -> None:
+        """Take a nonce once; forget those whose requests are too old to be accepted."""
         if nonce in self._seen:
             raise InvalidState("replayed")
         while self._seen and (
             next(iter(self._seen.values())) < now - 2 * SKEW_SECONDS or len(self._seen) >= _MAX_REMEMBERED
         ):
             _ = self._seen.popitem(last=False)
-        self._seen[nonce] = now
+        self._seen[nonce] = since
 
 
 class Frames:

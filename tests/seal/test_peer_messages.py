@@ -162,7 +162,18 @@ def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
         assert by.open(sealed, NOW).issued == NOW - age
     else:
         assert refusal(sealed, by) == why
-        assert not by._seen
+
+
+def test_a_request_from_the_future_is_not_accepted_when_its_time_has_come() -> None:
+    """Its sender was refused, and has done the work elsewhere; whoever recorded it sends it again."""
+    by, ahead = PeerSealer(InForce(ring())), 90.0
+    sealed = by.seal(replace(REQUEST, issued=NOW + ahead))
+    assert refusal(sealed, by) == "future"
+    for later in (1, ahead - SKEW_SECONDS, ahead, ahead + SKEW_SECONDS):
+        other = replace(REQUEST, issued=NOW + later, nonce=f"{later}".encode())
+        assert by.open(by.seal(other), NOW + later) == other, "others come in between: they are what makes it forget"
+        assert refusal(sealed, by, NOW + later) == "replayed", later
+    assert refusal(sealed, by, NOW + ahead + SKEW_SECONDS + 1) == "expired"
 
 
 def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
