@@ -75,6 +75,19 @@ def test_a_former_owner_cancels_its_run_once_the_call_was_run_again_elsewhere() 
     assert complaints(outcome) == []
 
 
+def test_a_former_owner_cancels_its_run_though_the_next_one_has_not_begun() -> None:
+    """Messages take long while the call is run again, so the client comes back with a state of no session."""
+    the_call = call(2, 1, 2, 2, 2, 1, tool="search", questions=2)
+    config = {"hold": {"ttl_seconds": 90.0}, "legs": {"limit_seconds": 1.0}}
+    faults = Fault("part", 1.0, 4.0, target=2), Fault("slow", 3.8, 15.0)
+    outcome = History(Plan(1, 3, Kind(has_events=False), config, (the_call,), faults)).run()
+    former, later = outcome.ledger.of("c1")
+    assert later.result is not None
+    assert former.cancelled is not None
+    assert former.cancelled < later.began
+    assert complaints(outcome) == []
+
+
 def test_an_owner_does_not_cancel_a_call_that_another_replica_resumed_when_its_client_left() -> None:
     """The owner learns that its client left once it is reachable again, when the call has gone on elsewhere."""
     the_call = call(2, 2, 1, 1, 3, 3, habit="leaves", questions=2, between=6.0)
