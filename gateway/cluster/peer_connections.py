@@ -112,7 +112,7 @@ class PeerConnections:
         origin, head = _destination(address)
         sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
         send = partial(
-            self._http.begin_encoded,
+            self._http.begin,
             origin,
             b"%bContent-Length: %d\r\n\r\n" % (head, len(sealed)),
             sealed,

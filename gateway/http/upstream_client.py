@@ -54,8 +54,8 @@ class Prepared:
         """`headers` are the client's, `fixed` those of all messages of a session."""
         self.url, self.headers, self.fixed = url, headers, fixed
         self.tls, self.server_name = bounds.tls, bounds.server_name  # not the bounds, which a reload replaces
-        self.origin = _origin(url, bounds.tls, bounds.server_name)
-        self.head = _request_head("POST", url).encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
+        self.origin, head = _address("POST", url, bounds.tls, bounds.server_name)
+        self.head = head.encoded({**headers, **fixed}, 1).removesuffix(_ONE_BYTE)
         """All but the headers of a single request, such as the length of its body."""
 
 
@@ -143,14 +143,14 @@ class Client:
         new connection.
         """
         bounds = self._bounds.value
-        origin, head = _origin(url, bounds.tls, bounds.server_name), _request_head(method, url)
+        origin, head = _address(method, url, bounds.tls, bounds.server_name)
         return self._calls.begin(
             origin,
-            head,
-            headers,
+            head.encoded(headers, len(body)),
             body,
             listener,
             connect_seconds=bounds.timeouts.connect_seconds,
+            is_head=head.is_head,
             is_lenient=is_lenient,
             is_repeatable=is_repeatable,
             is_fresh=is_fresh,
@@ -189,7 +189,7 @@ class Client:
     ) -> PendingRequest:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
         encoded = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
-        return self._calls.begin_encoded(
+        return self._calls.begin(
             prepared.origin,
             encoded,
             body,
@@ -204,13 +204,8 @@ class Client:
 
 
 @lru_cache(maxsize=_ADDRESSES)
-def _origin(url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> Origin:
-    return Origin.of(url, tls, server_name)
-
-
-@lru_cache(maxsize=_ADDRESSES)
-def _request_head(method: str, url: URL) -> RequestHead:
-    return RequestHead(method, url)
+def _address(method: str, url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> tuple[Origin, RequestHead]:
+    return Origin.of(url, tls, server_name), RequestHead(method, url)
 
 
 class Begin(Protocol):

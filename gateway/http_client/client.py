@@ -5,7 +5,7 @@ Rule 2: no request has a deadline here but for its connection. Callers abort wha
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any, Final, NoReturn
 
 from gateway.http_client.connection import Connection
@@ -15,7 +15,6 @@ from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.request_head import HeaderLines, RequestHead
 from gateway.runtime.tasks import Tasks
 
 _SERVERS: Final = 256
@@ -52,37 +51,6 @@ class HttpClient:
     def begin(  # noqa: PLR0913  (what one request consists of)
         self,
         origin: Origin,
-        head: RequestHead,
-        headers: Mapping[str, str] | HeaderLines,
-        body: bytes,
-        listener: ReplyListener,
-        *,
-        connect_seconds: float,
-        is_lenient: bool = False,
-        is_repeatable: bool = False,
-        is_fresh: bool = False,
-    ) -> PendingRequest:
-        """Send a request, at once if a connection is idle. Raises ValueError for headers that cannot be sent.
-
-        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: the caller
-        sends it again if the connection turns out to have ended. `is_fresh`: on a new connection.
-        """
-        encoded = head.encoded(headers, len(body))
-        return self.begin_encoded(
-            origin,
-            encoded,
-            body,
-            listener,
-            is_head=head.is_head,
-            connect_seconds=connect_seconds,
-            is_lenient=is_lenient,
-            is_repeatable=is_repeatable,
-            is_fresh=is_fresh,
-        )
-
-    def begin_encoded(  # noqa: PLR0913  (what one request consists of)
-        self,
-        origin: Origin,
         encoded: bytes,
         body: bytes,
         listener: ReplyListener,
@@ -94,10 +62,11 @@ class HttpClient:
         is_fresh: bool = False,
         awaits_continue: bool = False,
     ) -> PendingRequest:
-        """As `begin`, with the bytes of the head.
+        """Send a request, whose head is `encoded`, at once if a connection is idle.
 
-        `awaits_continue`: the body is sent when the server says `100 Continue`, which
-        the head has to ask for.
+        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: the caller
+        sends it again if the connection turns out to have ended. `is_fresh`: on a new connection. `awaits_continue`:
+        the body is sent when the server says `100 Continue`, which the head has to ask for.
         """
         pending = PendingRequest(listener, is_lenient, awaits_continue)
         connection = None

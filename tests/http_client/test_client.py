@@ -281,7 +281,7 @@ async def test_a_request_goes_out_as_it_was_given(client: HttpClient) -> None:
         url = URL(server.url + "?a=b%20c")
         heard = Recorder()
         head = RequestHead("POST", url, {"Content-Type": "application/json"})
-        client.begin(Origin.of(url), head, {"Authorization": "Bearer t"}, b"{}", heard, connect_seconds=5)
+        client.begin(Origin.of(url), head.encoded({"Authorization": "Bearer t"}, 2), b"{}", heard, connect_seconds=5)
         await heard.over()
         assert server.requests == [
             b"POST /mcp?a=b%%20c HTTP/1.1\r\nContent-Type: application/json\r\nHost: 127.0.0.1:%d\r\nAccept: */*\r\n"

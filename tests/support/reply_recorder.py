@@ -98,7 +98,13 @@ class Sender:
         recorder = Recorder()
         head = RequestHead(method, self.url)
         pending = self.client.begin(
-            self.origin, head, headers or {}, body, recorder, connect_seconds=seconds, is_lenient=is_lenient
+            self.origin,
+            head.encoded(headers or {}, len(body)),
+            body,
+            recorder,
+            connect_seconds=seconds,
+            is_head=head.is_head,
+            is_lenient=is_lenient,
         )
         assert recorder.words == [], "the listener was called before begin returned"
         return recorder, pending
