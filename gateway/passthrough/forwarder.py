@@ -6,7 +6,6 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 """
 
 from collections.abc import Collection
-from contextlib import closing
 from typing import Final
 
 from multidict import CIMultiDict
@@ -69,7 +68,8 @@ class Passthrough:
         if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
             incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
         passage = Passage(incoming, reply, live, TrafficEra.LEGACY, self._streams)
-        with passage, closing(await passage.open(*self._request(passage))) as said:
+        with passage:
+            said = await passage.open(*self._request(passage))
             if withheld and said.status in withheld:
                 return await self._withheld(passage, said)
             return await self._relay(passage, said)
@@ -93,7 +93,8 @@ class Passthrough:
         passage = Passage(incoming, reply, live, TrafficEra.MODERN, self._streams)
         if self._draining.has_begun and (self._draining.refuses_calls or passage.is_long_lived):
             raise ShuttingDown("call again")
-        with passage, closing(await passage.open(*self._request(passage))) as said:
+        with passage:
+            said = await passage.open(*self._request(passage))
             if _may_refute(said):
                 return await self._read(passage, said)
             return await self._relay(passage, said)

@@ -28,7 +28,7 @@ class UpstreamCut(ConnectionResetError):
 
 
 class Passage:
-    """One request with its reply; a context manager that counts it with its outcome.
+    """One request with its reply; a context manager that counts it with its outcome, and closes the reply.
 
     It may open a stream that stays open for hours without belonging to a call: a standalone GET stream (legacy) or a
     subscription (modern). A drain ends such a stream instead of waiting for it.
@@ -53,7 +53,10 @@ class Passage:
         self.is_ended = False
         """Whether `end` was called."""
         self._streams = streams
-        self._upstream_reply: AwaitedReply | None = None
+        self._said: AwaitedReply | None = None
+        """The upstream's reply, once its head is here."""
+        self._is_relayed = False
+        """Whether it is on its way to the client."""
 
     def __enter__(self) -> Self:
         self._weight = self._weigh()
@@ -76,6 +79,8 @@ class Passage:
             return calls.take(caller.principal, len(body), is_continued=True)
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        if self._said is not None:
+            self._said.close()
         self._weight.release()
         metrics, path = self.live.process.metrics, self.live.route.path
         if isinstance(exc, DownstreamError):
@@ -99,14 +104,15 @@ class Passage:
         Returns when the reply's head is here; raises Unreachable or CallLost, and Stopping if this process ends first.
         """
         incoming, upstream, endpoint = self.incoming, self.live.upstream, self.probe.endpoint
-        deadlines, timeouts, waits = self.live.deadlines, self.live.config.timeouts, self._waits
+        deadlines, waits = self.live.deadlines, self._waits()
         try:
             with CoarseTimeout(deadlines.idle if waits else deadlines.answer):
                 for _ in range(2):
                     url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
                     reply = await upstream.client.send(incoming.method, url, headers, incoming.body, is_lenient=True)
-                    if reply.status not in REDIRECTS:
+                    if reply.head.status not in REDIRECTS:
                         upstream.health.ok()
+                        self._said = reply
                         return reply
                     reply.close()
                     location = reply.head.text(b"location")
@@ -117,6 +123,7 @@ class Passage:
                         if target is None:
                             raise Unreachable(f"{endpoint.where} redirects messages to another origin")
         except TimeoutError as exc:
+            timeouts = self.live.config.timeouts
             seconds = timeouts.idle_seconds if waits else timeouts.answer_seconds
             error = CallLost(
                 f"{endpoint.where} did not begin its answer in {seconds:g} s; the request may have had effects"
@@ -137,7 +144,6 @@ class Passage:
             ) from exc
         raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
-    @property
     def _waits(self) -> bool:
         """Whether the head of the reply may take timeouts.idle_seconds instead of timeouts.answer_seconds.
 
@@ -163,16 +169,16 @@ class Passage:
     def begin(self, upstream_reply: AwaitedReply) -> None:
         """Take the upstream's reply, whose head has arrived; the request is not sent again, so its body is dropped."""
         self.incoming.drop_body(None)
-        self._weight.change(0)
-        self._upstream_reply = upstream_reply
+        self._weight.release()
+        self._is_relayed = True
         if self.is_ended:
             upstream_reply.cut()
 
     def end(self) -> None:
         """End a long-lived stream: the upstream's reply is cut off."""
         self.is_ended = True
-        if self._upstream_reply is not None:
-            self._upstream_reply.cut()
+        if self._said is not None and self._is_relayed:
+            self._said.cut()
 
 
 async def next_part(reply: AwaitedReply, deadline: CoarseTimer | None) -> bytes | None:
