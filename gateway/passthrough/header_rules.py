@@ -58,9 +58,19 @@ class HeaderRules:
         self._networks = [ipaddress.ip_network(network) for network in config.principal.trusted_proxies]
 
     def lines(self, incoming: Incoming, route: Route) -> HeaderLines:
-        """Return the headers that go upstream; raises InvalidRequest, also for a request that has been here before.
+        """Return the headers that go upstream; raises InvalidRequest, also for a request that has been here before."""
+        known = incoming.known
+        if known is None or self._networks:  # else they depend on nothing but the head and the route
+            return self._lines(incoming, route)
+        passing: tuple[Route, HeaderLines] | None = known.passing
+        if passing is None or passing[0] is not route:
+            passing = known.passing = route, self._lines(incoming, route)
+        return passing[1]
 
-        Which headers go depends on names, for the most part, and clients send the same ones again and again.
+    def _lines(self, incoming: Incoming, route: Route) -> HeaderLines:
+        """Find out which headers go upstream.
+
+        That depends on names, for the most part, and clients send the same ones again and again.
         """
         headers = incoming.headers
         key = (

@@ -42,6 +42,8 @@ class KnownValues(dict[str, Sequence[str]]):
         self.caller: Any = None
         """Who sends such a request, as long as `judge` stays the same."""
         self.judge: object = None
+        self.passing: Any = None
+        """The route on which its headers have passed through, with the lines that have."""
         self.sender: Any = None
         """What else is known of the caller's requests with the same `_meta`."""
 

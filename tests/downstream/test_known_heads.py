@@ -406,3 +406,54 @@ async def test_a_known_head_from_another_address_counts_for_that_address(upstrea
         for body in asked:
             await raw.send(retry_of(stand, body))
             assert b" 200 OK" in (await reply(raw))[0]
+
+
+# -- requests of legacy clients ---------------------------------------------------------------------------------------
+
+
+def legacy_request(stand: Stand, *lines: str) -> bytes:
+    """A call of a legacy client in a session of its server."""
+    body = b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"tool"}}'
+    head = [f"Host: {stand.gateway.listen}", "Accept: application/json, text/event-stream"]
+    head += [
+        "Content-Type: application/json",
+        "MCP-Protocol-Version: 2025-06-18",
+        *lines,
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join(["POST /mcp HTTP/1.1", *head, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize("lines", [(), ("Mcp-Session-Id: theirs",), ("Mcp-Session-Id: mrtr1.none.of-ours",)])
+async def test_a_legacy_request_whose_head_is_known_passes_like_any_other(
+    upstream: FakeUpstream, stand: Stand, gate: Gate, lines: tuple[str, ...]
+) -> None:
+    sent = legacy_request(stand, "Authorization: Bearer a", "X-Request-Id: mine", *lines)
+    async with raw_connection(stand) as raw:
+        replies = []
+        for _ in range(4):
+            await raw.send(sent)
+            replies.append(await reply(raw))
+    assert len({head for head, _ in replies}) <= 2, "but for the date, they are the same"
+    assert all(b"\r\nX-Request-Id: mine\r\n" in head for head, _ in replies)
+    assert {json.loads(body)["result"]["content"][0]["text"] for _, body in replies} == {"tool"}
+    first, *others = [dict(seen.headers) for seen in upstream.seen if seen.headers.get("Authorization") == "Bearer a"]
+    assert others == [first] * 3
+
+
+async def test_what_a_legacy_head_decided_is_decided_anew_after_a_reload(
+    upstream: FakeUpstream, stand: Stand, gate: Gate
+) -> None:
+    sent = legacy_request(stand, "X-Dropped: a")
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+        assert upstream.seen[-1].headers["X-Dropped"] == "a"
+        route: dict[str, Any] = {"drop_headers": ["X-Dropped"]}
+        stand.gateway.apply(parse(configuration(upstream.url, route=route), "test", {}))
+        await known(stand, raw, sent)
+        assert "X-Dropped" not in upstream.seen[-1].headers
+        sections: dict[str, Any] = {"security": {"allowed_hosts": ["other.example"]}}
+        stand.gateway.apply(parse(configuration(upstream.url, **sections), "test", {}))
+        await raw.send(sent)
+        assert b" 403 " in (await reply(raw))[0]
+    assert gate.ended == [True] * 6

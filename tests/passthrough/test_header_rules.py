@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import Config, InForce, Route, Upstream, parse
@@ -11,6 +12,7 @@ from gateway.http.incoming import Incoming
 from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.protocol.errors import InvalidRequest
+from gateway.protocol.header_mismatch import KnownValues
 
 CLAIMED = {"Forwarded": "for=1", "X-Real-IP": "1", "X-Forwarded-For": "1", "X-User": "ada"}
 
@@ -123,3 +125,38 @@ def test_names_that_clients_make_up_do_not_pile_up() -> None:
     before = len(rules._plans)
     assert passed(rules, {"X-" + "y" * 3000: "1"})
     assert len(rules._plans) == before
+
+
+def known(headers: dict[str, str], remote: str = "10.0.0.1") -> Incoming:
+    """A request whose head came before."""
+    found = CIMultiDictProxy(CIMultiDict(headers))
+    return Incoming("/mcp", found, remote, known=KnownValues(lambda name: found.getall(name, ())))
+
+
+def test_what_passes_of_a_known_head_is_found_out_once_for_a_route_as_it_is_configured() -> None:
+    rules, incoming = HeaderRules(InForce(config()), "abc"), known({"X-User": "ada", "Accept": "a"})
+    lines = rules.lines(incoming, ROUTE)
+    assert rules.lines(incoming, ROUTE) is lines
+    assert b"X-User: ada\r\n" in lines.text
+    other = structs.replace(ROUTE, drop_headers=("accept",))
+    assert rules.lines(incoming, other).text == b"X-User: ada\r\nVia: 1.1 mrtr-abc\r\n"
+    assert rules.lines(incoming, ROUTE) == lines
+
+
+def test_what_passes_of_a_known_head_may_depend_on_where_it_comes_from() -> None:
+    in_force = InForce(config())
+    rules, incoming = HeaderRules(in_force, "abc"), known(CLAIMED)
+    assert rules.lines(incoming, ROUTE).text == b"X-User: ada\r\nVia: 1.1 mrtr-abc\r\n"
+    in_force.replace(BEHIND_A_PROXY)
+    trusted = rules.lines(incoming, ROUTE)
+    assert b"X-Real-IP: 1\r\n" in trusted.text
+    stranger = Incoming("/mcp", incoming.headers, "192.0.2.1", known=incoming.known)
+    assert rules.lines(stranger, ROUTE).text == b"Via: 1.1 mrtr-abc\r\n"
+    assert rules.lines(incoming, ROUTE) == trusted
+
+
+def test_a_known_head_that_has_been_here_before_is_refused_each_time() -> None:
+    rules, incoming = HeaderRules(InForce(config()), "abc"), known({"Via": "1.1 mrtr-abc"})
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="leads back here"):
+            _ = rules.lines(incoming, ROUTE)
