@@ -132,7 +132,7 @@ class LegacyRouting:
         incoming, is_post = at.incoming, at.incoming.method == "POST"
         refusing = _NO_SESSION.get(incoming.method, 0)
         passed = await self._passthrough.legacy(incoming, at.http_reply(), at.live, withheld=(refusing,))
-        if not isinstance(passed, WholeResponse) or passed.status != refusing:
+        if passed.status != refusing or not isinstance(passed, WholeResponse):
             if is_post and passed.status == 200:
                 probe.refuses_legacy = False
             return passed
@@ -147,7 +147,7 @@ class LegacyRouting:
         passed = await self._passthrough.legacy(at.incoming, at.http_reply(), at.live, withheld=_OTHER_TRANSPORT)
         probe = at.live.upstream.era
         assert probe is not None, "nothing passes to a child process"
-        if not isinstance(passed, WholeResponse) or passed.status not in _OTHER_TRANSPORT:
+        if passed.status not in _OTHER_TRANSPORT or not isinstance(passed, WholeResponse):
             if front == "http" and passed.status == 200:
                 probe.refuses_legacy = False
             return passed

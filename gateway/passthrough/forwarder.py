@@ -130,13 +130,13 @@ class Passthrough:
 
     async def _relay(self, passage: Passage, said: AwaitedReply) -> Response:
         """Send the reply to the client: whole if all of it is here, else as it arrives."""
-        passage.begin(said)
         head = said.head
         status, is_sse = head.status, head.content_type == "text/event-stream"
         first_event = self._endpoints.first_event(passage.incoming, passage.probe.endpoint) if is_sse else None
         takes_whole = first_event is None and passage.reply.takes_whole(status)
         body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
         response: Response
+        stream: StreamResponse | None = None
         if body is not None and (start := start_of(head)) is not None:
             response = FamiliarResponse(body, head, start)
         else:
@@ -146,12 +146,13 @@ class Passthrough:
             if body is not None:
                 response = WholeResponse(body, status, headers, _reason(said))
             else:
-                response = StreamResponse(status, headers, _reason(said))
+                response = stream = StreamResponse(status, headers, _reason(said))
         response.closes = self._draining.has_begun
-        if isinstance(response, StreamResponse):
+        if stream is not None:
+            passage.begin()
             # An event stream may wait for people; any other body is complete when it begins.
             deadline = None if is_sse else passage.live.deadlines.idle
-            await self._stream(passage, said, response, deadline, first_event)
+            await self._stream(passage, said, stream, deadline, first_event)
         if passage.outcome is not Passed.ENDED:
             passage.outcome = _outcome(status)
         return response

@@ -166,18 +166,22 @@ class Passage:
         except RequestFailed as exc:
             raise exc.mapped(where) from exc
 
-    def begin(self, upstream_reply: AwaitedReply) -> None:
-        """Take the upstream's reply, whose head has arrived; the request is not sent again, so its body is dropped."""
+    def begin(self) -> None:
+        """Relay the rest of the reply as it comes; the request is not sent again, so its body is dropped."""
         self.incoming.drop_body(None)
         self._weight.release()
         self._is_relayed = True
         if self.is_ended:
-            upstream_reply.cut()
+            self._cut()
 
     def end(self) -> None:
         """End a long-lived stream: the upstream's reply is cut off."""
         self.is_ended = True
-        if self._said is not None and self._is_relayed:
+        if self._is_relayed:
+            self._cut()
+
+    def _cut(self) -> None:
+        if self._said is not None:
             self._said.cut()
 
 
