@@ -67,7 +67,9 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
         ):
             yield f"left: {each}"
     if not lost:  # what it had begun is known to nobody
-        yield from (f"server: {each}" for each in outcome.ledger.strange)
+        for at, tag in outcome.ledger.deleted:
+            if not any(record.call.tag == tag and _has_ended_session(record, at) for record in outcome.records):
+                yield f"server: a session was deleted while {tag} ran in it"
     for line in outcome.lines:
         if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
@@ -207,6 +209,11 @@ def _ends_early(outcome: Outcome, told: Told) -> bool:
 def _was_passed(record: Record) -> bool:
     """Whether its client spoke with the server itself, through the gateway: then it has to cancel, and does not."""
     return record.call.is_legacy and record.call.path == "/mcp"
+
+
+def _has_ended_session(record: Record, when: float) -> bool:
+    """Whether its client has ended the session itself: it does so once it has been told how its call ended."""
+    return _was_passed(record) and record.final is not None and record.final.at <= when
 
 
 def _lost_a_replica(outcome: Outcome) -> bool:

@@ -51,8 +51,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        self.strange: list[str] = []
-        """Messages that no gateway should have sent."""
+        self.deleted: list[tuple[float, str]] = []
+        """When a session was deleted while this call ran in it."""
 
     def of(self, tag: str) -> list[Run]:
         return [run for run in self.runs if run.tag == tag]
@@ -226,7 +226,7 @@ class LegacyServer:
             return
         del self._store.sessions[session.name]
         for run, task, _ in list(session.running.values()):
-            self._ledger.strange.append(f"a session was deleted while {run.tag} ran in it")
+            self._ledger.deleted.append((self.now(), run.tag))
             task.cancel()
         for stream in session.streams.values():
             if stream.reader is not None:

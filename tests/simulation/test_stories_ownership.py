@@ -174,7 +174,7 @@ def test_who_asked_for_visits_to_urls_is_the_one_that_sends_the_call_again(
     the_call = call(*replicas, think=1.0, habit="leaves unread", **script)
     outcome = played(the_call, Fault("stop", 2.9, 6.0, target=3), **hold)
     assert [run.result is not None for run in outcome.ledger.of("c1")] == [False, True]
-    assert outcome.ledger.strange == []
+    assert outcome.ledger.deleted == []
     assert complaints(outcome) == []
 
 

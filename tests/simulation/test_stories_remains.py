@@ -64,3 +64,17 @@ def test_a_result_that_no_other_process_can_read_leaves_no_session_after_a_drain
     outcome = played(the_call, Fault("term", 4.0, 60.0), kind=Kind(has_events=True), **settings)
     assert outcome.ledger.of("c1")[0].result is not None
     assert outcome.left == []
+
+
+def test_only_a_client_that_was_told_how_its_call_ended_may_end_its_session_under_it() -> None:
+    """A legacy client speaks with the server itself; the connection of its call is cut before the reply begins."""
+    the_call = Call("c1", 0.0, "pay", "ann", {"questions": 1}, 3.0, "plain", (1, 2, 1, 2), is_legacy=True)
+    faults = Fault("slow", 0.0, 15.0), Fault("cold cut", 0.55, 0.0)
+    config = {"hold": {"ttl_seconds": 90.0}}
+    outcome = History(Plan(26, 2, Kind(), config, (the_call,), faults)).run()
+    (record,) = outcome.records
+    assert [told.reason for told in record.told] == ["call_lost"]
+    assert [tag for _, tag in outcome.ledger.deleted] == ["c1"]
+    assert oracle.complaints(outcome) == []
+    record.final = None
+    assert "server: a session was deleted while c1 ran in it" in oracle.complaints(outcome)
