@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import modern
+from bench import legacy, modern
 from bench.load import Connection, Operation, run
 from bench.processes import ROOT, Fleet, Process, ProcessError, free_port
 from bench.report import layout
@@ -78,6 +78,7 @@ class Operations:
         return {
             "echo": modern.echo("echo"),
             "sse": modern.echo("echo_sse"),
+            "passed": legacy.echo("echo"),
             "ask": modern.ask,
             FORWARDED: modern.ask_answered_at(last.address),
             "held": self.hold,
@@ -226,7 +227,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
     default = f"{shlex.quote(sys.executable)} -m gateway"
     parser.add_argument("--gateway", default=default, metavar="CMD", help="how to run it (default: %(default)s)")
-    parser.add_argument("--only", default="echo,sse,ask,forwarded,held", help="operations (default: %(default)s)")
+    every = "echo,sse,passed,ask,forwarded,held"
+    parser.add_argument("--only", default=every, help="operations (default: %(default)s)")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()
     if shutil.which("valgrind") is None:
