@@ -138,7 +138,7 @@ class Passthrough:
         response: Response
         stream: StreamResponse | None = None
         if body is not None and (start := start_of(head)) is not None:
-            response = FamiliarResponse(body, head, start)
+            response = FamiliarResponse(body, status, start)
         else:
             headers = _headers(passage, said)
             if is_sse:

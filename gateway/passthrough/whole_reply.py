@@ -31,16 +31,16 @@ class _Template(msgspec.Struct, frozen=True, eq=False):
 class FamiliarResponse(WholeResponse):
     """A whole response over HTTP/1.1, most of whose head is there already."""
 
-    def __init__(self, body: bytes, head: ReplyHead, start: bytes) -> None:
-        """`start` is what `start_of` returns for the head."""
+    def __init__(self, body: bytes, status: int, start: bytes) -> None:
+        """`start` is what `start_of` returns for the server's head, which is not kept: it has the body once more."""
         # Without the constructors of its bases, which need the headers one by one.
-        self.status, self.body = head.status, body
-        self._received, self._start = head, start
+        self.body, self.status, self._start = body, status, start
 
     @property
     def headers(self) -> CIMultiDict[str]:  # type: ignore[override]
         """Made when somebody asks for them."""
-        return passed_back(self._received)
+        lines = self._start.decode().split("\r\n")[1:-1]
+        return CIMultiDict([(name, value) for name, _, value in (line.partition(": ") for line in lines)])
 
     def encoded(self, http: HttpRequest) -> bytes:
         """See `WholeResponse`."""

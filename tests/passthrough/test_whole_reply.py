@@ -8,7 +8,7 @@ from yarl import URL
 
 from gateway.http.server import response
 from gateway.http.server.request import HttpRequest, ReceivedHead, RequestBody
-from gateway.http.server.response import WholeResponse
+from gateway.http.server.response import OWN, WholeResponse
 from gateway.http.upstream_headers import passed_back
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
 from gateway.http_client.reply_head import ReplyHead
@@ -81,9 +81,12 @@ def test_it_goes_back_like_any_other(lines: bytes, known: bytes | None, line: by
     if start is None:
         assert b":  " in lines, "all others are recognised"
         return
-    passed, other = FamiliarResponse(BODY, head, start), one_by_one(head)
+    passed, other = FamiliarResponse(BODY, head.status, start), one_by_one(head)
     assert passed.encoded(http) == other.encoded(http)
-    assert (passed.status, passed.headers, passed.closes) == (other.status, passed_back(head), other.closes)
+    assert (passed.status, passed.closes) == (other.status, other.closes)
+    shown = CIMultiDict((name, value) for name, value in other.headers.items() if name.lower() not in OWN)
+    _ = shown.setdefault("Content-Type", "application/octet-stream"), shown.setdefault("Date", response.http_date())
+    assert list(passed.headers.items()) == list(shown.items())
 
 
 @pytest.mark.parametrize("value", [b"", b" a", b"a ", b"a  "])
@@ -96,7 +99,7 @@ def test_a_status_without_words_gets_the_usual_ones() -> None:
     start = start_of(head)
     assert start is not None
     assert start.startswith(b"HTTP/1.1 404 Not Found\r\n")
-    assert FamiliarResponse(BODY, head, start).encoded(request()) == one_by_one(head).encoded(request())
+    assert FamiliarResponse(BODY, head.status, start).encoded(request()) == one_by_one(head).encoded(request())
 
 
 def test_an_event_stream_that_is_here_whole_is_not_buffered_on_its_way() -> None:
@@ -104,7 +107,7 @@ def test_an_event_stream_that_is_here_whole_is_not_buffered_on_its_way() -> None
     start = start_of(head)
     assert start is not None
     other = one_by_one(head, ("X-Accel-Buffering", "no"))
-    assert FamiliarResponse(BODY, head, start).encoded(request()) == other.encoded(request())
+    assert FamiliarResponse(BODY, head.status, start).encoded(request()) == other.encoded(request())
 
 
 def test_what_points_to_the_sign_in_is_left_to_those_who_know_the_gateways_address() -> None:
