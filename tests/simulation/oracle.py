@@ -386,9 +386,12 @@ def _silenced(outcome: Outcome, told: Told) -> list[Fault]:
 def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a request led to new questions, and then their call went cold: it keeps no questions.
 
-    They were told to a copy of the request, or to a replica that did not hear of them: no link led there.
+    They were told to a copy of the request, or to a replica that did not hear of them: no link led there. Or the
+    connection broke before the client had read them, so that it asks again.
     """
     asked, where = _opened(outcome, told.state), set()
+    if asked is not None and told.unheard_since is not None:
+        where.add((asked.owner, asked.round + 1, record.states[told.state or ""]))
     for each in record.told:
         if (each.state, each.carried) != (told.state, told.carried):
             continue

@@ -99,6 +99,25 @@ def _reply_is_lost(cold_seconds: float) -> Outcome:
     return played(the_call, Fault("one way", 0.1, 2.0, target=2), cold_seconds=cold_seconds)
 
 
+@pytest.mark.parametrize(
+    ("cold_seconds", "end"),
+    [(2.0, "400 invalid_request_state"), (0.0, "200 complete")],
+)
+def test_only_a_call_that_went_cold_refuses_a_client_whose_connection_broke_before_it_had_read_the_questions(
+    cold_seconds: float, end: str
+) -> None:
+    """It reads late, and the replica that relays the owner's reply dies meanwhile."""
+    the_call = call(1, 2, 2, 2, 2, 2, think=0.2, habit="reads late", tool="search", questions=2, between=0.05)
+    outcome = played(the_call, Fault("kill", 1.5, 6.0, target=2), cold_seconds=cold_seconds)
+    assert replies(outcome)[-1].endswith(end)
+    assert complaints(outcome) == []
+    if cold_seconds:
+        lines = [line for line in outcome.lines if line.event != "call.cooled"]
+        assert any("its state is invalid" in each for each in complaints(replace(outcome, lines=lines)))
+        outcome.records[0].told[-1].unheard_since = None
+        assert any("its state is invalid" in each for each in complaints(outcome))
+
+
 def test_a_state_whose_key_is_of_one_process_ages_on_its_way_too() -> None:
     outcome = story("a_state_whose_key_is_of_one_process_ages_on_its_way")
     outcome.own_keys.clear()
