@@ -51,6 +51,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """One exchange: the call of its first leg, with the headers of its newest. Only the driver feeds the exchange."""
 
     exchange: Exchange
+    exchange_id: str = ""
+    """Drawn when the exchange is first parked; most exchanges never are."""
     request_id: str | None = None
     """The id of the newest leg's HTTP request, for the log."""
     span: Span | None = None

@@ -85,7 +85,7 @@ class Driver(ExchangeRunner):
         back, and nothing is awaited.
         """
         context = self._context
-        self.id = envelope.exchange
+        context.exchange_id = envelope.exchange
         self._takeover = Takeover(
             context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold
         )

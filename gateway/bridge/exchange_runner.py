@@ -56,7 +56,6 @@ class ExchangeRunner(ABC):
         "_upstream_call",
         "_weight",
         "address",
-        "id",
         "live",
         "principal",
     )
@@ -66,8 +65,6 @@ class ExchangeRunner(ABC):
     ) -> None:
         """`new_call` makes the upstream call, if it is not one request. A call without a `weight` is continued."""
         live, request = asked.live, asked.request
-        self.id = ""
-        """Drawn when the exchange is first parked; most exchanges never are."""
         self.principal = asked.key.principal
         self.address = asked.address
         self.live = live
@@ -88,6 +85,11 @@ class ExchangeRunner(ABC):
         """Released when the exchange ends."""
         self._later: list[on.Event] | None = None
         """While an event is being handled: it, and what happens meanwhile."""
+
+    @property
+    def id(self) -> str:
+        """The id of the exchange; empty before it is first parked."""
+        return self._context.exchange_id
 
     @property
     def request_id(self) -> str | None:
@@ -206,7 +208,7 @@ class ExchangeRunner(ABC):
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
-        self.id = self.id or world.random_bytes(16).hex()
+        self._context.exchange_id = self.id or world.random_bytes(16).hex()
         left = self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None
         try:
             body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts(), left)

@@ -81,8 +81,11 @@ class Outgoing:
 
         self.put(respond)
 
-    def cancel(self, session: Session, call: Call, reason: str, *, again: bool) -> None:
-        """Tell the upstream that a call is no longer wanted, `again` if that does not arrive while it may run."""
+    def cancel(self, session: Session, call: Call, reason: str, is_ours: Callable[[], Awaitable[bool]]) -> None:
+        """Tell the upstream that a call is no longer wanted, again if that does not arrive while it may run.
+
+        By then, another replica may have gone on with it: `is_ours` is asked before that.
+        """
         headers = self._context.headers
 
         async def cancel() -> None:
@@ -95,8 +98,8 @@ class Outgoing:
                 if pause and not session.works_on(call):
                     return
                 is_over = await self._attempt(send)
-            if again and not is_over:
-                self._try_later(send, lambda: session.may_run(call) and not session.is_forgotten)
+            if not is_over:
+                self._try_later(send, lambda: session.may_run(call) and not session.is_forgotten, is_ours)
 
         self.put(cancel)
 
@@ -108,13 +111,18 @@ class Outgoing:
 
         self.put(attempt)
 
-    def _try_later(self, send: Callable[[], Awaitable[None]], is_useful: Callable[[], bool]) -> None:
+    def _try_later(
+        self,
+        send: Callable[[], Awaitable[None]],
+        is_useful: Callable[[], bool],
+        is_ours: Callable[[], Awaitable[bool]],
+    ) -> None:
         """Send what did not arrive, after each of some pauses, as long as that is useful; nothing waits behind it."""
 
         async def send_again() -> None:
             for pause in CANCEL_AGAIN_SECONDS:
                 await asyncio.sleep(pause)
-                if not is_useful() or await self._attempt(send):
+                if not is_useful() or (await is_ours() and await self._attempt(send)):
                     return
 
         self._context.live.process.tasks.spawn(send_again(), "cancel again")

@@ -347,11 +347,16 @@ class UpstreamCall(ABC):
         """Tell the upstream that the call is no longer wanted, or do not send it in the first place."""
         session, call = self._session, self._call
         if session is not None and call is not None and self._is_sent:
-            # Without a state nobody can go on with the call, and while this replica is cut off, nobody else is asked.
-            is_ours = not self._context.exchange.round or not self._may_be_resumed_elsewhere(session)
-            self._outgoing.cancel(session, call, reason, again=is_ours)
+            self._outgoing.cancel(session, call, reason, partial(self._is_ours, session))
         elif self._task is not None:
             _ = self._task.cancel()
+
+    async def _is_ours(self, session: Session) -> bool:
+        """Whether no other replica has gone on with the call, and each can be asked; without a state, none can."""
+        context = self._context
+        if not (context.exchange.round and self._may_be_resumed_elsewhere(session)):
+            return True
+        return await context.live.process.witness.is_taken(context.exchange_id, context.exchange.round) is False
 
     def cancel_orphan(self, upstream: Upstream, reason: str) -> None:
         """Cancel the call of a dead replica, so that its upstream does not wait for an answer."""

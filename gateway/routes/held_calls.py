@@ -21,10 +21,13 @@ _RETRY_AFTER_SECONDS = 5
 class Parked(Protocol):
     """The part of an exchange that the lot needs."""
 
-    id: str
     principal: bytes
     address: str
     """The client's address; empty if no limit depends on it."""
+
+    @property
+    def id(self) -> str:
+        """The id of the exchange."""
 
     @property
     def kept_bytes(self) -> int:

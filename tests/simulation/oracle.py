@@ -227,7 +227,7 @@ def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     is_held = outcome.plan.config.get("route", {}).get("continuation") != "replay"
     has_events = outcome.plan.server.has_events and is_held
     is_hindered = bool(met(outcome, record, frozenset({"slow", "part"}), until=math.inf))
-    if is_hindered and (has_events or met(outcome, record, DEATHS, until=math.inf)):
+    if is_hindered and met(outcome, record, DEATHS, until=math.inf):
         return True
     # It cancels behind the answers to open questions, for which it does not wait beyond its end.
     is_late = record.call.script.get("refuses", "").startswith("late")
