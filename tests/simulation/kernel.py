@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from heapq import heappop, heappush
+from inspect import CORO_CREATED, getcoroutinestate
 from itertools import count
 from random import Random
 from typing import Any, Final
@@ -155,6 +156,8 @@ class Process:
         with self.running():
             for task in self._remains:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+                if (coroutine := task.get_coro()) is not None and getcoroutinestate(coroutine) == CORO_CREATED:
+                    coroutine.close()  # it was never begun, which Python would warn of
             self._remains.clear()
             self._kept.clear()
 

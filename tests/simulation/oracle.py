@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.config import Hold
+from gateway.config import Hold, Timeouts
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS
 from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring
@@ -33,7 +33,9 @@ _READS_LATER_SECONDS: Final = 5.1
 """The longest time for which a client that reads late reads nothing, and a little more."""
 _HAND_OVER_SECONDS: Final = 0.9
 _ENDS_SECONDS: Final = 2.1
-"""`timeouts.cancel_seconds`, and a little more."""
+"""How long cancellations may keep a process that had a second signal, and a little more."""
+_ENDS_LATE_SECONDS: Final = Timeouts().cancel_seconds + 0.1
+"""The same if a server is slow to take the answers before them."""
 _GRACE_SECONDS: Final = Hold().grace_seconds
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
@@ -201,9 +203,11 @@ def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
 
 
 def _ends_early(outcome: Outcome, told: Told) -> bool:
-    """Whether a second signal had come: then a replica hands nothing over, and ends within two seconds."""
+    """Whether a second signal had come: then a replica hands nothing over, and ends soon."""
     faults = [each for each in outcome.faults if (each.kind, each.target) == ("term twice", told.replica)]
-    return any(0.0 <= told.at - begins(each) - each.seconds / 2 <= _ENDS_SECONDS for each in faults)
+    is_late = any(call.script.get("refuses", "").startswith("late") for call in outcome.plan.calls)
+    seconds = _ENDS_LATE_SECONDS if is_late else _ENDS_SECONDS
+    return any(0.0 <= told.at - begins(each) - each.seconds / 2 <= seconds for each in faults)
 
 
 def _was_passed(record: Record) -> bool:

@@ -138,3 +138,12 @@ def test_only_a_drain_that_was_over_excuses_a_client_that_waited_beyond_it() -> 
     outcome.deaths.clear()
     outcome.faults.clear()
     assert any("which drained" in each for each in complaints(outcome))
+
+
+def test_only_an_answer_that_is_taken_late_keeps_a_process_that_had_a_second_signal() -> None:
+    """In the story, the server takes three seconds to refuse the answer to another call."""
+    outcome = story("an_answer_keeps_a_process_that_had_a_second_signal")
+    assert complaints(outcome) == []
+    for call in outcome.plan.calls:
+        _ = call.script.pop("refuses", None)
+    assert any("which drained" in each for each in complaints(outcome))
