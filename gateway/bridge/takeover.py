@@ -183,7 +183,10 @@ def _owner_lost(envelope: Envelope, *, is_recorded: bool, may_be_sent_already: b
         gone = "its server asked for a visit to a URL, and nothing tells whether the call has been sent again since"
         fate, is_recorded = "It may have had effects", True
     elif upstream is None:
-        gone = "its requestState does not say where it runs: its server has no sessions, or it had no room for that"
+        gone = (
+            "its requestState does not say where it runs: it had no session yet, its server has none, or it had no "
+            "room for that"
+        )
         fate = "It may have had effects"  # nothing tells what to cancel
     elif upstream.task is not None:
         gone = "its server had sent neither the id of its task nor an event id to resume its stream from"

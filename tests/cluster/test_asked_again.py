@@ -297,7 +297,7 @@ async def test_a_call_that_a_silent_owner_may_hold_is_left_to_it_when_its_client
 
 WORDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no event ids": ({}, ["no event id", "does not say that it may run twice", "It was cancelled"]),
-    "no session": ({"upstream": None}, ["does not say where it runs", "It may have had effects"]),
+    "no session": ({"upstream": None}, ["does not say where it runs", "no session yet", "It may have had effects"]),
     "no record": ({"record": None}, ["no event id", "answers did not fit", "It was cancelled"]),
 }
 

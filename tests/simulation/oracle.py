@@ -511,7 +511,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
     may_be_sent_already = "sent again since" in said and script.get("urls") and not _may_run_again(outcome, record)
-    if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome) and not may_be_sent_already:
+    is_unfindable = may_be_sent_already or _leads_nowhere(outcome, record)
+    if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome) and not is_unfindable:
         causes -= {"term"}
     return any(_may_have_begun(outcome, record, each) for each in met(outcome, record, causes))
 
@@ -573,6 +574,12 @@ def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:
 def _is_left_behind(outcome: Outcome) -> bool:
     """Whether a replica that ends as it should leaves its calls to the others, which can resume their streams."""
     return outcome.plan.server.has_events and "sessions" not in outcome.plan.config.get("route", {})
+
+
+def _leads_nowhere(outcome: Outcome, record: Record) -> bool:
+    """Whether its last state was sealed before the call had a session: who drains hands it over without waiting."""
+    envelope = None if record.final is None else _opened(outcome, record.final.state)
+    return envelope is not None and envelope.upstream is None
 
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:
