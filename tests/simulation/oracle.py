@@ -505,7 +505,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "stopping" and _outlasted_a_drain(outcome, record.final):
         return True
-    if reason == "broken" and _read_beyond_a_deadline(outcome, record):
+    if reason in ("broken", "session_lost") and _read_beyond_a_deadline(outcome, record):
         return True
     causes = _CAUSES.get(reason, frozenset())
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
@@ -558,8 +558,12 @@ def _outlasted_a_drain(outcome: Outcome, told: Told | None) -> bool:
 
 
 def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:
-    """Whether its client was still not reading a reply when the time of a drain was over: the rest of it is lost."""
-    if record.call.habit != "reads late" or record.ended is None:
+    """Whether its client was still not reading a reply when the time of a drain was over: the rest of it is lost.
+
+    If that was the result, its session may have ended when it was given.
+    """
+    noticed = record.ended if record.final is None else record.final.unheard_since
+    if record.call.habit != "reads late" or noticed is None:
         return False
     names = {f"gw-{number}" for number in record.used}
     deadlines = [
@@ -568,7 +572,7 @@ def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:
         if line.event == "server.draining" and line.process in names
     ]
     late = [when for when, name in outcome.deaths if any(name == each and when >= end for each, end in deadlines)]
-    return any(_NOTICES_SECONDS < record.ended - when <= _READS_LATER_SECONDS for when in late)
+    return any(_NOTICES_SECONDS < noticed - when <= _READS_LATER_SECONDS for when in late)
 
 
 def _is_left_behind(outcome: Outcome) -> bool:

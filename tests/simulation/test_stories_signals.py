@@ -122,6 +122,17 @@ def test_a_reply_that_is_cut_before_the_deadline_of_a_drain_is_not_excused_by_a_
     assert complaints(outcome) == ["c3: ended without a cause: broken "]
 
 
+def test_only_a_client_that_read_beyond_the_deadline_of_a_drain_is_excused_for_a_session_that_has_ended() -> None:
+    """It was given the result, which it did not read; the session had an open question, and ended at once."""
+    outcome = story("a_client_that_reads_nothing_until_a_drain_is_over_finds_no_session")
+    (record,) = outcome.records
+    assert record.final is not None
+    assert record.final.reason == "session_lost"
+    assert complaints(outcome) == []
+    record.final.unheard_since = None
+    assert [each for each in complaints(outcome) if "ended without a cause: error session_lost" in each]
+
+
 def test_only_a_state_that_leads_nowhere_excuses_the_loss_of_a_call_that_a_drain_leaves_to_others() -> None:
     """The call began at another replica for one that had to end at once, so its state came before its session."""
     outcome = story("a_state_that_was_sealed_before_its_call_had_a_session_outlives_its_replica")
