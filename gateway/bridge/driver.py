@@ -182,12 +182,12 @@ class Driver(ExchangeRunner):
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.
 
-        The session of the call is left to it if it can have resumed the call there. Else it runs the call again, maybe
-        not yet, and nobody else cancels this run. Each round of a call that no replica holds is a run of its own.
+        The session of the call is left to it, unless it runs the call again in another one, or will: then nobody else
+        cancels this run. Each round of a call that no replica holds is a run of its own.
         """
-        call = self._upstream_call
-        may_be_same = bool(envelope.owner) and call.may_be_resumed_elsewhere
-        is_same = may_be_same and _is_same_session(call.whereabouts(), envelope.upstream)
+        call, theirs = self._upstream_call, envelope.upstream
+        may_be_same = theirs is not None or call.may_be_resumed_elsewhere  # else it can only run it again
+        is_same = bool(envelope.owner) and may_be_same and _is_same_session(call.whereabouts(), theirs)
         if is_same:
             self._upstream_call.let_go()
         self._report.cancelled("another replica has continued the call")
