@@ -226,7 +226,8 @@ class Session(HearingSession):
         Not a coroutine itself: while a call is held, each one that waits for another takes memory.
         """
         self._show(Direction.TO_UPSTREAM, call.message, call)
-        return self._follow(call, headers, self.channel.request(call.message, headers, self.hear_call))
+        reading = self.channel.request(call.message, headers, self.hear_call, is_repeatable=call.is_own)
+        return self._follow(call, headers, reading)
 
     def begin(self, call: Call, headers: Headers, unusual: Callable[[], None]) -> bool:
         """Send a call whose reply is read by callback; returns False if the transport cannot.

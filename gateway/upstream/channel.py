@@ -147,9 +147,12 @@ class Channel(ABC):
         return None
 
     @abstractmethod
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> Error | Raw | None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> Error | Raw | None:
         """Send a request and hand over the messages on its stream until `receive` returns True.
 
+        One that `is_repeatable` does no harm if it runs twice, so the end of a kept connection has it sent again.
         Returns None, or the JSON-RPC error (with any id) or result that came with an HTTP error status. Raises
         SessionLost or Refused if the server did not accept the request, Unreachable if it cannot have been sent, and
         CallLost if its answer will not come. A stream that breaks is resumed from its cursor, if it has one.

@@ -89,7 +89,9 @@ class StdioChannel(Channel):
 
         self._child.over.add_done_callback(ended)
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
         child = self._child
         if child.over.done():

@@ -196,7 +196,9 @@ class SharedChannel(StdioChannel):
         """Whether the request in flight has this id."""
         return self._call is not None and self._id == id_
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> jsonrpc.Error | Raw | None:
         """Write a request and wait until it is answered, or the child ends."""
         assert self._shared is not None, "the handshake came first"
         opened = jsonrpc.message(message)

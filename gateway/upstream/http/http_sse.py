@@ -46,8 +46,8 @@ _POST_REDIRECTS: Final = (307, 308)
 class _Waiting:
     """A request whose answer is expected on the stream."""
 
-    def __init__(self, receive: Receive, times: StreamTimes) -> None:
-        self.receive = receive
+    def __init__(self, receive: Receive, times: StreamTimes, *, is_repeatable: bool) -> None:
+        self.receive, self.is_repeatable = receive, is_repeatable
         self._late_post_seconds = times.late_post_seconds
         self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
         """Done with None when it is answered, or with the reason why it will not be."""
@@ -273,10 +273,12 @@ class HttpSseChannel(Channel):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> jsonrpc.Error | Raw | None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
         self._check_stream()
-        waiting = self._waiting = _Waiting(receive, self._times)
+        waiting = self._waiting = _Waiting(receive, self._times, is_repeatable=is_repeatable)
         self.taken = False
         try:
             refused = await self._request(message, headers, waiting)
@@ -372,7 +374,8 @@ class HttpSseChannel(Channel):
                 break
             own = {**headers, **self._fixed}
             # An answer, a notification or a ping may come twice.
-            posting = self._client.exchange("POST", target, own, message, where, is_repeatable=waiting is None)
+            is_repeatable = waiting is None or waiting.is_repeatable
+            posting = self._client.exchange("POST", target, own, message, where, is_repeatable=is_repeatable)
             async with posting as response:
                 if response.status in _POST_REDIRECTS:
                     target = self._endpoint.within(response.headers.get("Location", ""), target)

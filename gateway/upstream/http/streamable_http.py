@@ -197,7 +197,13 @@ class StreamableChannel(ResumableChannel):
         self._headers = headers
 
     async def request(
-        self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply | None = None
+        self,
+        message: bytes,
+        headers: Headers,
+        receive: Receive,
+        begun: AwaitedReply | None = None,
+        *,
+        is_repeatable: bool = False,
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and read its reply until it is answered; resume it if the server supports that."""
         endpoint = self._endpoint
@@ -205,7 +211,8 @@ class StreamableChannel(ResumableChannel):
             # Without the context managers of the other requests: this is the hot path.
             if begun is None:
                 self._start_request()
-                response = await self._client.send("POST", endpoint.url, self._whole(headers), message)
+                whole = self._whole(headers)
+                response = await self._client.send("POST", endpoint.url, whole, message, is_repeatable=is_repeatable)
             else:
                 response = begun
                 await response.begun()

@@ -289,7 +289,9 @@ class SilentChannel(Channel):
     async def listen(self, *_: object) -> None:
         pass
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> None:
         pass
 
     def adopt(self, session_id: str, version: str) -> None:
@@ -311,7 +313,9 @@ class SilentChannel(Channel):
 class AnnouncingChannel(SilentChannel):
     """A channel whose server announces a change on the stream of each request."""
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> None:
         _ = receive(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
 
 
@@ -326,7 +330,9 @@ class ChildChannel(SilentChannel):
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         return Raw(b'{"protocolVersion":"2025-11-25","capabilities":{"resources":{"subscribe":true}}}')
 
-    async def request(self, message: bytes, headers: Headers, receive: Receive) -> None:
+    async def request(
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
+    ) -> None:
         opened = json.loads(message)
         self.sent.append((opened["method"], opened["params"]["uri"]))
         refused = {"error": {"code": -32002, "message": "no"}} if opened["params"]["uri"] == "x:no" else {"result": {}}
