@@ -6,6 +6,7 @@ truth which the oracle compares the words of the gateway with.
 
 import asyncio
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from tests.simulation.plain_http import Request
 from tests.simulation.task_server import CHORE, WITHDRAWN, TaskServer, text_of
 
 VERSION: Final = "2025-11-25"
+_CONNECTIONS_DIFFER_SECONDS: Final = 0.001
 _TOOLS: Final = ("pay", "search")
 """`pay` has effects that must not be repeated; `search` may run again."""
 
@@ -109,6 +111,8 @@ class Session:
         """A call of it was cancelled, perhaps after it had ended."""
         self.has_forgotten = False
         """It asked in a call, and ended that without an answer: another replica may have answered, so none ends it."""
+        self.withdrew_aside = -math.inf
+        """When it last withdrew a question on its side stream."""
         self.next_id = 0
         self.next_stream = 0
 
@@ -370,6 +374,8 @@ class LegacyServer:
                 await asyncio.sleep(script.get("between", 0.0))
             await asyncio.sleep(script.get("hangs", 0.0))
             run.effects.append((self.now(), "done"))
+            # The two come over two connections, and the end may be there before the withdrawal.
+            session.has_forgotten |= self.now() - session.withdrew_aside < _CONNECTIONS_DIFFER_SECONDS
             if script.get("fails"):
                 run.result = f"{run.tag}/{run.number} failed"
                 error = {"code": -32000, "message": run.result}
@@ -434,6 +440,8 @@ class LegacyServer:
                 return WITHDRAWN
             params = {"requestId": nested, "reason": "too slow"}
             self.send(where, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+            if where is session.side:
+                session.withdrew_aside = self.now()
             return WITHDRAWN
         message = waiting.result()
         if "error" in message:
