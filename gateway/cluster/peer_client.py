@@ -152,7 +152,8 @@ class PeerClient:
     async def _relay(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
         exchange = await self._connections.accepted(exchange)
         try:
-            replied = await ReplyRelay(reply, exchange.peer_request.to, self._connections).run(exchange)
+            relay = ReplyRelay(reply, exchange.peer_request.to, self._connections, self._draining.ends_at)
+            replied = await relay.run(exchange)
         except BaseException:
             exchange.close()
             raise

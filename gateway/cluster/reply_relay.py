@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final
 
+from gateway import world
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange, ending
@@ -16,13 +17,19 @@ from gateway.telemetry import Ending
 
 _WHOLE_BYTES: Final = 1 << 20
 """More is never here at once."""
+_LATE_SECONDS: Final = 0.5
+"""How much later than it was asked to a member may end its leg; the drain leaves time to say that it did not."""
 Replied = tuple[Response, Ending]
 
 
 class ReplyRelay:
     """One reply of the replica `member`, on its way to the client."""
 
-    def __init__(self, reply: ReplyWriter, member: str, connections: PeerConnections) -> None:
+    def __init__(
+        self, reply: ReplyWriter, member: str, connections: PeerConnections, ends_at: float | None = None
+    ) -> None:
+        """`ends_at`: the monotonic time by which the member was asked to end its leg, because this process ends."""
+        self._ends_at = ends_at
         self._reply = reply
         self._member = member
         self._connections = connections
@@ -53,6 +60,9 @@ class ReplyRelay:
         timeouts = self._connections.timeouts
         # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
         silence_seconds = 2 * timeouts.keepalive_seconds + timeouts.peer_accept_seconds
+        if self._ends_at is not None:
+            left = self._ends_at + _LATE_SECONDS - world.monotonic()
+            silence_seconds = min(silence_seconds, max(0.0, left))
         try:
             async with asyncio.timeout(silence_seconds):
                 return await anext(arriving)

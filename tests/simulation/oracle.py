@@ -416,10 +416,15 @@ def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
 
     Not if the owner stands still: then its grace period does too.
     """
-    owner = _replica_in(str((told.error or {}).get("message")))
-    if told.reason != "owner_stalled" or owner is None:
+    return told.reason == "owner_stalled" and _is_parted_from_named(outcome, told)
+
+
+def _is_parted_from_named(outcome: Outcome, told: Told) -> bool:
+    """Whether no link led, while a replica served a request, to the one that its error names."""
+    named = _replica_in(str((told.error or {}).get("message")))
+    if named is None:
         return False
-    ends_of_link = {int(owner.removeprefix("gw-")), told.replica}
+    ends_of_link = {int(named.removeprefix("gw-")), told.replica}
     faults = [each for each in outcome.faults if begins(each) <= told.at and ends(outcome.plan, each) >= told.sent]
     is_apart = any(each.kind in ("part", "one way") and each.target in ends_of_link for each in faults)
     return is_apart or any(set(_ends_of(each)) == ends_of_link for each in faults)
@@ -501,6 +506,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and any(run.is_unheard for run in outcome.ledger.of(record.call.tag)):
         return True
+    if reason == "call_lost" and _was_parted_from_taker(outcome, record.final):
+        return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
     if reason == "stopping" and _outlasted_a_drain(outcome, record.final):
@@ -543,6 +550,12 @@ def _seemed_to_keep_connections(outcome: Outcome, told: Told | None) -> bool:
     ]
     is_seen = any(each.kind == "slow" or each.target == told.replica for each in before)
     return is_seen and "broke the connection without a reply" in str(told.error)
+
+
+def _was_parted_from_taker(outcome: Outcome, told: Told | None) -> bool:
+    """Whether a draining replica gave a call to another one, and the link between the two failed meanwhile."""
+    is_given = told is not None and "to which another one gave this call" in str(told.error)
+    return is_given and told is not None and _is_parted_from_named(outcome, told)
 
 
 def _outlasted_a_drain(outcome: Outcome, told: Told | None) -> bool:

@@ -168,3 +168,10 @@ def test_only_an_answer_that_is_taken_late_keeps_a_process_that_had_a_second_sig
     for call in outcome.plan.calls:
         _ = call.script.pop("refuses", None)
     assert any("which drained" in each for each in complaints(outcome))
+
+
+def test_only_a_link_that_failed_excuses_the_loss_of_a_call_that_a_draining_replica_has_given_away() -> None:
+    outcome = story("a_link_fails_before_the_replica_behind_it_ends_the_leg_of_a_draining_one")
+    assert complaints(outcome) == []
+    outcome.faults = [fault for fault in outcome.faults if fault.kind != "peers"]
+    assert any("did not complete its reply" in each for each in complaints(outcome))
