@@ -14,6 +14,8 @@ from tests.simulation.world import START
 _SOON_SECONDS: Final = 2.0
 _LATE_SECONDS: Final = 90.0
 """How long a change may take to be heard if something went wrong: attempts at a new session pause for up to 45 s."""
+_SKIPPED_SECONDS: Final = 2.0
+"""How long a replica asks another one no more that it has found silent."""
 _ENDS: Final = DEATHS | CUTS | SILENCES | {"server"}
 """What can end a stream, or delay what it says."""
 
@@ -108,11 +110,12 @@ def _is_covered(heard: list[Heard], change: Change, number: int, at: float) -> b
 def _may_have_moved(outcome: Outcome, listened: Listened) -> bool:
     """Whether a session may have had another home when it subscribed than when it opened its stream.
 
-    Such a session hears of its resources only after it has opened its stream again.
+    Such a session hears of its resources only after it has opened its stream again. A replica may have found the home
+    silent just before the session began.
     """
     if listened.sure is None:
         return True
-    session = Stream(listened.began, _anywhere(outcome))
+    session = Stream(listened.began - _SKIPPED_SECONDS, _anywhere(outcome))
     return bool(met(outcome, session, DEATHS | SILENCES, until=listened.sure))
 
 

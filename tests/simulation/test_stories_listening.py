@@ -1,5 +1,6 @@
 """Stories of clients that listen to changes while servers, replicas and connections come and go."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.simulation.listening import URIS, Change, Listener
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.server import Kind
+from tests.simulation.test_stories import story
 
 _TIMES = (2.0, 5.0, 5.5, 6.5, 9.0, 14.0, 25.0, 45.0, 80.0)
 
@@ -68,3 +70,12 @@ def test_a_mirrored_listener_misses_nothing_when_its_home_or_its_replica_ends(ta
     """The last event id carries its subscriptions to the next home."""
     outcome = played(listener(1, 2, 3, path="/modern", is_legacy=True), Fault(fault, 4.0, 6.0, target))
     assert complaints(outcome) == []
+
+
+def test_a_replica_that_found_a_home_silent_long_ago_excuses_no_change_that_was_not_heard() -> None:
+    """In the story, that was a second before the session began."""
+    outcome = story("a_session_subscribes_at_a_replica_that_found_its_home_silent")
+    assert complaints(outcome) == []
+    (fault,) = outcome.faults
+    outcome.faults = [replace(fault, at=fault.at - 2.0)]
+    assert [each[:27] for each in complaints(outcome)] == ["l1: did not hear of change "]
