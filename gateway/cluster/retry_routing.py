@@ -11,7 +11,8 @@ client is told to retry. The same holds behind a silent candidate, which may hav
 that no replica holds (`continuation: replay`) is served by the replica that gets the retry.
 
 A replica that has parted (its drain is over, and it let its calls go) answers as a process that is gone: it holds none
-of them, and takes none over in the moment that it still lives.
+of them, and takes none over in the moment that it still lives. So does a process without other replicas: there is no
+time left to run the call, or to cancel it.
 """
 
 from contextlib import suppress
@@ -70,8 +71,8 @@ class RetryRouting:
 
     @property
     def has_parted(self) -> bool:
-        """Whether calls of this process are for others, as far as there may be any."""
-        return self._draining.has_parted and not self._membership.alone
+        """Whether calls of this process are for others, or for a new process."""
+        return self._draining.has_parted
 
     async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
