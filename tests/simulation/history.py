@@ -82,6 +82,8 @@ class Outcome:
     """When each change happened."""
     own_keys: list[bytes] = field(default_factory=list)
     """The keys of replicas that were given none, as far as they live."""
+    second_signals: list[tuple[float, str]] = field(default_factory=list)
+    """When a replica was asked to end for the second time, by one fault or by two: it hands nothing over then."""
 
 
 class History:
@@ -110,6 +112,7 @@ class History:
         self.begun: list[Fault] = []
         self.load_began = 0.0
         self._terminated: dict[Process, None] = {}
+        self._second_signals: dict[Process, float] = {}
         attacks = any(fault.kind == "replay" for fault in plan.faults)
         self.attacker = Attacker(self) if attacks else None
 
@@ -187,6 +190,7 @@ class History:
         """Ask a gateway to end; the second time, it lets go of its calls at once."""
         if process in self._terminated:
             self.deaths.append((self.now, process.name))
+            _ = self._second_signals.setdefault(process, self.now)
         self._terminated[process] = None
         process.signal(number)
 
@@ -309,6 +313,7 @@ class History:
             tasks,
             self.changed,
             own_keys,
+            [(at, process.name) for process, at in self._second_signals.items()],
         )
 
     def _bury(self, *, collects: bool) -> None:

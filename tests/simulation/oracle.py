@@ -204,10 +204,10 @@ def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
 
 def _ends_early(outcome: Outcome, told: Told) -> bool:
     """Whether a second signal had come: then a replica hands nothing over, and ends soon."""
-    faults = [each for each in outcome.faults if (each.kind, each.target) == ("term twice", told.replica)]
+    hurried = [when for when, name in outcome.second_signals if name == f"gw-{told.replica}"]
     is_late = any(call.script.get("refuses", "").startswith("late") for call in outcome.plan.calls)
     seconds = _ENDS_LATE_SECONDS if is_late else _ENDS_SECONDS
-    return any(0.0 <= told.at - begins(each) - each.seconds / 2 <= seconds for each in faults)
+    return any(0.0 <= told.at - when <= seconds for when in hurried)
 
 
 def _was_passed(record: Record) -> bool:

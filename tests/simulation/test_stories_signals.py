@@ -175,3 +175,11 @@ def test_only_a_link_that_failed_excuses_the_loss_of_a_call_that_a_draining_repl
     assert complaints(outcome) == []
     outcome.faults = [fault for fault in outcome.faults if fault.kind != "peers"]
     assert any("did not complete its reply" in each for each in complaints(outcome))
+
+
+def test_only_a_second_signal_excuses_a_call_that_is_not_handed_over() -> None:
+    """In the story, two faults send one signal each."""
+    outcome = story("a_second_signal_of_another_fault_cuts_a_drain_short")
+    assert complaints(outcome) == []
+    outcome.second_signals.clear()
+    assert [each[:20] for each in complaints(outcome)] == ["c1: waited at gw-1 u"]
