@@ -4,7 +4,7 @@ import math
 from typing import Final, Protocol
 
 from tests.simulation.history import WARM_SECONDS, Outcome
-from tests.simulation.plan import Fault, Plan
+from tests.simulation.plan import Fault
 from tests.simulation.world import START
 
 DRAINS: Final = frozenset({"term", "term twice", "int"})
@@ -31,8 +31,8 @@ def met(outcome: Outcome, life: Life, kinds: frozenset[str], until: float | None
 
     If one of its replicas could fail it, others may have served it.
     """
-    plan, end = outcome.plan, until or life.ended or math.inf
-    faults = [each for each in outcome.faults if begins(each) <= end and ends(plan, each) >= life.began]
+    end = until or life.ended or math.inf
+    faults = [each for each in outcome.faults if begins(each) <= end and ends(outcome, each) >= life.began]
     is_anywhere = any(each.kind in DEATHS | SILENCES and _touches(each, life.used) for each in faults)
     return [each for each in faults if each.kind in kinds and (is_anywhere or _touches(each, life.used))]
 
@@ -42,11 +42,21 @@ def begins(fault: Fault) -> float:
     return START + WARM_SECONDS + fault.at
 
 
-def ends(plan: Plan, fault: Fault) -> float:
+def ends(outcome: Outcome, fault: Fault) -> float:
     """When nobody feels a fault any more."""
-    hold = plan.config["hold"]
-    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 7.0 if fault.kind in DRAINS else 0.0
-    return begins(fault) + fault.seconds + drain + _AFTER_SECONDS.get(fault.kind, 0.5)
+    after = _AFTER_SECONDS.get(fault.kind, 0.5)
+    if fault.kind not in DRAINS:
+        return begins(fault) + fault.seconds + after
+    hold = outcome.plan.config["hold"]
+    drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 7.0
+    return max(begins(fault) + fault.seconds + drain, _starts_again(outcome, fault)) + after
+
+
+def _starts_again(outcome: Outcome, fault: Fault) -> float:
+    """When a replica that was asked to end runs again: if it stood still, it heard of that only when it went on."""
+    name = f"gw-{fault.target}"
+    starts = (each.at for each in outcome.lines if (each.event, each.process) == ("server.started", name))
+    return next((at for at in starts if at > begins(fault)), -math.inf)
 
 
 def _touches(fault: Fault, replicas: set[int]) -> bool:

@@ -89,7 +89,7 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
         return False
     if _has_lost_its_taker(outcome, line):
         return True
-    faults = [each for each in outcome.faults if begins(each) <= line.at <= ends(outcome.plan, each) + 5.0]
+    faults = [each for each in outcome.faults if begins(each) <= line.at <= ends(outcome, each) + 5.0]
     number = int(owner.removeprefix("gw-"))
     failing = {each.target for each in faults if each.kind in (SILENCES | DEATHS) - {"peers", "slow"}}
     # Who does not reach the owner, or may not be reached by the replica that asks whether they do.
@@ -384,7 +384,7 @@ def _arrived(outcome: Outcome, told: Told) -> float:
 def _silenced(outcome: Outcome, told: Told) -> list[Fault]:
     """What parted a client from its replica between its request and the reply, or kept that replica from working."""
     mine = [each for each in outcome.faults if each.kind in SILENCES and each.target == told.replica]
-    return [each for each in mine if begins(each) <= told.at and ends(outcome.plan, each) >= told.sent]
+    return [each for each in mine if begins(each) <= told.at and ends(outcome, each) >= told.sent]
 
 
 def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
@@ -425,7 +425,7 @@ def _is_parted_from_named(outcome: Outcome, told: Told) -> bool:
     if named is None:
         return False
     ends_of_link = {int(named.removeprefix("gw-")), told.replica}
-    faults = [each for each in outcome.faults if begins(each) <= told.at and ends(outcome.plan, each) >= told.sent]
+    faults = [each for each in outcome.faults if begins(each) <= told.at and ends(outcome, each) >= told.sent]
     is_apart = any(each.kind in ("part", "one way") and each.target in ends_of_link for each in faults)
     return is_apart or any(set(_ends_of(each)) == ends_of_link for each in faults)
 

@@ -253,8 +253,8 @@ FAULTS: Final = (
     Planted(
         "drain: nobody is told that the calls were let go",
         "server/drain.py",
-        "            self._draining.part(let_go)\n",
-        "            pass\n",
+        "        self._draining.part(let_go)\n",
+        "",
         _DRAINS,
     ),
     Planted(

@@ -79,3 +79,11 @@ def test_a_replica_that_found_a_home_silent_long_ago_excuses_no_change_that_was_
     (fault,) = outcome.faults
     outcome.faults = [replace(fault, at=fault.at - 2.0)]
     assert [each[:27] for each in complaints(outcome)] == ["l1: did not hear of change "]
+
+
+def test_a_listener_is_excused_until_a_replica_that_heard_late_of_its_drain_runs_again() -> None:
+    """In the story, the replica stands still when the signal comes: it drains eight seconds later."""
+    outcome = story("a_listener_waits_for_a_replica_that_heard_late_of_its_drain")
+    assert complaints(outcome) == []
+    outcome.lines = [line for line in outcome.lines if line.event != "server.started"]
+    assert [each[:40] for each in complaints(outcome)] == ["l1: its stream from 45.14 ended without "]

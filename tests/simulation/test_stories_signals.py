@@ -133,16 +133,6 @@ def test_only_a_client_that_read_beyond_the_deadline_of_a_drain_is_excused_for_a
     assert [each for each in complaints(outcome) if "ended without a cause: error session_lost" in each]
 
 
-def test_only_a_state_that_leads_nowhere_excuses_the_loss_of_a_call_that_a_drain_leaves_to_others() -> None:
-    """The call began at another replica for one that had to end at once, so its state came before its session."""
-    outcome = story("a_state_that_was_sealed_before_its_call_had_a_session_outlives_its_replica")
-    assert complaints(outcome) == []
-    for record in outcome.records:
-        if record.final is not None:
-            record.final.state = None
-    assert [each for each in complaints(outcome) if "ended without a cause: error owner_lost" in each]
-
-
 def test_a_request_that_passes_through_is_ended_by_no_drain_before_its_deadline() -> None:
     outcome = story("a_call_that_passes_through_a_drain_outlasts_it")
     assert "may have had effects" in str([record.final for record in outcome.records])
