@@ -17,6 +17,8 @@ from gateway.http.upstream_headers import passed_back
 from gateway.http_client.familiar_heads import FamiliarReply
 from gateway.http_client.reply_head import ReplyHead
 
+_ID_HEADER: Final = HEADER.encode()
+
 
 class _Template(msgspec.Struct, frozen=True, eq=False):
     """How the heads of one form go back."""
@@ -53,9 +55,6 @@ class FamiliarResponse(WholeResponse):
             ending,
             body,
         )
-
-
-_ID_HEADER: Final = HEADER.encode()
 
 
 def start_of(head: ReplyHead) -> bytes | None:
