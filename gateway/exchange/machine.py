@@ -266,12 +266,6 @@ class Exchange:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
         if event.round != self.round:
             return self._repeat_parked(event)
-        if not self._nested_requests.is_shown:
-            # The urls came after the client had left with this round: its answers lead to the round that asks them.
-            if event.round in self._digests:
-                self._repeated(event)
-            self._claim(event)
-            return self._ask(REFERRED)
         matched = self._nested_requests.answered(event.answers)
         declined = [question.key for question, answer in matched if not input_requests.accepted(answer)]
         if not declined:

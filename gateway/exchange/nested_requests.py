@@ -142,11 +142,6 @@ class NestedRequests:
         shown = tuple(self.open)
         self.shown = self.keys if isinstance(self.keys, tuple) and self.keys == shown else shown
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the client has been shown an open question."""
-        return any(key in self.shown for key in self.open)
-
     def answered(self, answers: Mapping[str, Raw]) -> tuple[tuple[Question, Raw], ...]:
         """The open questions that the client answered, with checked answers; unknown keys are ignored.
 

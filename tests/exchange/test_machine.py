@@ -652,10 +652,9 @@ def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:
     play = (
         play
         >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
-        << do.DisarmLeg()
-        << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
+        << ask(SECOND, 1, "elicitation-2", state=State.REFERRED)
     )
-    play = play << do.Arm(Timer.TTL) >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
+    play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
     assert play << do.SendCall() << do.Arm(Timer.LEG)
 
 
@@ -664,21 +663,9 @@ def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
     assert (
         play
         >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-        << do.DisarmLeg()
-        << ask(THIRD, 2, "elicitation-2", state=State.REFERRED)
+        << ask(THIRD, 1, "elicitation-2", state=State.REFERRED)
         << ANY
     )
-
-
-@pytest.mark.parametrize("left", [True, False])
-def test_urls_that_came_while_no_client_waited_are_a_round_of_their_own(left: bool) -> None:  # noqa: FBT001
-    """Another replica that goes on with this call counts the round too, so that each knows the newer state."""
-    play = (detached(FIRST, SECOND) if left else parked(FIRST)) >> url_required(url()) << ANY << ANY
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << ANY
-    for by in (FOURTH, SECOND):  # whoever repeats the answers is asked the same
-        play = play >> answered(by, 1, **{"elicitation-1": ACCEPT})
-        play = play << ask(by, 2, "elicitation-2", state=State.REFERRED) << do.Arm(Timer.TTL)
-    assert play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
 def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_same() -> None:
