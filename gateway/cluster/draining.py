@@ -21,6 +21,8 @@ class Draining:
         """Monotonic; by then, other replicas end each leg that this one has sent them."""
         self.has_parted = False
         """Whether this process takes no call over any more: it ends, and has left its own ones to others."""
+        self.is_resumable = True
+        """Whether another process can continue a call that waits for its client then, be it a new one of this name."""
         self.let_go: frozenset[str] = frozenset()
         """The ids of the exchanges that it has left to others."""
         self._preparations: dict[asyncio.Timeout, None] = {}
@@ -56,7 +58,7 @@ class Draining:
             raise ShuttingDown("call again")
         return found
 
-    def part(self, let_go: Iterable[str] = ()) -> None:
+    def part(self, let_go: Iterable[str] = (), *, is_resumable: bool = True) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""
-        self.has_parted = True
+        self.has_parted, self.is_resumable = True, is_resumable
         self.let_go |= frozenset(let_go)

@@ -11,7 +11,7 @@ client is told to retry. The same holds behind a silent candidate, which may hav
 that no replica holds (`continuation: replay`) is served by the replica that gets the retry.
 
 A replica that has parted (its drain is over, and it let its calls go) answers as a process that is gone: it holds none
-of them, and takes none over in the moment that it still lives. So does a process without other replicas: there is no
+of them, and takes none over in the moment that it still lives. So does a process whose keys end with it: there is no
 time left to run the call, or to cancel it.
 """
 
@@ -71,8 +71,12 @@ class RetryRouting:
 
     @property
     def has_parted(self) -> bool:
-        """Whether calls of this process are for others, or for a new process."""
-        return self._draining.has_parted
+        """Whether calls of this process are for others, or cannot be continued at all.
+
+        A process without other replicas serves those that wait for their clients until it ends.
+        """
+        draining = self._draining
+        return draining.has_parted and not (self._membership.alone and draining.is_resumable)
 
     async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.

@@ -133,7 +133,7 @@ class Drain:
             if driver not in kept:
                 driver.stop(error)
         let_go = [driver.id for driver in unfinished if driver in kept]
-        self._draining.part(let_go)
+        self._draining.part(let_go, is_resumable=is_resumable)
         if unfinished:
             log.info(Event.SERVER_PARTED, let_go=len(let_go), cancelled=len(unfinished) - len(let_go))
 

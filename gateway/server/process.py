@@ -346,8 +346,9 @@ class Gateway:
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
         self.reload.closed = True
-        self.task_table.leave(is_resumable=self._is_resumable())
-        self.draining.part()
+        is_resumable = self._is_resumable()
+        self.task_table.leave(is_resumable=is_resumable)
+        self.draining.part(is_resumable=is_resumable)
         for live in self.routes.live.values():
             live.upstream.pool.retire()
         self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))

@@ -253,7 +253,7 @@ FAULTS: Final = (
     Planted(
         "drain: nobody is told that the calls were let go",
         "server/drain.py",
-        "        self._draining.part(let_go)\n",
+        "        self._draining.part(let_go, is_resumable=is_resumable)\n",
         "",
         _DRAINS,
     ),
