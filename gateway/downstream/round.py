@@ -130,12 +130,12 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
 ) -> Round:
     """Make a round of a checked request."""
     known = incoming.known
-    sender: _Sender | None = None
-    if known is not None and known.caller is caller and incoming.span is None:  # else the head alone does not tell it
-        sender = known.sender
+    if known is not None and (known.caller is not caller or incoming.span is not None):
+        known = None  # the head alone does not tell the sender
+    sender = None if known is None else known.sender
     if sender is None or sender.said is not request.said or sender.route is not live.route:
         sender = _sender(incoming, request, live, caller)
-        if known is not None and known.caller is caller and incoming.span is None and request.said.is_shared:
+        if known is not None and request.said.is_shared:
             known.sender = sender
     return Round(
         live,

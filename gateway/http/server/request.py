@@ -43,7 +43,6 @@ class ReceivedHead(msgspec.Struct, eq=False):
     """The path, decoded."""
     is_encoded: bool = False
     """Whether the body is compressed, or in another encoding."""
-
     request_id: str | None = None
     """What the client gave as `X-Request-Id`."""
 
