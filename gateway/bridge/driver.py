@@ -1,14 +1,23 @@
-"""One exchange as its clients, its upstream call, its timers or a drain drive it."""
+"""Runs one exchange: feeds it events, then carries out its commands in their order."""
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, ClassVar, Final
 
-from gateway.bridge.call_context import ClientCall, may_run_twice
-from gateway.bridge.exchange_runner import ExchangeRunner, NewCall
+from gateway import world
+from gateway.bridge.call_context import ClientCall, Context, may_run_twice
+from gateway.bridge.call_report import HELD, Report
+from gateway.bridge.call_timers import Timers
+from gateway.bridge.input_required import input_required
 from gateway.bridge.modern_to_legacy import modern_event
-from gateway.bridge.response_queue import ResponseQueue
+from gateway.bridge.request_call import RequestCall
+from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
+from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.cluster import witness
+from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
 from gateway.exchange.machine import (
@@ -21,21 +30,34 @@ from gateway.exchange.machine import (
     REFERRED,
     RESTORED,
     RUNNING,
+    Exchange,
+    Policy,
     State,
 )
-from gateway.protocol.errors import GatewayError, ShuttingDown
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError, ShuttingDown
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff
-from gateway.seal.request_state import Envelope, Upstream, digest_answers
-from gateway.sessions.call import PoolKey
+from gateway.seal.request_state import Envelope, digest_answers
+from gateway.sessions.call import Listener, PoolKey
+from gateway.telemetry import Ending, NestedOutcome, Outcome
 from gateway.telemetry.process_status import HeldStatus
 from gateway.upstream.channel import Headers
 
-_ENDINGS: Final = (on.Resulted, on.Failed)
+NewCall = Callable[[Context, Report, Listener], UpstreamCall]
+_ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
+_STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
+_NEVER_ASKING: Final = Policy(may_ask=False)
+_WAITING: Final = (RUNNING, ASKING)
+_COOLING: Final = (PARKED, RESTORED)
+_NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
+_REFUSALS: Final = (GatewayError, LocalProtocolError)
+"""What an exchange raises that refuses an event, and then it has changed nothing."""
+_outcome: Final = cache(NestedOutcome)
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
     GRACE: on.GracePassed(),
@@ -44,22 +66,84 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 }
 
 
-class Driver(ExchangeRunner):
-    """One exchange at work."""
+class Driver:
+    """One exchange with the parts that do its work; only this file feeds the exchange.
 
-    __slots__ = ("_retries",)
+    The parts know each other in one direction: the takeover knows the upstream call; both of them know the report.
+    """
+
+    __slots__ = (
+        "_context",
+        "_exchange",
+        "_later",
+        "_legs",
+        "_lot",
+        "_reply_bytes",
+        "_report",
+        "_retries",
+        "_takeover",
+        "_timers",
+        "_upstream_call",
+        "_weight",
+        "address",
+        "live",
+        "principal",
+    )
 
     def __init__(
         self, asked: ClientCall, lot: Lot["Driver"], new_call: NewCall | None = None, weight: Weight | None = None
     ) -> None:
-        super().__init__(asked, lot, new_call, weight)
+        """`new_call` makes the upstream call, if it is not one request. A call without a `weight` is continued."""
+        live, request = asked.live, asked.request
+        self.principal = asked.key.principal
+        self.address = asked.address
+        self.live = live
+        """The route as it was when the exchange began; a reload does not change it."""
+        policy = live.policies.get(request.method, _NEVER_ASKING)
+        self._exchange = exchange = Exchange(request.said.declared, policy, request.input_responses)
+        self._context = context = Context(
+            live, request, asked.key, asked.headers, asked.address, asked.ticket, asked.body_bytes, exchange=exchange
+        )
+        self._lot = lot
+        self._timers = Timers(live)
+        self._report = Report(context)
+        self._upstream_call = (new_call or RequestCall)(context, self._report, self)
+        self._legs: tuple[ResponseQueue, ...] = ()
+        """The legs that wait for their final message, nearly always one or none."""
+        self._reply_bytes = 0
+        """The size of the newest reply."""
+        self._takeover: Takeover | None = None
+        """Made if another replica began the exchange, or this one let go of it."""
+        self._weight = weight or asked.weigh(is_continued=True)
+        """Released when the exchange ends."""
+        self._later: list[on.Event] | None = None
+        """While an event is being handled: it, and what happens meanwhile."""
         self._retries = 0
         """Retries that were accepted so far."""
+
+    @property
+    def id(self) -> str:
+        """The id of the exchange; empty before it is first parked."""
+        return self._context.exchange_id
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the newest leg's HTTP request, for the log."""
+        return self._context.request_id
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the exchange takes after its end: its result, and the request that its caller sent."""
+        return self._reply_bytes + self._context.request.params_size
 
     @property
     def is_finished(self) -> bool:
         """Whether the call has its final result or error."""
         return self._exchange.state in {FINISHED, ENDED}
+
+    def forget(self) -> None:
+        """Drop the kept result."""
+        self._timers.disarm(LINGER)
 
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""
@@ -67,16 +151,16 @@ class Driver(ExchangeRunner):
 
     # -- from the client's side ---------------------------------------------------------------------------------
 
-    def begin(self, queue: ResponseQueue, seconds: float = 0.0) -> None:
+    def begin(self, leg: ResponseQueue, seconds: float = 0.0) -> None:
         """Start with the first leg, whose call may have run for `seconds` already."""
         self._report.began_before(seconds)
-        self._replies.add(queue)
-        self._feed(on.Called(queue.leg))
+        self._wait(leg)
+        self._feed(on.Called(leg))
         if seconds > TICK_SECONDS and LEG in self._timers:
             self._timers.arm(LEG, self, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
     def take_over(
-        self, envelope: Envelope, queue: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None
+        self, envelope: Envelope, leg: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None
     ) -> None:
         """Restore the exchange of a retry whose owner cannot be reached, and continue it; raises Busy.
 
@@ -93,7 +177,7 @@ class Driver(ExchangeRunner):
             self._lot.park(self, is_continued=True)
             self._exchange.restore(handoff.past(self._takeover.envelope))
             self._moved(IDLE, self._exchange.state)
-            self.answer(queue, context.request, envelope.round, context.headers)
+            self.answer(leg, context.request, envelope.round, context.headers)
         except BaseException:
             self._timers.disarm_all()
             self._upstream_call.abandon()
@@ -105,17 +189,16 @@ class Driver(ExchangeRunner):
             # The client was only asked again, and its state leads to the owner: two replicas must not wait for it.
             self._feed(on.LetGo(cancel=False))
 
-    def answer(self, queue: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
+    def answer(self, leg: ResponseQueue, request: Request, round_: int, headers: Headers) -> None:
         """Continue with a further leg; raises a DownstreamError and then leaves the call as it was."""
         answers = request.input_responses or {}
-        answered = on.Answered(queue.leg, round_, digest_answers(answers), answers)
-        self._replies.add(queue)
+        self._wait(leg)
         before, self._context.headers = self._context.headers, headers
         try:
-            self._feed(answered)
+            self._feed(on.Answered(leg, round_, digest_answers(answers), answers))
         except GatewayError:
             self._context.headers = before
-            self._replies.discard(queue.leg)
+            self._waits_no_more(leg)
             raise
         self._retries += 1
 
@@ -123,10 +206,10 @@ class Driver(ExchangeRunner):
         """Have the upstream check a retry's credential where the call runs, or ran; raises as `Pool.authorise`."""
         await self.live.upstream.pool.authorise(key, headers, self._upstream_call.session)
 
-    def leave(self, leg: on.Leg) -> None:
+    def leave(self, leg: ResponseQueue) -> None:
         """The client of a leg closed its connection, or the replica that relayed the leg did."""
         self._feed(on.Left(leg))
-        self._replies.discard(leg)
+        self._waits_no_more(leg)
 
     def hand_over(self) -> None:
         """End the waiting legs with a state-only round, so that their clients come back through other replicas."""
@@ -187,7 +270,10 @@ class Driver(ExchangeRunner):
         """
         call, theirs = self._upstream_call, envelope.upstream
         may_be_same = theirs is not None or call.may_be_resumed_elsewhere  # else it can only run it again
-        is_same = bool(envelope.owner) and may_be_same and _is_same_session(call.whereabouts(), theirs)
+        ours = call.whereabouts()
+        # A state that leads nowhere was sealed for the same session: after visits to URLs the call goes there again.
+        is_same_session = ours is None or theirs is None or ours.session == theirs.session
+        is_same = bool(envelope.owner) and may_be_same and is_same_session
         if is_same:
             self._upstream_call.let_go()
         self._report.cancelled("another replica has continued the call")
@@ -229,25 +315,11 @@ class Driver(ExchangeRunner):
             self._feed_unless_resumed_elsewhere(event)
             return
         translated = modern_event(self._context, self._report, event)
-        if isinstance(event, _ENDINGS):
+        if isinstance(event, on.Resulted | on.Failed):
             self._report.answered(event, translated)
         self._feed(translated)
 
     # -- the end of a wait --------------------------------------------------------------------------------------
-
-    def _cool(self) -> None:
-        """Let go of a parked call that its state alone continues; any other one is looked at again later."""
-        call, due = self._upstream_call, self._timers.deadline(TTL)
-        upstream = call.whereabouts() if call.can_be_left else None
-        is_taken_over = self._is_of_another_replica and call.runs == 0
-        record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
-        if record is None or not self._lot.cold.has_room(record):
-            self._timers.arm(COLD, self)
-            return
-        self._report.cooled()
-        call.let_go()
-        self._feed(on.LetGo(cancel=False))
-        self._lot.cold.add(record)
 
     def fire(self, timer: Timer) -> None:
         """Take the end of a timer."""
@@ -262,6 +334,20 @@ class Driver(ExchangeRunner):
         self._feed(on.LegLimitPassed(self._may_wait) if timer is LEG else _FIRED[timer])
         if timer is LINGER:
             self._lot.remove(self)
+
+    def _cool(self) -> None:
+        """Let go of a parked call that its state alone continues; any other one is looked at again later."""
+        call, due = self._upstream_call, self._timers.deadline(TTL)
+        upstream = call.whereabouts() if call.can_be_left else None
+        is_taken_over = self._is_of_another_replica and call.runs == 0
+        record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
+        if record is None or not self._lot.cold.has_room(record):
+            self._timers.arm(COLD, self)
+            return
+        self._report.cooled()
+        call.let_go()
+        self._feed(on.LetGo(cancel=False))
+        self._lot.cold.add(record)
 
     def _give_back(self, error: GatewayError) -> None:
         """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
@@ -281,8 +367,15 @@ class Driver(ExchangeRunner):
             self._feed(event)
 
     async def _ask_replicas(self, event: on.Event) -> None:
-        retries, state = self._retries, self._exchange.state
-        is_resumed = await self._is_resumed_elsewhere(retries, state)
+        """Ask the other replicas, and ask again if one cannot be asked, for a while or until something happens."""
+        retries, state, is_resumed = self._retries, self._exchange.state, None
+        for pause in (0.0, *witness.ASK_AGAIN_SECONDS):
+            await asyncio.sleep(pause)
+            if self._retries != retries or self._exchange.state is not state:
+                break
+            is_resumed = await self.live.process.witness.is_taken(self.id, self._exchange.round)
+            if is_resumed is not None:
+                break
         if self._retries != retries:  # its client came meanwhile
             if isinstance(event, on.Stopped):
                 self._upstream_call.watch_silence()
@@ -297,21 +390,163 @@ class Driver(ExchangeRunner):
         elif self._exchange.state is state or not isinstance(event, on.GracePassed):
             self._feed(event)  # but a result that came within the grace period is kept as usual
 
-    async def _is_resumed_elsewhere(self, retries: int, state: State) -> bool | None:
-        """Ask the other replicas, and ask again if one cannot be asked, for a while or until something happens."""
-        for pause in (*witness.ASK_AGAIN_SECONDS, None):
-            found = await self.live.process.witness.is_taken(self.id, self._exchange.round)
-            if found is not None or pause is None:
-                return found
-            await asyncio.sleep(pause)
-            if self._retries != retries or self._exchange.state is not state:
-                break
-        return None
+    # -- the exchange ---------------------------------------------------------------------------------------------
 
+    def _feed(self, event: on.Event) -> None:
+        """Handle an event, and then, one after the other, those that obeying its commands brings about."""
+        if self._later is not None:
+            self._later.append(event)
+            return
+        self._later = events = [event]
+        exchange, obey = self._exchange, self._OBEY
+        settled, is_taken = exchange.state, False
+        try:
+            for each in events:  # it grows meanwhile
+                commands = exchange.handle(each)
+                is_taken = True
+                for command in commands:
+                    obey[type(command)](self, command)
+                if (after := exchange.state) is not settled:
+                    before, settled = settled, after
+                    self._moved(before, after)
+                if (notice := _NOTICES.get(type(each))) is not None:
+                    self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
+        except Exception as exc:
+            if is_taken or not isinstance(exc, _REFUSALS):
+                self._crashed(settled)
+            raise
+        finally:
+            self._later = None
 
-def _is_same_session(one: Upstream | None, other: Upstream | None) -> bool:
-    """Whether two states lead to the same session of the upstream; one that leads nowhere was sealed for the same.
+    def _crashed(self, settled: State) -> None:
+        """End the exchange after a bug, with one error to each leg that waits, and give back what it has.
 
-    After visits to URLs the call is sent again in its session.
-    """
-    return one is None or other is None or one.session == other.session
+        `settled` is the state of which pool, report and lot were told last. The bug itself is reported where it is
+        caught, so another one on the way is not.
+        """
+        self._exchange.crash()
+        self._weight.release()
+        call, error = self._upstream_call, CallLost(BUG)
+        steps: list[Callable[[], None]] = [
+            lambda: self._fail(self._legs, error),
+            partial(call.drop, error.message),
+            self._timers.disarm_all,
+            partial(self._moved, settled, ENDED),
+            partial(self._lot.remove, self),
+        ]
+        for step in steps[:2] if settled is ENDED else steps:
+            with suppress(Exception):
+                step()
+
+    def _moved(self, before: State, after: State) -> None:
+        """Keep pool, report and parking lot true to the state, and pick up a call that was continued."""
+        context, call = self._context, self._upstream_call
+        if after in HELD:
+            call.rest(resting=True)
+            if before not in HELD:
+                self._report.parked()
+        elif before in HELD:
+            call.rest(resting=False)
+            self._report.unparked()
+        if after in _COOLING:
+            self._timers.arm(COLD, self)
+        elif before in _COOLING:
+            self._timers.disarm(COLD)
+        if after is ENDED:
+            self._ended()
+            return
+        # A parked call keeps its params, and nothing else of its request.
+        came = context.request.params_size if context.request.is_held else context.body_bytes
+        self._weight.change(came + call.message_bytes + self._exchange.kept_bytes)
+        if self._takeover is not None and after in _WAITING:
+            self._takeover.pick_up(self, self._give_back)
+
+    def _ended(self) -> None:
+        self._weight.release()
+        self._timers.disarm_all(but_linger=True)
+        self._upstream_call.end()
+        if LINGER in self._timers:
+            self._lot.keep(self)
+        elif self._exchange.round:
+            self._lot.remove(self)
+        self._report.finished()
+
+    def _cancel(self, reason: str) -> None:
+        call = self._upstream_call
+        self._report.cancelled()
+        if self._takeover is not None and call.session is None and not call.runs:
+            self._takeover.give_up(reason)
+        call.cancel(reason)
+
+    def _ask(self, ask: do.Ask) -> None:
+        """Seal the state, park the exchange, and hand the questions to the client."""
+        self._context.exchange_id = self.id or world.random_bytes(16).hex()
+        left = self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None
+        try:
+            body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts(), left)
+            if ask.held and ask.stays:
+                self._lot.park(self)
+                self._context.request = self._context.request.held()
+                if self._takeover is not None:
+                    self._takeover.renew()
+        except GatewayError as exc:
+            self._fail(ask.legs, exc)
+            self._feed(on.Stopped(exc))
+            self._feed(on.Expired())
+        else:
+            self._end(ask.legs, body, _ASKED if ask.questions else _STATE_ONLY)
+
+    # -- the legs -------------------------------------------------------------------------------------------------
+
+    def _wait(self, leg: ResponseQueue) -> None:
+        """A leg waits from now on; it is the newest."""
+        self._legs += (leg,)
+        self._context.request_id, self._context.span = leg.request_id, leg.span
+
+    def _waits_no_more(self, leg: on.Leg) -> None:
+        self._legs = tuple([each for each in self._legs if each is not leg])
+
+    def _end(self, legs: Iterable[Any], result: bytes, ending: Ending) -> None:
+        """End legs with a result."""
+        for leg in legs:
+            self._finish(leg, FinalMessage(jsonrpc.result(leg.id, result), ending=ending))
+
+    def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
+        """End legs with an error of the gateway, or with the upstream's own."""
+        self._report.failed(error)
+        for leg in legs:
+            if isinstance(error, GatewayError):
+                last = FinalMessage.of_error(error, leg.id, leg.request_id)
+            else:
+                ending = Ending(Outcome.ERROR, str(error.code))
+                last = FinalMessage(jsonrpc.failure(leg.id, error), ending=ending)
+            self._finish(leg, last)
+
+    def _finish(self, leg: ResponseQueue, last: FinalMessage) -> None:
+        self._waits_no_more(leg)
+        leg.finish(last)
+        self._reply_bytes = len(last.body)
+        if leg.dropped:
+            self.live.process.metrics.notifications_dropped(self.live.route.path, leg.dropped)
+
+    _OBEY: ClassVar[dict[type[do.Command], Callable[["Driver", Any], None]]] = {
+        do.Arm: lambda self, it: self._timers.arm(it.timer, self),
+        do.Ask: _ask,
+        do.CancelCall: lambda self, it: self._cancel(it.reason),
+        do.Count: lambda self, it: self.live.process.metrics.nested_request(
+            self.live.route.path, it.method, _outcome(it.outcome)
+        ),
+        do.Disarm: lambda self, it: self._timers.disarm(it.timer),
+        do.DisarmLeg: lambda self, _: self._timers.disarm_leg(),
+        do.Fail: lambda self, it: self._fail(it.legs, it.error),
+        do.Forward: lambda _, it: it.leg.send(it.message),
+        do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
+        do.Reply: lambda self, it: self._end(it.legs, it.result, self._report.completed()),
+        do.Respond: lambda self, it: self._upstream_call.respond(
+            it.upstream_id, it.error if it.result is None else it.result
+        ),
+        do.RunAgain: lambda self, _: self._upstream_call.run_again(),
+        do.SendAnswers: lambda self, it: self._upstream_call.send_answers(it.answers),
+        do.SendCall: lambda self, _: self._upstream_call.start(),
+    }
+    """What carries each command out: every command has its own class."""

@@ -99,7 +99,7 @@ class PlainCall:
         if self.final is None:
             driver = self.promote()
             self.queue.waits_no_more()
-            driver.leave(self.queue.leg)
+            driver.leave(self.queue)
 
     def hear(self, event: on.Event) -> None:
         """Take the result; anything else is for an exchange."""

@@ -57,8 +57,8 @@ class _Request(bytes):
     """A request to the client, which is never dropped: the call would wait for its answer for ever."""
 
 
-class ResponseQueue:
-    """A queue of JSON messages to one client."""
+class ResponseQueue(Leg):
+    """A leg, with a queue of JSON messages to its client."""
 
     __slots__ = (
         "_behind_bytes",
@@ -72,16 +72,23 @@ class ResponseQueue:
         "_silence_timer",
         "_waiter",
         "dropped",
-        "leg",
         "request_id",
         "span",
     )
 
-    def __init__(
-        self, leg: Leg, silence: CoarseTimer, behind_bytes: int, request_id: str = "", span: Span | None = None
+    def __init__(  # noqa: PLR0913  (what a client wants, and what limits it)
+        self,
+        id_: Raw,
+        silence: CoarseTimer,
+        behind_bytes: int,
+        request_id: str = "",
+        span: Span | None = None,
+        *,
+        progress_token: Raw | None = None,
+        log_level: str | None = None,
     ) -> None:
         """`silence` rings when the client needs a keep-alive; `behind_bytes` limits the notifications that wait."""
-        self.leg = leg
+        super().__init__(id_, progress_token, log_level)
         self.request_id = request_id
         """The id of the HTTP request that waits."""
         self.span = span
@@ -236,8 +243,8 @@ class ChangeQueue(ResponseQueue):
 
     __slots__ = ("_changes", "_changes_bytes")
 
-    def __init__(self, leg: Leg, silence: CoarseTimer, behind_bytes: int) -> None:
-        super().__init__(leg, silence, behind_bytes)
+    def __init__(self, id_: Raw, silence: CoarseTimer, behind_bytes: int) -> None:
+        super().__init__(id_, silence, behind_bytes)
         self._changes: dict[Topic, bytes] = {}
         self._changes_bytes = 0
         """The size of all changes that wait."""

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from gateway.bridge import subscription
-from gateway.bridge.driver import Driver
-from gateway.bridge.exchange_runner import NewCall
+from gateway.bridge.driver import Driver, NewCall
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.draining import Draining

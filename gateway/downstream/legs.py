@@ -57,7 +57,7 @@ class Legs:
             with _handed_over_in_time(round_, driver):
                 return await round_.write(queue)
         except BaseException:
-            driver.leave(queue.leg)
+            driver.leave(queue)
             raise
         finally:
             del waiting[queue]

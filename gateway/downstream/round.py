@@ -10,7 +10,6 @@ from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.config import Route
-from gateway.exchange.events import Leg
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
@@ -66,11 +65,16 @@ class Round(ClientCall, eq=False, kw_only=True):
         """Return a queue for the messages of an exchange to this round's client."""
         request = self.request
         token = request.said.progress_token
-        # Copies, since the leg may outlive the body.
-        leg = Leg(request.id.copy(), token and token.copy(), request.said.log_level)
         live, incoming = self.live, self.incoming
-        behind_bytes = live.config.limits.behind_bytes
-        return ResponseQueue(leg, live.deadlines.silence, behind_bytes, incoming.request_id, incoming.span)
+        return ResponseQueue(
+            request.id.copy(),  # a copy, since the leg may outlive the body
+            live.deadlines.silence,
+            live.config.limits.behind_bytes,
+            incoming.request_id,
+            incoming.span,
+            progress_token=token and token.copy(),
+            log_level=request.said.log_level,
+        )
 
     def drop_body(self) -> None:
         """Keep nothing of the answers once the call has them."""

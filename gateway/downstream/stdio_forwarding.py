@@ -10,7 +10,6 @@ from msgspec import Raw
 from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.bridge.upstream_call import BUG
-from gateway.exchange.events import Leg
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
@@ -91,7 +90,7 @@ class _Passage:
         self._reply = reply
         self._request_id = incoming.request_id
         limits = live.config.limits
-        self._queue = ResponseQueue(Leg(parsed.id), live.deadlines.silence, limits.behind_bytes, incoming.request_id)
+        self._queue = ResponseQueue(parsed.id, live.deadlines.silence, limits.behind_bytes, incoming.request_id)
         self._is_over = False
 
     async def run(self, modern: ModernStdio) -> Response:

@@ -8,15 +8,16 @@ from gateway.protocol.errors import GatewayError
 from gateway.protocol.jsonrpc import Error
 
 
-class Leg(msgspec.Struct, frozen=True, eq=False):
-    """One downstream request of the exchange; compared by identity.
+class Leg:
+    """One downstream request of the exchange; compared by identity."""
 
-    `id` and `progress_token` are JSON; `log_level` is the least severe level this leg wants, None for no log messages.
-    """
+    __slots__ = ("id", "log_level", "progress_token")
 
-    id: Raw
-    progress_token: Raw | None = None
-    log_level: str | None = None
+    def __init__(self, id_: Raw, progress_token: Raw | None = None, log_level: str | None = None) -> None:
+        """`id_` and `progress_token` are JSON. `log_level` is the least severe one it wants, None for no messages."""
+        self.id = id_
+        self.progress_token = progress_token
+        self.log_level = log_level
 
 
 class Event(msgspec.Struct, frozen=True, eq=False):

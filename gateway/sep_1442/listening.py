@@ -3,7 +3,6 @@
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
-from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
@@ -25,7 +24,7 @@ class Listening:
         self._live = live
         self._id = id_
         self._request_id = request_id
-        self._queue = ChangeQueue(Leg(Raw(id_)), live.deadlines.silence, live.config.limits.behind_bytes)
+        self._queue = ChangeQueue(Raw(id_), live.deadlines.silence, live.config.limits.behind_bytes)
         self._is_over = False
 
     async def serve(self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.call_rounds import MirroredCall, Question, Request
@@ -67,8 +66,8 @@ class StatelessCall:
         # The bridge reports the rounds of its calls itself.
         self._report = CallReport(live, session, self._call) if bridge is None else None
         self._runner = Runner(self._call, upstream, self, lambda: declared.log_level)
-        leg, behind_bytes = Leg(Raw(request.id)), live.config.limits.behind_bytes
-        self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
+        behind_bytes = live.config.limits.behind_bytes
+        self._queue = ResponseQueue(Raw(request.id), live.deadlines.silence, behind_bytes, request_id)
         self._headers: Headers = NO_HEADERS
         self._is_held = False
         """Whether the server waits for answers."""

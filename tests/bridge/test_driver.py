@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from gateway.bridge.driver import Driver
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
+from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually
 
@@ -166,6 +169,97 @@ async def test_silence_is_filled_with_comments(upstream: FakeUpstream, begin: St
         rest = await response.content.read()
     assert b"at last" in rest
     assert not [line for line in (seen + rest).split(b"\n") if line.startswith(b"id")]
+
+
+async def test_only_what_this_request_asked_for_is_forwarded(upstream: FakeUpstream, client: Client) -> None:
+    upstream.capabilities["logging"] = {}
+
+    async def tool(turn: Turn) -> None:
+        token = turn.body["params"].get("_meta", {}).get("progressToken")
+        for progress in (1, 2):
+            await turn.notify(mcp.PROGRESS, {"progressToken": token or "x", "progress": progress})
+        await turn.notify(mcp.PROGRESS, {"progressToken": "foreign", "progress": 3})
+        await turn.notify(mcp.LOG, {"level": "debug", "data": "low"})
+        await turn.notify(mcp.LOG, {"level": "error", "data": "high"})
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    quiet = await client.call()
+    assert not quiet.is_stream
+    assert quiet.notifications == []
+    loud = await client.call(meta={"progressToken": "mine", mcp.META_LOG_LEVEL: "warning"})
+    assert loud.is_stream
+    assert [n["params"].get("progress", n["params"].get("data")) for n in loud.notifications] == [1, 2, "high"]
+    assert loud.notifications[0]["params"]["progressToken"] == "mine"
+    assert loud.headers["X-Accel-Buffering"] == "no"
+    assert b"id:" not in loud.data.replace(b'"id":', b"")
+
+
+async def test_a_new_leg_brings_its_own_progress_token_and_id(upstream: FakeUpstream, client: Client) -> None:
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        token = turn.body["params"]["_meta"]["progressToken"]
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
+        await turn.result(text("ok"))
+
+    upstream.tool(tool)
+    asked = await client.call(meta={"progressToken": 1})
+    done = await client.answer(asked, meta={"progressToken": 2})
+    assert [n["params"]["progressToken"] for n in done.notifications] == [2]
+    assert done.final["id"] != asked.final["id"]
+
+
+async def _fails(turn: Turn) -> None:
+    await turn.say({"id": turn.id, "error": {"code": -7, "message": "no"}})
+
+
+async def _breaks(turn: Turn) -> None:
+    await turn.reset()
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [(lambda turn: turn.result(text("done")), None), (_fails, -7), (_breaks, -32603)]
+)
+async def test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under_its_own_ids(
+    upstream: FakeUpstream, client: Client, ends: Any, code: int | None
+) -> None:
+    answered, go = asyncio.Event(), asyncio.Event()
+
+    async def tool(turn: Turn) -> None:
+        await turn.elicit("q")
+        answered.set()
+        await go.wait()
+        await ends(turn)
+
+    upstream.tool(tool)
+    asked = await client.call()
+    both = [later(client.answer(asked)) for _ in range(2)]
+    await answered.wait()
+    go.set()
+    replies = [await reply for reply in both]
+    assert len({reply.final["id"] for reply in replies}) == 2
+    assert len(upstream.of("answer")) == 1
+    for reply in replies:
+        if code is None:
+            assert reply.text == "done"
+        else:
+            assert reply.error["code"] == code
+        if ends is _breaks:
+            assert reply.error["data"]["requestId"] == reply.headers["X-Request-Id"]
+
+
+async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_ends(
+    upstream: FakeUpstream, stand: Stand, client: Client
+) -> None:
+    upstream.tool(one_question)
+    asked = await client.call()
+    (driver,) = stand.gateway.lot
+    leg = ResponseQueue(Raw(b"2"), driver.live.deadlines.silence, behind_bytes=10)
+    for _ in range(3):
+        leg.send(b"x" * 10)
+    driver.answer(leg, driver._context.request, 1, {})
+    assert stand.metric("mcp_gateway_notifications_total", kind="other", outcome="dropped") == 2
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
 
 
 async def test_a_large_result_is_one_json_body(upstream: FakeUpstream, client: Client) -> None:

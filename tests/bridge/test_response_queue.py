@@ -8,7 +8,6 @@ from msgspec import Raw
 from gateway.bridge import response_queue
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage, ResponseQueue
 from gateway.config import InForce
-from gateway.exchange.events import Leg
 from gateway.protocol.errors import Busy, CallLost, InvalidParams, LocalProtocolError
 from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import CoarseTimer
@@ -17,7 +16,7 @@ from gateway.telemetry import Ending, Metrics, Outcome
 
 
 def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> ResponseQueue:
-    return ResponseQueue(Leg(Raw(b"1")), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
+    return ResponseQueue(Raw(b"1"), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
 
 
 async def test_messages_come_out_in_order_and_the_last_one_last() -> None:
@@ -106,7 +105,7 @@ def test_an_exception_becomes_its_response() -> None:
 
 
 async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how() -> None:
-    out = ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+    out = ChangeQueue(Raw(b"1"), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
     out.tell(("a", ""), b"a" * 6)
     assert not out.has_room(("b", ""), b"b" * 6)
     out.tell(("b", ""), b"b")
@@ -116,7 +115,7 @@ async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_a
 
 
 async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_its_end_follows_them() -> None:
-    out = ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+    out = ChangeQueue(Raw(b"1"), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
     out.send(b"acknowledged")
     out.tell(("a", ""), b"a")
     out.finish(FinalMessage(b"end"))
@@ -181,7 +180,7 @@ async def test_a_client_that_gives_way_is_told_once() -> None:
 
 
 async def test_changes_that_wait_are_counted() -> None:
-    written = Written(ChangeQueue(Leg(Raw(b"1")), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 1000))
+    written = Written(ChangeQueue(Raw(b"1"), CoarseTimer(5, Tasks(Metrics("0")), "silence"), 1000))
     out = written.out
     assert isinstance(out, ChangeQueue)
     out.tell(("a", ""), b"12345")
@@ -221,7 +220,7 @@ async def test_a_message_wakes_whoever_waited_before_there_was_a_queue() -> None
 
 async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() -> None:
     silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-    out, waiter = ResponseQueue(Leg(Raw(b"1")), silence, 1000), asyncio.get_running_loop().create_future()
+    out, waiter = ResponseQueue(Raw(b"1"), silence, 1000), asyncio.get_running_loop().create_future()
     out.awaited(waiter, 0, 60)
     waiter.cancel()
     out.waits_no_more()
@@ -231,7 +230,7 @@ async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() 
 
 async def test_a_client_that_waited_before_gets_the_final_message_last() -> None:
     silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-    out = ResponseQueue(Leg(Raw(b"1")), silence, 1000)
+    out = ResponseQueue(Raw(b"1"), silence, 1000)
     out.awaited(asyncio.get_running_loop().create_future())
     out.send(b"x")
     out.finish(FinalMessage(b"end"))

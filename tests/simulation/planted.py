@@ -123,14 +123,14 @@ FAULTS: Final = (
     ),
     Planted(
         "bridge: the state of a re-ask names the stand-in",
-        "bridge/exchange_runner.py",
+        "bridge/driver.py",
         "self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None",
         "None",
         _SILENCES,
     ),
     Planted(
         "bridge: the bytes of a call are not given back",
-        "bridge/exchange_runner.py",
+        "bridge/driver.py",
         "    def _ended(self) -> None:\n        self._weight.release()\n",
         "    def _ended(self) -> None:\n",
     ),

@@ -15,7 +15,6 @@ from msgspec import Raw
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.bridge.subscription import Filter
 from gateway.cluster.reply_relay import Replied
-from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
@@ -169,8 +168,8 @@ class Home:
     async def _write(self, reply: ReplyWriter, honoured: Filter, request_id: str) -> Replied:
         live = self.live
         self._end_stream()
-        leg, behind_bytes = Leg(Raw(b"null")), live.config.limits.behind_bytes
-        queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
+        silence, behind_bytes = live.deadlines.silence, live.config.limits.behind_bytes
+        queue = self._queue = ResponseQueue(Raw(b"null"), silence, behind_bytes, request_id)
         if self._had_stream:
             self._changes.tell_all(honoured)
         self._had_stream = True

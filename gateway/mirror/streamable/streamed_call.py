@@ -19,7 +19,6 @@ from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.reply_relay import Replied
 from gateway.exchange.commands import Timer
-from gateway.exchange.events import Leg
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
 from gateway.mirror.call_runner import Runner
@@ -314,8 +313,8 @@ class StreamedCall:
         self._detach_queue()
         self._reply = reply
         live, self.report.request_id = self._live, request_id
-        leg, behind_bytes = Leg(Raw(self.call.request.id)), live.config.limits.behind_bytes
-        queue = self._queue = ResponseQueue(leg, live.deadlines.silence, behind_bytes, request_id)
+        id_, behind_bytes = Raw(self.call.request.id), live.config.limits.behind_bytes
+        queue = self._queue = ResponseQueue(id_, live.deadlines.silence, behind_bytes, request_id)
         live.deadlines.shared[Timer.TTL].disarm(self)
         missed = [events for number, events in self._asked if number > (after or 0)]
         for events in missed:
