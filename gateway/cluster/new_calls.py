@@ -7,7 +7,7 @@ nothing: it cannot be reached, it refuses the message, or it drains as well. A c
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.protocol.errors import OwnerStalled, TakenCallLost
@@ -25,7 +25,9 @@ class NewCalls:
 
     async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
         """Have another replica serve a call; None if none takes it. Raises TakenCallLost if one broke off."""
-        for host in self._in_turn():
+        hosts = sorted(self._membership.other_hosts())
+        self._turn = (self._turn + 1) % max(len(hosts), 1)  # each time another one is the first
+        for host in hosts[self._turn :] + hosts[: self._turn]:
             replied = await self.send_to(host, incoming, reply)
             if replied is not None:
                 self._metrics.sent_on()
@@ -56,11 +58,3 @@ class NewCalls:
             return await self._peers.forward("new", member, incoming, reply)
         except PeerDead as exc:
             raise PeerReplaced(member) from exc
-
-    def _in_turn(self) -> list[str]:
-        """Return the other hosts, each time beginning with the next one."""
-        hosts = sorted(self._membership.other_hosts())
-        if not hosts:
-            return []
-        self._turn = (self._turn + 1) % len(hosts)
-        return hosts[self._turn :] + hosts[: self._turn]

@@ -6,14 +6,13 @@ from typing import Final
 from gateway import world
 from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership, State
-from gateway.cluster.peer_connections import ANSWER_BYTES, NETWORK_ERRORS, PeerConnections
+from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
-from gateway.cluster.peer_exchange import PeerExchange
-from gateway.cluster.reply_relay import Replied, ReplyRelay
+from gateway.cluster.peer_exchange import PeerExchange, Replied
 from gateway.cluster.worker import Address
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.protocol.errors import InvalidState, OwnerSilent, OwnerStalled
+from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import PeerRequest
 from gateway.telemetry import Metrics, PeerOutcome
@@ -51,7 +50,7 @@ class PeerClient:
         if it is alive but does not serve the request. For a request of another replica, also raises ReplyBroken.
         """
         try:
-            return await self._forward(kind, member, incoming, reply)
+            return await self.forward_once(kind, member, incoming, reply)
         except ReplyBroken as exc:
             if kind == "new":
                 raise PeerStuck(member, "broke off its reply") from exc  # sent twice, the call would run twice
@@ -60,22 +59,19 @@ class PeerClient:
             # The process died, or only the connection did. If it is alive, it joins both requests: a round's answers
             # are used once.
             try:
-                return await self._forward(kind, member, incoming, reply, fresh=True)
+                return await self.forward_once(kind, member, incoming, reply, fresh=True)
             except ReplyBroken as exc:
                 raise PeerStuck(member, "breaks off its replies") from exc
 
-    async def forward_once(self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied:
-        """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
-        return await self._forward(kind, member, incoming, reply)
-
-    async def _forward(
+    async def forward_once(
         self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter, *, fresh: bool = False
     ) -> Replied:
+        """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
         for _ in range(_TRIES):
             address = await self._address(kind, member)
             exchange = self._connections.begin(address, self._request(kind, member, incoming), fresh=fresh)
             try:
-                return await self._counted(exchange, reply)
+                return await self._relay(exchange, reply)
             except PeerDead:
                 self._membership.forget_address(member)
                 if not await self._membership.is_back(member):
@@ -119,11 +115,19 @@ class PeerClient:
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
-    async def _counted(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
-        """Wait for the reply to a request, and record its outcome."""
+    async def _relay(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
+        """Relay the reply to a request, and record its outcome."""
         outcome, member = PeerOutcome.BROKE, exchange.peer_request.to
         try:
-            replied = await self._relay(exchange, reply)
+            exchange = await self._connections.accepted(exchange)
+            try:
+                replied = await exchange.relay(reply, self._draining.ends_at)
+            except BaseException:
+                exchange.close()
+                raise
+            if not exchange.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
+                seconds = self._connections.timeouts.peer_accept_seconds
+                _ = asyncio.get_running_loop().call_later(seconds, exchange.close)
             outcome = PeerOutcome.SERVED
         except PeerDead:
             outcome = PeerOutcome.DEAD
@@ -142,24 +146,8 @@ class PeerClient:
             outcome = PeerOutcome.STALLED
             raise
         finally:
-            self._note(exchange, outcome)
-        return replied
-
-    def _note(self, exchange: PeerExchange, outcome: PeerOutcome) -> None:
-        self._metrics.peer_asked(outcome)
-        self._membership.note(exchange.peer_request.to, _SEEN[outcome])
-
-    async def _relay(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
-        exchange = await self._connections.accepted(exchange)
-        try:
-            relay = ReplyRelay(reply, exchange.peer_request.to, self._connections, self._draining.ends_at)
-            replied = await relay.run(exchange)
-        except BaseException:
-            exchange.close()
-            raise
-        if not exchange.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
-            loop = asyncio.get_running_loop()
-            _ = loop.call_later(self._connections.timeouts.peer_accept_seconds, exchange.close)
+            self._metrics.peer_asked(outcome)
+            self._membership.note(member, _SEEN[outcome])
         return replied
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -178,12 +166,8 @@ class PeerClient:
             kind=kind, to=member, issued=world.wall(), nonce=messages.nonce(), path=about, body=detail
         )
         timeouts = self._connections.timeouts
-        wait = 2 * (timeouts.peer_connect_seconds + timeouts.peer_accept_seconds) + timeouts.peer_accept_seconds
-        try:
-            async with asyncio.timeout(wait):
-                answers = await self._connections.question(address, peer_request, fresh=False, most=most)
-        except (*NETWORK_ERRORS, InvalidState) as exc:
-            raise OwnerStalled(member) from exc
+        seconds = 2 * timeouts.peer_connect_seconds + 3 * timeouts.peer_accept_seconds
+        answers = await self._connections.question(address, peer_request, seconds, most=most)
         words = [frame.word for frame in answers if isinstance(frame, messages.Answer)]
         return words[0] if words else "unknown"
 
@@ -198,24 +182,19 @@ class PeerClient:
             return "unknown"
         peer_request = PeerRequest(kind="who", to=address, issued=world.wall(), nonce=messages.nonce())
         timeouts = self._connections.timeouts
+        # Longer than the connection's own timeouts, whose errors say more precisely what was silent.
+        seconds = timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds
         try:
-            # Longer than the connection's own timeouts, whose errors say more precisely what was silent.
-            async with asyncio.timeout(timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds):
-                answers = await self._connections.question(address, peer_request, fresh=True)
-        except (*NETWORK_ERRORS, PeerFailed, InvalidState, OwnerStalled) as exc:
-            return _testimony(exc)
-        return "reached" if messages.Identity(host) in answers else "unknown"
-
-
-def _testimony(failure: Exception) -> str:
-    """What a failed attempt to ask a replica for its id proves."""
-    match failure:
-        case PeerDead() | OwnerSilent(is_local=False):
+            answers = await self._connections.question(address, peer_request, seconds, fresh=True)
+        except PeerDead:
             return "silent"
-        case OwnerStalled() if not isinstance(failure, OwnerSilent):
+        except OwnerSilent as exc:
+            return "unknown" if exc.is_local else "silent"
+        except OwnerStalled:
             return "reached"  # it refuses the request, so it is alive
-        case _:
+        except PeerFailed:
             return "unknown"
+        return "reached" if messages.Identity(host) in answers else "unknown"
 
 
 def _pairs(incoming: Incoming) -> tuple[tuple[bytes, bytes], ...]:

@@ -34,7 +34,6 @@ CONTENT_TYPE: Final = "application/octet-stream"
 FRAME_BYTES: Final = 16_777_216
 ANSWER_BYTES: Final = 65_536
 """The longest answer to a question: a process that is not a replica must not fill the memory."""
-NETWORK_ERRORS: Final = (RequestFailed, TimeoutError)
 _UNIX: Final = "unix:"
 _KEEP_ALIVE_SECONDS: Final = 15.0
 _ADDRESSES: Final = 1024
@@ -83,11 +82,10 @@ class PeerConnections:
             kind="who", to=address, issued=world.wall(), nonce=messages.nonce(), path=introduced
         )
         try:
-            async with asyncio.timeout(self.timeouts.peer_accept_seconds):
-                answers = await self.question(address, peer_request, fresh=False)
+            answers = await self.question(address, peer_request, self.timeouts.peer_accept_seconds)
         except PeerDead:
             return None
-        except (*NETWORK_ERRORS, PeerFailed, OwnerStalled, InvalidState) as exc:
+        except (PeerFailed, OwnerStalled) as exc:
             raise TimeoutError from exc
         found = [frame for frame in answers if isinstance(frame, messages.Identity)]
         if not found:
@@ -95,17 +93,27 @@ class PeerConnections:
         return found[0].id
 
     async def question(
-        self, address: Address, peer_request: PeerRequest, *, fresh: bool, most: int = ANSWER_BYTES
+        self,
+        address: Address,
+        peer_request: PeerRequest,
+        seconds: float,
+        *,
+        fresh: bool = False,
+        most: int = ANSWER_BYTES,
     ) -> list[messages.Frame]:
-        """The frames that answer a question; raises what `accepted` and reading raise."""
-        exchange = await self.accepted(self.begin(address, peer_request, fresh=fresh))
+        """The frames that answer a question within so many seconds; raises what `accepted` raises."""
         try:
-            answer = await exchange.read_at_most(most)
-        finally:
-            exchange.close()
-        if answer is None:
-            raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
-        return exchange.frames().feed(answer)
+            async with asyncio.timeout(seconds):
+                exchange = await self.accepted(self.begin(address, peer_request, fresh=fresh))
+                try:
+                    answer = await exchange.read_at_most(most)
+                finally:
+                    exchange.close()
+                if answer is not None:
+                    return exchange.frames.feed(answer)
+        except (RequestFailed, TimeoutError, InvalidState) as exc:
+            raise ReplyBroken(f"{peer_request.to}: {type(exc).__name__}") from exc
+        raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
 
     def begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
         """Send a request, over a new connection if `fresh`."""
@@ -120,9 +128,8 @@ class PeerConnections:
             is_fresh=fresh,
             awaits_continue=True,
         )
-        frames = partial(Frames, self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-        seconds = timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
-        return PeerExchange(send, address, peer_request, frames, world.monotonic() + seconds)
+        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
+        return PeerExchange(send, address, peer_request, frames, timeouts)
 
     async def accepted(self, exchange: PeerExchange) -> PeerExchange:
         """Wait until the peer has accepted a request, which is sent once more if a kept connection had ended."""

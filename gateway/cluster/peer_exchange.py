@@ -1,43 +1,67 @@
-"""One request to another replica, with the reply to it."""
+"""One request to another replica, whose reply is relayed to the client frame by frame, or answers a question."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
 from gateway import world
+from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.worker import Address
+from gateway.config import Timeouts
+from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.protocol.errors import InvalidState, OwnerSilent
+from gateway.runtime.pieces import Turn, cut
+from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
 from gateway.telemetry import Ending, Outcome
 
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
+_WHOLE_BYTES: Final = 1 << 20
+"""More is never here at once."""
+_LATE_SECONDS: Final = 0.5
+"""How much later than it was asked to a member may end its leg; the drain leaves time to say that it did not."""
+Replied = tuple[Response, Ending]
 
 
 class PeerExchange(AwaitedReply):
     """The reply, and the deadline by which the peer has to accept the request."""
 
-    __slots__ = ("_is_late", "address", "deadline", "frames", "is_connected", "peer_request")
+    __slots__ = (
+        "_body",
+        "_deadline",
+        "_is_late",
+        "_reply_head",
+        "_timeouts",
+        "address",
+        "frames",
+        "is_connected",
+        "peer_request",
+    )
 
     def __init__(
         self,
         begin: Callable[[ReplyListener], PendingRequest],
         address: Address,
         peer_request: PeerRequest,
-        frames: Callable[[], Frames],
-        deadline: float,
+        frames: Frames,
+        timeouts: Timeouts,
     ) -> None:
-        """`begin` sends the request, and `frames` makes a decoder of its reply."""
+        """`begin` sends the request, and `frames` decodes its reply."""
         super().__init__(begin)
         self.address = address
         self.peer_request = peer_request
         self.frames = frames
-        self.deadline = deadline
-        """Until when the peer has to accept the request; monotonic."""
+        self._timeouts = timeouts
+        self._deadline = world.monotonic() + timeouts.peer_connect_seconds + timeouts.peer_accept_seconds
         self._is_late = False
         self.is_connected = True
         """False if there was no connection until the deadline."""
+        self._reply_head: messages.Head | None = None
+        self._body = bytearray()
 
     @property
     def is_sent(self) -> bool:
@@ -46,7 +70,7 @@ class PeerExchange(AwaitedReply):
 
     async def accepted(self) -> None:
         """Wait for the head of the reply until the deadline; raises TimeoutError or RequestFailed."""
-        seconds = max(self.deadline - world.monotonic(), 0.0)
+        seconds = max(self._deadline - world.monotonic(), 0.0)
         timer = asyncio.get_running_loop().call_later(seconds, self._expire)
         try:
             _ = await self.begun()
@@ -60,6 +84,73 @@ class PeerExchange(AwaitedReply):
     def _expire(self) -> None:
         self._is_late, self.is_connected = True, not self._pending.is_connecting
         self.cut()
+
+    async def relay(self, reply: ReplyWriter, ends_at: float | None) -> Replied:
+        """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent.
+
+        `ends_at`: the monotonic time by which the peer was asked to end its leg, because this process ends.
+        """
+        member = self.peer_request.to
+        try:
+            while True:
+                chunk = self.whole_at_most(_WHOLE_BYTES)
+                if chunk is None:
+                    chunk = await self._next(ends_at)
+                elif not chunk:
+                    raise ReplyBroken(f"{member} ended its reply half-way")
+                turn = Turn()
+                for piece in cut(chunk):
+                    for frame in self.frames.feed(piece):
+                        replied = await self._take(frame, reply)
+                        if replied is not None:
+                            return replied
+                    await turn.give_way()
+        except InvalidState as exc:
+            raise ReplyBroken(f"{member}: {exc.reason}") from exc
+
+    async def _next(self, ends_at: float | None) -> bytes:
+        # The peer sends the keep-alives of the client's stream, so it is never silent for longer than this.
+        silence_seconds = 2 * self._timeouts.keepalive_seconds + self._timeouts.peer_accept_seconds
+        if ends_at is not None:
+            silence_seconds = min(silence_seconds, max(0.0, ends_at + _LATE_SECONDS - world.monotonic()))
+        try:
+            async with asyncio.timeout(silence_seconds):
+                return await anext(self)
+        except TimeoutError as exc:
+            raise PeerStuck(self.peer_request.to) from exc
+        except StopAsyncIteration:
+            return b""
+        except RequestFailed as exc:
+            raise ReplyBroken(f"{self.peer_request.to}: {type(exc).__name__}") from exc
+
+    async def _take(self, frame: messages.Frame, reply: ReplyWriter) -> Replied | None:
+        """Relay one frame; return the reply if it was the last frame."""
+        head, member = self._reply_head, self.peer_request.to
+        match frame:
+            case messages.Gone(id=host) if not host or host == member.partition("#")[0]:
+                raise PeerReplaced(member)
+            case messages.Gone(id=host):
+                why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"
+                raise OwnerSilent(member, why, is_local=True)
+            case Whole() if head is None:
+                ended = ending(frame)
+                return await reply.whole(frame.data, frame.status, dict(frame.headers), ended), ended
+            case messages.Head():
+                self._reply_head = frame
+                if frame.streamed and not reply.started:
+                    await reply.start()
+            case messages.Data(data=data) if head is not None and head.streamed:
+                await reply.write(data)
+            case messages.Data(data=data):
+                self._body += data
+            case End() if head is not None:
+                ended = ending(frame)
+                if head.streamed:
+                    return await reply.end(ended), ended
+                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ended), ended
+            case _:
+                raise ReplyBroken(f"{member} sent a frame that does not belong in a reply")
+        return None
 
 
 def ending(end: End | Whole) -> Ending:

@@ -96,20 +96,18 @@ class PeerListener:
         if http.method != "POST" or http.path != PATH:
             return WholeResponse(status=404)
         config = self._in_force.value
+        limits, timeouts = config.limits, config.timeouts
         try:
-            limits = config.limits
             sealed = await self._bodies.read(http, limits.body_bytes + _OVERHEAD_BYTES, limits.receive_seconds)
             peer_request = self._open(sealed)
         except InvalidState as exc:
-            self._reject(exc.reason, http.remote)
+            self._metrics.peer_rejected(exc.reason)
+            if world.monotonic() - self._logged > _LOG_SECONDS:
+                self._logged = world.monotonic()
+                log.warning(Event.PEER_REJECTED, reason=exc.reason, remote=http.remote, fix=_REJECTED_FIX)
             return WholeResponse(status=403)
         except GatewayError as exc:
             return WholeResponse(status=exc.status)
-        return await self._handle_opened(peer_request, http, is_local=is_local)
-
-    async def _handle_opened(self, peer_request: PeerRequest, http: HttpRequest, *, is_local: bool) -> Response:
-        """Serve a request that is authentic."""
-        timeouts = self._in_force.value.timeouts
         # The reply to a retry nearly always comes at once, as one message, which tells too that it was accepted.
         is_soon = peer_request.kind == "owner" and peer_request.takes_whole
         seconds = min(_ACCEPT_PART * timeouts.peer_accept_seconds, _ACCEPT_SECONDS) if is_soon else 0.0
@@ -122,58 +120,38 @@ class PeerListener:
             reply.stop_timer()
         return await reply.close()
 
-    async def _reply(
-        self, peer_request: PeerRequest, reply: "PeerReply", http: HttpRequest, *, is_local: bool
-    ) -> None:
-        if not self._is_meant(peer_request, is_local=is_local):
-            await reply.frame(messages.Gone(self._membership.host))
-        elif peer_request.kind in ("who", "reach", "holds", "status"):
-            await reply.frame(await self._answer(peer_request, http.remote, is_local=is_local))
-        else:
-            await self._serve_request(_incoming(peer_request, is_local=is_local), reply, http)
-
     def _open(self, sealed: bytes) -> PeerRequest:
         """Open a request; raises InvalidState. One that is older than this process may have run in the one before."""
         now = world.wall()
         peer_request = self._sealer.open(sealed, now)
-        if peer_request.kind not in _OF_A_PROCESS and self._is_older(peer_request, now):
+        age, own_age = now - peer_request.issued, world.monotonic() - self._started
+        if peer_request.kind not in _OF_A_PROCESS and age > own_age:
             raise InvalidState("older_than_process")
         return peer_request
 
-    def _is_older(self, peer_request: PeerRequest, now: float) -> bool:
-        return now - peer_request.issued > world.monotonic() - self._started
-
-    def _is_meant(self, peer_request: PeerRequest, *, is_local: bool) -> bool:
-        """Whether a request is for this process, or for another one of this host. `who` asks which one this is."""
-        if peer_request.kind == "who":
-            return True
-        return self._membership.is_meant(peer_request.to, is_local=is_local)
-
-    def _reject(self, reason: str, remote: str | None) -> None:
-        self._metrics.peer_rejected(reason)
-        if world.monotonic() - self._logged > _LOG_SECONDS:
-            self._logged = world.monotonic()
-            log.warning(Event.PEER_REJECTED, reason=reason, remote=remote, fix=_REJECTED_FIX)
-
-    async def _answer(self, peer_request: PeerRequest, remote: str | None, *, is_local: bool) -> messages.Frame:
-        """The answer to a question."""
-        if peer_request.kind == "status":
-            return messages.Answer(await self._tell_status(is_local))
-        if peer_request.kind != "who":
-            return messages.Answer(await self._witness.tell(peer_request, is_local=is_local))
-        if peer_request.path:
-            self._membership.discovery.greeted(peer_request.path, remote)
-        return messages.Identity(self._membership.host)
-
-    async def _serve_request(self, incoming: Incoming, reply: "PeerReply", http: HttpRequest) -> None:
-        """Have a client's request served."""
-        try:
-            _ = await self._serve(incoming, reply)
-        except PeerReplaced:
-            await reply.frame(messages.Gone(self._membership.host))
-        except PeerFailed as exc:
-            log.warning(Event.PEER_FAILED, cause=str(exc), request_id=incoming.request_id)
-            http.wire.abort()  # the other replica must see that the reply is incomplete
+    async def _reply(
+        self, peer_request: PeerRequest, reply: "PeerReply", http: HttpRequest, *, is_local: bool
+    ) -> None:
+        """Serve a request that is authentic, if it is for this process or for another one of this host."""
+        kind, host = peer_request.kind, self._membership.host
+        if kind == "who":  # it asks which one this is
+            if peer_request.path:
+                self._membership.discovery.greeted(peer_request.path, http.remote)
+            await reply.frame(messages.Identity(host))
+        elif not self._membership.is_meant(peer_request.to, is_local=is_local):
+            await reply.frame(messages.Gone(host))
+        elif kind == "status":
+            await reply.frame(messages.Answer(await self._tell_status(is_local)))
+        elif kind in ("reach", "holds"):
+            await reply.frame(messages.Answer(await self._witness.tell(peer_request, is_local=is_local)))
+        else:
+            try:
+                _ = await self._serve(_incoming(peer_request, is_local=is_local), reply)
+            except PeerReplaced:
+                await reply.frame(messages.Gone(host))
+            except PeerFailed as exc:
+                log.warning(Event.PEER_FAILED, cause=str(exc), request_id=peer_request.request_id)
+                http.wire.abort()  # the other replica must see that the reply is incomplete
 
 
 class PeerHeads(KnownHeads):

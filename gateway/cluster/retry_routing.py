@@ -24,7 +24,7 @@ from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
@@ -111,19 +111,15 @@ class RetryRouting:
             except PeerFailed:
                 pass
             except OwnerSilent as exc:
-                if not await self._may_resume(exc, owner):
+                # Evidence that no replica reaches a silent owner; a fault of this replica is none.
+                is_unlisted = await self._membership.is_unlisted(owner)
+                if not is_unlisted and (exc.is_local or not await self._witness.confirms(owner)):
                     raise
                 kind = "resume"
         candidates = await self._membership.candidates(envelope.exchange)
         if kind == "resume":
             candidates = [candidate for candidate in candidates if candidate != owner.partition("#")[0]]
         return await self._fail_over(kind, envelope, candidates, incoming, reply)
-
-    async def _may_resume(self, silence: OwnerSilent, owner: str) -> bool:
-        """Whether there is evidence that no replica reaches a silent owner; a fault of this replica is none."""
-        if await self._membership.is_unlisted(owner):
-            return True
-        return not silence.is_local and await self._witness.confirms(owner)
 
     async def _fail_over(
         self, kind: messages.Kind, envelope: Held, candidates: list[str], incoming: Incoming, reply: ReplyWriter

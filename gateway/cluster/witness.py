@@ -14,8 +14,9 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerStalled
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
-from gateway.seal.peer_messages import PeerRequest
+from gateway.seal.peer_messages import Kind, PeerRequest
 
 _MOST_WITNESSES: Final = 8
 _ROUND_DIGITS: Final = 9
@@ -46,9 +47,9 @@ class Witness:
         self._peers = peers
         self._find_held = find_held
         self._tasks = tasks
-        self._verdicts: dict[str, tuple[float, bool]] = {}
+        self._verdicts: Newest[str, tuple[float, bool]] = Newest(_MOST_VERDICTS)
         """By host: the time until which the verdict is cached, and whether no replica reaches the host."""
-        self._found_silent: dict[str, float] = {}
+        self._found_silent: Newest[str, float] = Newest(_MOST_VERDICTS)
         """By host: until when this replica need not try again to reach it."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._inquiries = asyncio.Semaphore(_MOST_INQUIRIES)
@@ -77,19 +78,11 @@ class Witness:
     async def _hear_witnesses(self, host: str) -> None:
         try:
             others = [name for name in self.membership.other_hosts() if name != host][:_MOST_WITNESSES]
-            words = await asyncio.gather(*(self._reaches(name, host) for name in others))
+            words = await asyncio.gather(*(self._ask("reach", name, host) for name in others))
             verdict = "silent" in words and "reached" not in words
-            if len(self._verdicts) >= _MOST_VERDICTS:
-                self._verdicts.clear()
-            self._verdicts[host] = (world.monotonic() + _GOOD_SECONDS, verdict)
+            _ = self._verdicts.keep(host, (world.monotonic() + _GOOD_SECONDS, verdict))
         finally:
             del self._asking[host]
-
-    async def _reaches(self, witness: str, host: str) -> str:
-        try:
-            return await self._peers.ask("reach", witness, host)
-        except (PeerFailed, OwnerStalled):
-            return "unknown"
 
     async def is_taken(self, exchange: str, round_: int) -> bool | None:
         """Whether another replica took over this replica's exchange after that round; None if one cannot be asked."""
@@ -109,23 +102,29 @@ class Witness:
         return next((name for name, word in zip(others, words, strict=True) if word == "yes"), None)
 
     async def _holds(self, member: str, exchange: str, round_: int) -> str:
+        return await self._ask("holds", member, exchange, b"%d" % round_)
+
+    async def _ask(self, kind: Kind, member: str, about: str, detail: bytes = b"") -> str:
         try:
-            return await self._peers.ask("holds", member, exchange, b"%d" % round_)
-        except PeerDead:
-            return "no"
-        except (PeerFailed, OwnerStalled):
-            return "unknown"
+            return await self._peers.ask(kind, member, about, detail)
+        except (PeerFailed, OwnerStalled) as exc:
+            return "no" if isinstance(exc, PeerDead) else "unknown"
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     async def tell(self, request: PeerRequest, *, is_local: bool) -> str:
         """Answer another replica's question."""
         if request.kind == "reach":
-            return await self._reach(request.path)
+            host = request.path.partition("#")[0]
+            word = "unknown" if self.membership.is_own_host(host) else await self._peers.reach(host)
+            if word == "silent":
+                _ = self._found_silent.keep(host, world.monotonic() + _GOOD_SECONDS)
+            return word
         if not request.body.isdigit() or len(request.body) > _ROUND_DIGITS:
             return "unknown"
         round_ = int(request.body)
-        own = self._own_word(request.path, round_)
+        found = self._find_held(request.path)
+        own = "yes" if found is not None and found.has_taken_over(round_) else "no"
         if own == "yes" or is_local:
             return own
         siblings = [name for name in self.membership.local_candidates(request.path) if name != self.membership.own]
@@ -135,17 +134,3 @@ class Witness:
     def found_silent(self, member: str) -> bool:
         """Whether this replica has testified a moment ago that it does not reach a member."""
         return world.monotonic() < self._found_silent.get(member.partition("#")[0], 0.0)
-
-    async def _reach(self, member: str) -> str:
-        if self.membership.is_own_host(member):
-            return "unknown"
-        word = await self._peers.reach(member)
-        if word == "silent":
-            if len(self._found_silent) >= _MOST_VERDICTS:
-                self._found_silent.clear()
-            self._found_silent[member.partition("#")[0]] = world.monotonic() + _GOOD_SECONDS
-        return word
-
-    def _own_word(self, exchange: str, round_: int) -> str:
-        found = self._find_held(exchange)
-        return "yes" if found is not None and found.has_taken_over(round_) else "no"

@@ -13,7 +13,7 @@ from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
 from gateway.cluster.new_calls import NewCalls
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route

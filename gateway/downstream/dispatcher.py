@@ -11,7 +11,7 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.round import Round
 
 

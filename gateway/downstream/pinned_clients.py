@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.new_calls import NewCalls
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter, WrappedReply

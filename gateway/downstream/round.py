@@ -8,7 +8,7 @@ import msgspec
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.config import Route
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.reply import ReplyWriter

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming

@@ -187,7 +187,7 @@ async def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
         address = str(URL(url).authority)
         question = PeerRequest(kind="who", to=address, issued=0, nonce=messages.nonce())
         with pytest.raises(OwnerStalled, match="with more than 65536 bytes"):
-            await connections.question(address, question, fresh=True)
+            await connections.question(address, question, 5, fresh=True)
     connections.close()
 
 
@@ -201,7 +201,7 @@ async def test_a_name_that_does_not_resolve_in_time_proves_nothing(monkeypatch: 
     connections = connections_from(None, Timeouts(peer_connect_seconds=0.001, peer_accept_seconds=0.05))
     question = PeerRequest(kind="who", to="gw-2", issued=0, nonce=messages.nonce())
     with pytest.raises(OwnerSilent, match="did not resolve in time") as silence:
-        await connections.question("gw-2.test:80", question, fresh=False)
+        await connections.question("gw-2.test:80", question, 5)
     assert silence.value.is_local
     connections.close()
 

@@ -8,10 +8,11 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from gateway.cluster.reply_relay import ReplyRelay
+from gateway.cluster.peer_exchange import PeerExchange
+from gateway.config import Timeouts
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Data, End, Frames, Head, Identity
+from gateway.seal.peer_messages import Data, End, Frames, Head, Identity, PeerRequest
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
@@ -303,8 +304,11 @@ async def test_many_frames_at_once_let_others_run() -> None:
     sealing = Frames(keyring, nonce, 1 << 20)
     frames = [Head(200, (), streamed=True), *[Data(b"x")] * 500, End("complete", "")]
     chunk = b"".join(map(sealing.seal, frames))
-    arriving = Mock(whole_at_most=Mock(return_value=chunk), frames=lambda: Frames(keyring, nonce, 1 << 20))
+    request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
+    arriving = PeerExchange(Mock(), "gw-2:80", request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving.on_body(chunk)
+    arriving.on_end()
     reply = Mock(started=False, start=AsyncMock(), write=AsyncMock(), end=AsyncMock())
-    assert await work_gives_way(ReplyRelay(reply, "gw-2", Mock()).run(arriving))
+    assert await work_gives_way(arriving.relay(reply, None))
     assert reply.write.await_count == 500
     reply.end.assert_awaited_once()

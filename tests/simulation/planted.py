@@ -181,8 +181,8 @@ FAULTS: Final = (
     Planted(
         "peers: no witness is needed",
         "cluster/retry_routing.py",
-        "return not silence.is_local and await self._witness.confirms(owner)",
-        "return True",
+        "if not is_unlisted and (exc.is_local or not await self._witness.confirms(owner)):",
+        "if False:",
         _SILENCES | _DEATHS,
     ),
     Planted(
@@ -195,8 +195,8 @@ FAULTS: Final = (
     Planted(
         "peers: who is asked about a call never has it",
         "cluster/witness.py",
-        'return "yes" if found is not None and found.has_taken_over(round_) else "no"',
-        'return "no"',
+        'own = "yes" if found is not None and found.has_taken_over(round_) else "no"',
+        'own = "no"',
         _SILENCES | _DEATHS,
     ),
     Planted(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerFailed, PeerStuck
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.retry_routing import RetryRouting, TakeOver
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, HttpReply, ReplyWriter, WrappedReply

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.http.reply import ReplyWriter
 from gateway.protocol import sse
 from gateway.runtime.pieces import Turn

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.bridge.subscription import Filter
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.cluster.reply_relay import Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.exchange.commands import Timer
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
