@@ -60,12 +60,6 @@ def test_the_transition_table_is_the_output_of_its_script() -> None:
     assert f"\n\n{table}\n" in (REPOSITORY / "ARCHITECTURE.md").read_text(), "paste the output of the script"
 
 
-def test_the_list_of_files_is_the_output_of_its_script() -> None:
-    begin, end = (f"<!-- {word}: scripts/print_code_map -->\n" for word in ("begin", "end"))
-    page = (REPOSITORY / "ARCHITECTURE.md").read_text()
-    assert f"{begin}{printed('print_code_map')}{end}" in page, "run scripts/print_code_map --update"
-
-
 def section(title: str) -> str:
     """One section of ARCHITECTURE.md."""
     page = (REPOSITORY / "ARCHITECTURE.md").read_text()
@@ -98,6 +92,13 @@ def test_every_entry_point_is_defined_where_the_code_map_says() -> None:
 
 def test_every_file_in_the_table_of_behaviours_exists() -> None:
     told = re.findall(r"^\| .+ \| `(.+)` \|$", section("Where is …?"), re.MULTILINE)
+    assert len(told) >= 20
+    assert [name for name in told if not (PACKAGE / name).is_file()] == []
+
+
+def test_every_way_of_a_call_is_served_by_files_that_exist() -> None:
+    page = (REPOSITORY / "docs" / "model.md").read_text()
+    told = re.findall(r"`(\w+/[\w/]+\.py)`", page)
     assert len(told) >= 20
     assert [name for name in told if not (PACKAGE / name).is_file()] == []
 
