@@ -115,7 +115,7 @@ def one_server(config: Config) -> None:
 
 @says(
     "stdio.yaml",
-    "A legacy server that speaks stdio and runs as child processes of the gateway (docs/stdio.md).",
+    "A legacy server that speaks stdio and runs as child processes of the gateway (docs/clients-and-servers.md).",
 )
 def stdio(config: Config) -> None:
     upstream = only(config).upstream

@@ -6,7 +6,7 @@ from mcp_types import methods
 from gateway.protocol import mcp
 from tests.parts.launch import REPOSITORY
 
-PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("protocol.md", "mirror.md"))
+PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("protocol.md", "clients-and-servers.md"))
 TABLES = (
     methods.CLIENT_REQUESTS,
     methods.CLIENT_NOTIFICATIONS,

@@ -52,7 +52,7 @@ def apply(stand: Stand, url: str, route: dict[str, Any]) -> None:
 async def test_without_the_key_a_dual_era_server_gets_modern_requests_unchanged(
     dual: FakeUpstream, stand: Stand
 ) -> None:
-    """This is the symptom by which docs/eras.md recognises a server that needs `era: bridge`."""
+    """This is the symptom by which docs/clients-and-servers.md recognises a server that needs `era: bridge`."""
     reply = await stand.client().call()
     assert reply.error["code"] == -32600
     assert "no back-channel" in reply.error["message"]

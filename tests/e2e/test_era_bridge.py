@@ -153,7 +153,7 @@ async def test_legacy_clients_are_passed_through(name: str, drivers: Drivers, gw
     assert await gw.metric("mcp_gateway_sessions_opened_total") == opened, "nothing of it was bridged"
 
 
-# -- what docs/eras.md says of other settings -------------------------------------------------------------------------
+# -- what docs/clients-and-servers.md says of other settings ---------------------------------------------------------
 
 
 @pytest_asyncio.fixture(loop_scope="session")

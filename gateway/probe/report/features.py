@@ -58,7 +58,7 @@ def _passed_through(server: Server) -> Iterator[Feature]:
             legacy,
             "yes",
             "yes, mirrored",
-            "The server refuses them, so the gateway mirrors it: docs/mirror.md says what is lost.",
+            "The server refuses them, so the gateway mirrors it: docs/clients-and-servers.md says what is lost.",
         )
 
 
