@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, Timer
+from gateway.exchange.commands import GRACE, LEG, QUIET, Timer
 from gateway.routes.live_route import LiveRoute
 
 _STALLED_SECONDS: Final = 0.25
@@ -88,29 +88,18 @@ class Timers:
         if shared is not None:
             shared.disarm(self)
 
-    def disarm_leg(self) -> None:
-        """Stop the timers of a waiting leg."""
-        self._live.deadlines.shared[LEG].disarm(self)
-        if self._handles:
-            self._cancel_all()  # each of them belongs to a leg
-
-    def disarm_all(self, *, but_linger: bool = False) -> None:
-        """Stop every timer, or every one except LINGER."""
-        if self._handles:
-            self._cancel_all()
-        for timer, shared in self._live.deadlines.shared.items():
-            if not (but_linger and timer is LINGER):
-                shared.disarm(self)
+    def disarm_all(self) -> None:
+        """Stop every timer."""
+        handles, self._handles = self._handles, _NONE
+        for handle in handles.values():
+            handle.cancel()
+        for shared in self._live.deadlines.shared.values():
+            shared.disarm(self)
 
     def _cancel(self, timer: Timer) -> None:
         if (handle := self._handles.pop(timer, None)) is not None:
             handle.cancel()
             self._handles = self._handles or _NONE
-
-    def _cancel_all(self) -> None:
-        handles, self._handles = self._handles, _NONE
-        for handle in handles.values():
-            handle.cancel()
 
     def _ring(self, timer: Timer, owner: Owner, due: float, until: float) -> None:
         self._cancel(timer)

@@ -53,7 +53,6 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _WAITING: Final = (RUNNING, ASKING)
-_COOLING: Final = (PARKED, RESTORED)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
 _REFUSALS: Final = (GatewayError, LocalProtocolError)
 """What an exchange raises that refuses an event, and then it has changed nothing."""
@@ -73,6 +72,7 @@ class Driver:
     """
 
     __slots__ = (
+        "_armed",
         "_context",
         "_exchange",
         "_later",
@@ -106,6 +106,8 @@ class Driver:
         )
         self._lot = lot
         self._timers = Timers(live)
+        self._armed: tuple[Timer, ...] = ()
+        """The timers of the state that was settled last."""
         self._report = Report(context)
         self._upstream_call = (new_call or RequestCall)(context, self._report, self)
         self._legs: tuple[ResponseQueue, ...] = ()
@@ -448,10 +450,13 @@ class Driver:
         elif before in HELD:
             call.rest(resting=False)
             self._report.unparked()
-        if after in _COOLING:
-            self._timers.arm(COLD, self)
-        elif before in _COOLING:
-            self._timers.disarm(COLD)
+        armed, self._armed = self._armed, self._exchange.timers
+        for timer in armed:
+            if timer not in self._armed:
+                self._timers.disarm(timer)
+        for timer in self._armed:
+            if timer not in armed:
+                self._timers.arm(timer, self)
         if after is ENDED:
             self._ended()
             return
@@ -463,9 +468,8 @@ class Driver:
 
     def _ended(self) -> None:
         self._weight.release()
-        self._timers.disarm_all(but_linger=True)
         self._upstream_call.end()
-        if LINGER in self._timers:
+        if LINGER in self._armed:
             self._lot.keep(self)
         elif self._exchange.round:
             self._lot.remove(self)
@@ -536,8 +540,6 @@ class Driver:
         do.Count: lambda self, it: self.live.process.metrics.nested_request(
             self.live.route.path, it.method, _outcome(it.outcome)
         ),
-        do.Disarm: lambda self, it: self._timers.disarm(it.timer),
-        do.DisarmLeg: lambda self, _: self._timers.disarm_leg(),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
         do.Forward: lambda _, it: it.leg.send(it.message),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),

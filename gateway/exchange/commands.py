@@ -12,7 +12,7 @@ from gateway.protocol.jsonrpc import Error
 
 
 class Timer(StrEnum):
-    """The exchange's timers; each runs at most once at a time, and `Arm` restarts it."""
+    """The exchange's timers; each runs at most once at a time, in the states of `machine.TIMERS`."""
 
     QUIET = "quiet"
     LEG = "leg"
@@ -20,7 +20,7 @@ class Timer(StrEnum):
     TTL = "ttl"
     LINGER = "linger"
     COLD = "cold"
-    """The driver's own: the exchange does not know whether its call is resumable."""
+    """Its end is no event: the driver knows whether the call is resumable."""
 
 
 QUIET, LEG, GRACE, TTL, LINGER, COLD = Timer
@@ -102,19 +102,9 @@ class Fail(Command, frozen=True):
 
 
 class Arm(Command, frozen=True):
-    """Start or restart a timer."""
+    """Start a timer of the present state anew."""
 
     timer: Timer
-
-
-class Disarm(Command, frozen=True):
-    """Stop a timer, if it runs."""
-
-    timer: Timer
-
-
-class DisarmLeg(Command, frozen=True):
-    """Stop the timers of a waiting leg: QUIET, LEG and GRACE."""
 
 
 class Count(Command, frozen=True):

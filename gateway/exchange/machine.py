@@ -22,7 +22,8 @@ ENDED     the final message was given (and is kept for a repeated retry), or the
 Rule 1: only this file changes the state. Rule 2: a (state, event) pair that `TRANSITIONS` lacks raises
 LocalProtocolError and changes nothing; a late event that can legitimately happen is a row. Rule 3: a handler that
 raises a DownstreamError (a bad answer) changes nothing. Rule 4: a call is run again only if the event allows it
-(`replayable`) and the ledger has every answer (`replay_ledger`).
+(`replayable`) and the ledger has every answer (`replay_ledger`). Rule 5: a timer belongs to states (`TIMERS`).
+Entering them starts it, leaving them stops it, and `Arm` starts it anew within a state.
 
 Sources: specification 2026-07-28 basic/patterns/mrtr and cancellation; SEP-2322 (ephemeral workflow), SEP-2260.
 """
@@ -38,7 +39,7 @@ from msgspec.structs import replace
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import input_requests, results, url_elicitation
-from gateway.exchange.commands import GRACE, LEG, LINGER, QUIET, TTL, Command
+from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Command, Timer
 from gateway.exchange.input_requests import Question
 from gateway.exchange.nested_requests import NestedRequests, Refusal
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded, ReplayLedger
@@ -79,16 +80,19 @@ IDLE, RUNNING, ASKING, PARKED, RESTORED, REFERRED, BROKEN, DETACHED, FINISHED, E
 
 # Commands that say the same each time.
 _SEND_CALL: Final = do.SendCall()
-_DISARM_LEG: Final = do.DisarmLeg()
-_ARM_GRACE: Final = do.Arm(GRACE)
-_ARM_LEG: Final = do.Arm(LEG)
-_ARM_LINGER: Final = do.Arm(LINGER)
 _ARM_QUIET: Final = do.Arm(QUIET)
 _ARM_TTL: Final = do.Arm(TTL)
-_DISARM_GRACE: Final = do.Disarm(GRACE)
-_DISARM_LINGER: Final = do.Disarm(LINGER)
-_DISARM_QUIET: Final = do.Disarm(QUIET)
-_DISARM_TTL: Final = do.Disarm(TTL)
+
+TIMERS: Final[dict[State, tuple[Timer, ...]]] = {
+    RUNNING: (LEG,),
+    ASKING: (LEG, QUIET),
+    PARKED: (TTL, COLD),
+    RESTORED: (TTL, COLD),
+    REFERRED: (TTL,),
+    BROKEN: (TTL,),
+    DETACHED: (GRACE,),
+}
+"""The states after the end are missing: `Exchange.timers` has all."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -128,6 +132,7 @@ class Exchange:
         "_declared",
         "_digests",
         "_final",
+        "_lingers",
         "_nested_requests",
         "_owes_answers",
         "_policy",
@@ -153,6 +158,8 @@ class Exchange:
         """What the client answered in each round that it claimed."""
         self._final: Ending | None = None
         """The final message, for legs that come later."""
+        self._lingers = False
+        """Whether the end is kept for the linger time: nothing of it was parked, or its client has it."""
         self._owes_answers = False
         """Whether an earlier call in the session left a nested request unanswered."""
         self._answers: ReplayLedger | None = None
@@ -173,6 +180,13 @@ class Exchange:
     def calling(self) -> bool:
         """Whether the upstream call was sent, here or elsewhere, and has neither ended nor been given up."""
         return self.state in _CALLING or self.state is RESTORED
+
+    @property
+    def timers(self) -> tuple[Timer, ...]:
+        """The timers of the present state. A parked client that has the end still to get has all of its time."""
+        if self.state in _OVER:
+            return (LINGER,) if self._lingers else (TTL,) if self.state is FINISHED else ()
+        return TIMERS.get(self.state, ()) if self._policy.may_ask else ()
 
     @property
     def kept_bytes(self) -> int:
@@ -207,7 +221,7 @@ class Exchange:
 
     def crash(self) -> None:
         """End after a bug: whoever feeds the exchange ends its legs, its call and its timers."""
-        self.state, self.legs = ENDED, ()
+        self.state, self.legs, self._lingers = ENDED, (), False
         self.questions.clear()
         self._forget_withdrawn()
 
@@ -219,7 +233,7 @@ class Exchange:
 
     def _send_call(self) -> Commands:
         self.state = RUNNING
-        return [_SEND_CALL, _ARM_LEG] if self._policy.may_ask else [_SEND_CALL]
+        return [_SEND_CALL]
 
     def _answer(self, event: on.Answered) -> Commands:
         """PARKED or RESTORED: the expected retry, or a late repeat of an earlier round."""
@@ -234,13 +248,12 @@ class Exchange:
         ledger.note(matched, self.round)
         if late:
             ledger.note(late, self.round, sent=False)
-        out: Commands = [_DISARM_TTL, _ARM_LEG]
         for question, _ in matched:
             del self.questions[question.key]
-        if matched:
-            out.append(do.SendAnswers(matched))
-            out += [do.Count(question.method, "answered") for question, _ in matched]
-        return out + self._resume_waiting()
+        self._resume_waiting()
+        if not matched:
+            return []
+        return [do.SendAnswers(matched), *(do.Count(question.method, "answered") for question, _ in matched)]
 
     def _answer_broken(self, event: on.Answered) -> Commands:
         """BROKEN: the call runs again with all answers."""
@@ -251,16 +264,14 @@ class Exchange:
             return self._ask_again(event.leg)
         self._claim(event)
         self._ledger.note(matched, self.round)
-        out: Commands = [_DISARM_TTL]
-        out += [do.Count(question.method, "answered") for question, _ in matched]
+        out: Commands = [do.Count(question.method, "answered") for question, _ in matched]
         if self.record is None:
             return [*out, *self._end(do.Fail((), _unrecorded()), completed=False)]
-        return [*out, _ARM_LEG, *self._run_again(completed=False)]
+        return [*out, *self._run_again(completed=False)]
 
-    def _resume_waiting(self) -> Commands:
+    def _resume_waiting(self) -> None:
         """A leg waits again: for the result, or for the quiet window if questions are still open."""
         self.state = ASKING if self.questions else RUNNING
-        return [_ARM_QUIET] if self.questions else []
 
     def _answer_referred(self, event: on.Answered) -> Commands:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
@@ -277,7 +288,6 @@ class Exchange:
         if self.questions and not declined:
             return [*out, *self._ask_again(event.leg)]
         self._claim(event)
-        out.append(_DISARM_TTL)
         if declined:
             return [*out, *self._end(self._declined_urls(declined), completed=True)]
         return [*out, *self._send_call()]
@@ -318,7 +328,8 @@ class Exchange:
         """A retry came again within the grace period."""
         self._repeated(event)
         self.legs = (event.leg,)
-        return [_DISARM_GRACE, _ARM_LEG, *self._resume_waiting()]
+        self._resume_waiting()
+        return []
 
     def _collect(self, event: on.Answered) -> Commands:
         """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
@@ -329,10 +340,10 @@ class Exchange:
             self._ledger.note(late, self.round)
             if self.record is not None:
                 self._claim(event)
-                return [_DISARM_TTL, _DISARM_LINGER, _ARM_LEG, *self._run_again(completed=True)]
-        out: Commands = [_DISARM_TTL, _DISARM_GRACE, *self._give(event), _ARM_LINGER]
-        self.state = ENDED
-        return out
+                return self._run_again(completed=True)
+        out = self._give(event)
+        self.state, self._lingers = ENDED, True
+        return [*out, do.Arm(LINGER)]
 
     def _give_again(self, event: on.Answered) -> Commands:
         """ENDED: a repeated retry. A repetition of an earlier round may have got the result before this round came."""
@@ -364,7 +375,7 @@ class Exchange:
             # The client has no requestState to come back with (basic/patterns/cancellation).
             return self._give_up("the client closed its request")
         self.state = DETACHED
-        return [_DISARM_LEG, _ARM_GRACE]
+        return []
 
     # -- upstream -----------------------------------------------------------------------------------------------
 
@@ -405,7 +416,6 @@ class Exchange:
         out: Commands = [do.Count(question.method, "withdrawn")]
         if self.state is ASKING and not self.questions:
             self.state = RUNNING
-            out.append(_DISARM_QUIET)
         return out
 
     def _progress(self, event: on.Progressed) -> Commands:
@@ -454,7 +464,7 @@ class Exchange:
         if self.legs:
             return out + self._ask(REFERRED)
         self.state = REFERRED
-        return [*out, _DISARM_LEG, _ARM_TTL]
+        return [*out, _ARM_TTL]
 
     def _cannot_refer(self, sent: str, error: jsonrpc.Error) -> Commands:
         lost = results.internal_error(f"The server requires the user to visit a url first, but sent {sent}", error)
@@ -471,10 +481,8 @@ class Exchange:
 
     def _begin_later(self, error: GatewayError) -> Commands:
         """A run could not begin: the client keeps its state, and may come again with the same answers."""
-        out: Commands = [_DISARM_GRACE if self.state is DETACHED else _DISARM_LEG]
-        if self.legs:
-            out.append(do.Fail(self.legs, error))
-            self.legs = ()
+        out: Commands = [do.Fail(self.legs, error)] if self.legs else []
+        self.legs = ()
         if not self._policy.holds:
             return [*out, *self._part(None)]
         self._digests.pop(self.round, None)
@@ -496,10 +504,10 @@ class Exchange:
         `completed` if the upstream ended the earlier run itself; `runs_on` if it may still work on it.
         """
         out: Commands = self._cancel(_AGAIN) if runs_on else []
-        out += [_DISARM_QUIET, self._release(completed=completed), do.RunAgain()]
+        out += [self._release(completed=completed), do.RunAgain()]
         self._ledger.start_run()
         self._nested_requests.start_run()
-        self._final, self._owes_answers = None, False
+        self._final, self._owes_answers, self._lingers = None, False, False
         self.state = RUNNING if self.legs else DETACHED
         return out
 
@@ -516,9 +524,7 @@ class Exchange:
         if not event.retryable or self.round == 0:
             return self._abort(event.error)
         # The upstream took no answer of this retry: the call waits as before.
-        out: Commands = [_DISARM_LEG]
-        if self.legs:
-            out.append(do.Fail(self.legs, event.error))
+        out: Commands = [do.Fail(self.legs, event.error)] if self.legs else []
         self.legs = ()
         if not self._policy.holds:
             return [*out, *self._part("the client's answers were not delivered; the call will be run again")]
@@ -543,7 +549,7 @@ class Exchange:
         if not self._policy.may_ask or self.sheds >= self._policy.shed_rounds:
             return []
         if not event.has_place:
-            return [_ARM_LEG]
+            return [do.Arm(LEG)]
         self.sheds += 1
         return self._ask(PARKED)
 
@@ -558,14 +564,12 @@ class Exchange:
         legs, self.legs = self.legs, ()
         resting = state if holds or state is REFERRED else BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
-        if holds:
-            return [_DISARM_LEG, ask, _ARM_TTL]
-        return [_DISARM_LEG, ask, *self._part("the call will be run again with the answers")]
+        return [ask] if holds else [ask, *self._part("the call will be run again with the answers")]
 
     def _part(self, reason: str | None) -> Commands:
         """End the exchange and keep nothing of it; with a reason, cancel the call."""
         out = self._cancel(reason) if reason is not None else []
-        out += [_DISARM_TTL, self._release(completed=self.state is REFERRED)]
+        out.append(self._release(completed=self.state is REFERRED))
         self.questions.clear()
         self.state = ENDED
         return out
@@ -584,7 +588,7 @@ class Exchange:
             if not self._policy.holds:
                 return out
         reason = "the gateway shuts down; the call will be run again" if event.cancel else None
-        return [*out, _DISARM_LEG, *self._part(reason)]
+        return [*out, *self._part(reason)]
 
     def _grace(self, _: on.GracePassed) -> Commands:
         """Keep the end for a while: without it, the state of a dead replica's call would have it resumed once more.
@@ -592,7 +596,8 @@ class Exchange:
         A call that no replica holds may have gone on at another one.
         """
         ending = self._give_up("the client closed its request")
-        return [*ending, _ARM_LINGER] if self._policy.holds else ending
+        self._lingers = self._policy.holds
+        return ending
 
     def _expire(self, _: on.Expired) -> Commands:
         return self._give_up("the client did not answer in time")
@@ -600,8 +605,9 @@ class Exchange:
     def _forget(self, _: on.Expired) -> Commands:
         """Nothing runs upstream: drop the questions, or the final message."""
         self.state, self._final = ENDED, None
+        self._lingers = False
         self.questions.clear()
-        return [_DISARM_TTL]
+        return []
 
     def _stop(self, event: on.Stopped) -> Commands:
         return self._abort(event.error)
@@ -613,16 +619,11 @@ class Exchange:
         release = self._release(completed=completed)
         self._final = final
         self.questions.clear()
-        waited = self.state in (PARKED, RESTORED, REFERRED, BROKEN)
         legs, self.legs = self.legs, ()
-        out: Commands = [_DISARM_LEG] if self._policy.may_ask else []
-        if legs:
-            self.state = ENDED
-            out += [replace(final, legs=legs), release]
-            return [*out, _ARM_LINGER] if self.round else out
-        self.state = FINISHED
         # While parked, the client has until its state expires; after a lost connection, the linger time.
-        return [*out, release, *([] if waited else [_ARM_LINGER])]
+        self._lingers = bool(self.round) and self.state not in (PARKED, RESTORED, REFERRED, BROKEN)
+        self.state = ENDED if legs else FINISHED
+        return [replace(final, legs=legs), release] if legs else [release]
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
@@ -631,7 +632,7 @@ class Exchange:
 
     def _give_up(self, reason: str) -> Commands:
         """Cancel the call: no leg waits, and the client will not come back."""
-        return [*self._cancel(reason), _DISARM_LEG, *self._part(None)]
+        return [*self._cancel(reason), *self._part(None)]
 
     def _cancel(self, reason: str) -> Commands:
         if not self.calling:

@@ -70,22 +70,20 @@ PLAIN = Policy(may_ask=False)
 
 
 def test_a_call_that_asks_nothing_is_sent_and_answered() -> None:
-    play = Playbook() >> on.Called(FIRST) << do.SendCall() << do.Arm(Timer.LEG)
+    play = Playbook() >> on.Called(FIRST) << do.SendCall()
     assert play.exchange.calling
-    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
+    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
     assert play.state is State.ENDED
     assert not play.exchange.calling
 
 
 def test_an_error_of_the_upstream_is_passed_on() -> None:
     failure = jsonrpc.Error(-32602, "Unknown tool")
-    play = waiting(FIRST) >> on.Failed(failure) << do.DisarmLeg() << do.Fail((FIRST,), failure)
-    assert play << do.ReleaseSession(clean=True)
+    assert waiting(FIRST) >> on.Failed(failure) << do.Fail((FIRST,), failure) << do.ReleaseSession(clean=True)
 
 
 def test_a_broken_call_fails_and_its_session_is_not_used_again() -> None:
-    play = waiting(FIRST) >> on.Broke(LOST) << do.DisarmLeg() << do.Fail((FIRST,), LOST)
-    assert play << do.ReleaseSession(clean=False)
+    assert waiting(FIRST) >> on.Broke(LOST) << do.Fail((FIRST,), LOST) << do.ReleaseSession(clean=False)
 
 
 def test_nothing_is_left_of_an_exchange_after_a_bug() -> None:
@@ -111,17 +109,70 @@ def test_a_request_that_may_not_ask_does_not_shed() -> None:
     assert Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall() >> on.LegLimitPassed()
 
 
+# -- timers -----------------------------------------------------------------------------------------------------
+
+LEG, QUIET, TTL, COLD, GRACE, LINGER = Timer.LEG, Timer.QUIET, Timer.TTL, Timer.COLD, Timer.GRACE, Timer.LINGER
+
+
+def _restored() -> Playbook:
+    play = Playbook()
+    play.exchange.restore(Snapshot(State.PARKED, 1, {"elicitation-1": QUESTION}, (), sheds=0))
+    return play
+
+
+def _crashed() -> Playbook:
+    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
+    play.exchange.crash()
+    return play
+
+
+@pytest.mark.parametrize(
+    ("arrive", "timers"),
+    [
+        (Playbook, ()),
+        (lambda: Playbook(policy=PLAIN) >> on.Called(FIRST) << ANY, ()),
+        (lambda: waiting(FIRST), (LEG,)),
+        (lambda: waiting(FIRST) >> asked(0) << ANY, (LEG, QUIET)),
+        (lambda: parked(FIRST), (TTL, COLD)),
+        (_restored, (TTL, COLD)),
+        (lambda: resumed(FIRST, SECOND), (LEG,)),
+        (lambda: referred(FIRST), (TTL,)),
+        (lambda: broken(FIRST), (TTL,)),
+        (lambda: detached(FIRST, SECOND), (GRACE,)),
+        # What a parked call ended with waits as long as the call would have; what nobody was told of lingers.
+        (lambda: parked(FIRST) >> on.Resulted(RESULT) << ANY, (TTL,)),
+        (lambda: broken(FIRST) >> on.Stopped(STOPPING) << ANY, (TTL,)),
+        (lambda: detached(FIRST, SECOND) >> on.Resulted(RESULT) << ANY, (LINGER,)),
+        (lambda: parked(FIRST) >> on.Resulted(RESULT) << ANY >> answered(SECOND, 1) << ANY << ANY, (LINGER,)),
+        (lambda: waiting(FIRST) >> on.Resulted(RESULT) << ANY << ANY, ()),
+        (lambda: resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY, (LINGER,)),
+        (lambda: resumed(FIRST, SECOND) >> on.Stopped(STOPPING) << ANY << ANY << ANY, (LINGER,)),
+        # A call that was given up leaves nothing, but its client may repeat the retry after which it left.
+        (lambda: waiting(FIRST) >> on.Left(FIRST) << ANY << ANY, ()),
+        (lambda: parked(FIRST) >> on.Expired() << ANY << ANY << ANY, ()),
+        (lambda: parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Expired(), ()),
+        (lambda: detached(FIRST, SECOND) >> on.GracePassed() << ANY << ANY, (LINGER,)),
+        (lambda: parked(FIRST) >> on.LetGo(cancel=False) << ANY, ()),
+        (lambda: detached(FIRST, SECOND) >> on.Resulted(RESULT) << ANY >> on.Expired(), ()),
+        (_crashed, ()),
+    ],
+)
+def test_each_state_has_its_timers(arrive: Callable[[], Playbook], timers: tuple[Timer, ...]) -> None:
+    play = arrive()
+    assert play
+    assert play.exchange.timers == timers
+
+
 # -- questions --------------------------------------------------------------------------------------------------
 
 
 def test_one_question_is_asked_answered_and_the_result_given() -> None:
-    play = Playbook() >> on.Called(FIRST) << do.SendCall() << do.Arm(Timer.LEG)
+    play = Playbook() >> on.Called(FIRST) << do.SendCall()
     play = play >> asked(0) << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    play = play << send(("elicitation-1", 0, ACCEPT))
-    play = play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((SECOND,), RESULT)
-    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    play = play >> on.QuietPassed() << ask(FIRST, 1, "elicitation-1")
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
+    play = play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT)
+    assert play << do.ReleaseSession(clean=True)
     assert play.counts == ["asked", "answered"]
 
 
@@ -137,11 +188,10 @@ def test_several_questions_within_the_quiet_window_share_one_round() -> None:
     play = play >> on.Nested(raw("x"), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Arm(Timer.QUIET)
     keys = ("elicitation-1", "sampling-1", "roots-1")
-    play = play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, *keys) << do.Arm(Timer.TTL)
+    play = play >> on.QuietPassed() << ask(FIRST, 1, *keys)
     roots = raw({"roots": [{"uri": "file:///a"}]})
     # The answers go up in the order of the questions, whatever the client's order is.
     play = play >> answered(SECOND, 1, **{"roots-1": roots, "sampling-1": SAMPLED, "elicitation-1": ACCEPT})
-    play = play << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
     assert play << send(("elicitation-1", 0, ACCEPT), ("sampling-1", "x", SAMPLED), ("roots-1", 2, roots))
     assert play.counts == ["asked"] * 3 + ["answered"] * 3
 
@@ -151,17 +201,16 @@ def test_many_questions_in_sequence_take_one_round_each() -> None:
     for number in range(1, 10):
         key = f"elicitation-{number}"
         play = play >> asked(number) << do.Arm(Timer.QUIET)
-        play = play >> on.QuietPassed() << do.DisarmLeg() << ask(last, number, key) << do.Arm(Timer.TTL)
+        play = play >> on.QuietPassed() << ask(last, number, key)
         last = leg(number)
-        play = play >> answered(last, number, **{key: ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-        play = play << send((key, number, ACCEPT))
-    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((last,), RESULT) << ANY << do.Arm(Timer.LINGER)
+        play = play >> answered(last, number, **{key: ACCEPT}) << send((key, number, ACCEPT))
+    assert play >> on.Resulted(RESULT) << do.Reply((last,), RESULT) << ANY
 
 
 def test_the_title_of_the_form_is_the_key_and_keys_are_never_given_twice() -> None:
     play = waiting(FIRST) >> asked(0, title="name") << do.Arm(Timer.QUIET) >> asked(1, title="name")
-    play = play << do.Arm(Timer.QUIET) >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "name", "name-2") << ANY
-    play = play >> answered(SECOND, 1, name=ACCEPT, **{"name-2": ACCEPT}) << ANY << ANY << ANY
+    play = play << do.Arm(Timer.QUIET) >> on.QuietPassed() << ask(FIRST, 1, "name", "name-2")
+    play = play >> answered(SECOND, 1, name=ACCEPT, **{"name-2": ACCEPT}) << ANY
     assert play >> asked(2, title="name") << do.Arm(Timer.QUIET)
     assert list(play.questions) == ["name-3"]
 
@@ -196,7 +245,7 @@ def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
 def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
     play = waiting(FIRST)
     for number in range(MAX_NESTED):
-        play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number)) << do.Disarm(Timer.QUIET)
+        play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number))
     size = len(play.exchange._nested_requests._heard)
     for number in range(MAX_NESTED, MAX_NESTED + 3):
         play = play >> asked(number) << do.Respond(raw(number), None, error(mcp.INVALID_REQUEST))
@@ -204,7 +253,7 @@ def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory(
     # What was heard before is still known, and the call goes on.
     play = play >> asked(7)
     assert play.counts[-1] == "duplicate"
-    assert play >> on.Resulted(RESULT) << ANY << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
+    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +282,7 @@ def test_what_no_client_could_answer_is_refused_upstream_and_the_call_goes_on(
 
 def test_a_client_that_cannot_answer_is_never_asked() -> None:
     play = waiting(FIRST, declared=Capabilities(roots=True)) >> asked(0)
-    play = play << do.Respond(raw(0), None, error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY) << do.DisarmLeg()
+    play = play << do.Respond(raw(0), None, error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY)
     missing = MissingCapability({"elicitation": {"form": {}}}, mcp.ELICIT)
     assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
@@ -243,7 +292,7 @@ def test_a_route_may_let_the_tool_fall_back_instead() -> None:
     policy = Policy(refuse_undeclared=True)
     play = waiting(FIRST, declared=Capabilities(), policy=policy) >> on.Nested(raw(7), mcp.SAMPLE, raw(SAMPLING))
     assert play << do.Respond(raw(7), None, error(mcp.INVALID_PARAMS))
-    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
+    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
@@ -251,15 +300,15 @@ def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
     play = play >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
     play = play << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(mcp.INTERNAL_ERROR))
-    assert play << do.CancelCall(ANY) << do.DisarmLeg() << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
+    assert play << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
 def test_an_undeclared_question_while_parked_is_the_error_of_the_next_retry() -> None:
     play = parked(FIRST, declared=Capabilities(form=True)) >> on.Nested(raw(1), mcp.ROOTS, raw({}))
     play = play << do.Respond(raw(1), None, ANY) << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
-    play = play << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    play = play << do.ReleaseSession(clean=False)
     missing = MissingCapability({"roots": {}}, mcp.ROOTS)
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
     assert play << do.Fail((SECOND,), missing) << do.Arm(Timer.LINGER)
 
 
@@ -269,29 +318,26 @@ def test_an_undeclared_question_while_parked_is_the_error_of_the_next_retry() ->
 def test_missing_answers_are_asked_again_in_the_same_round() -> None:
     play = parked(FIRST) >> answered(SECOND, 1) << ask(SECOND, 1, "elicitation-1") << do.Arm(Timer.TTL)
     assert play.state is State.PARKED
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << send(("elicitation-1", 0, ACCEPT))
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
 
 
 def test_only_the_missing_answers_are_asked_again() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1", "elicitation-2") << ANY
-    play = play >> answered(SECOND, 1, **{"elicitation-2": DECLINE}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    play = play << send(("elicitation-2", 1, DECLINE)) << do.Arm(Timer.QUIET)
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(SECOND, 2, "elicitation-1") << do.Arm(Timer.TTL)
+    play = play >> on.QuietPassed() << ask(FIRST, 1, "elicitation-1", "elicitation-2")
+    play = play >> answered(SECOND, 1, **{"elicitation-2": DECLINE}) << send(("elicitation-2", 1, DECLINE))
+    assert play >> on.QuietPassed() << ask(SECOND, 2, "elicitation-1")
 
 
 def test_unknown_keys_are_ignored() -> None:
     play = parked(FIRST) >> answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": ACCEPT, "x": raw(1)})
-    assert play << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG) << send(("elicitation-1", 0, ACCEPT))
+    assert play << send(("elicitation-1", 0, ACCEPT))
 
 
 def test_a_malformed_answer_leaves_the_call_parked() -> None:
     play = parked(FIRST)
     play.refuses(answered(SECOND, 1, **{"elicitation-1": raw({"action": "maybe"})}), InvalidParams, "elicitation-1")
     play.refuses(answered(SECOND, 1, **{"elicitation-1": SAMPLED}), InvalidParams)
-    assert (
-        play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << send(("elicitation-1", 0, DECLINE))
-    )
+    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << send(("elicitation-1", 0, DECLINE))
 
 
 @pytest.mark.parametrize(
@@ -317,15 +363,15 @@ def test_an_answer_with_a_number_beyond_all_ranges_is_taken_whole_or_changes_not
 @pytest.mark.parametrize("number", [b"1e400", b"9" * 5_000], ids=["exponent", "digits"])
 def test_a_question_with_a_number_beyond_all_ranges_is_asked_recorded_and_recognised(number: bytes) -> None:
     params = Raw(b'{"message":"Name?","requestedSchema":{"type":"object","properties":{}},"n":%b}' % number)
-    play = waiting(FIRST) >> on.Nested(raw(0), mcp.ELICIT, params) << ANY >> on.QuietPassed() << ANY << ANY << ANY
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << ANY
-    play = play >> on.Broke(LOST, replayable=True) << ANY << ANY << do.RunAgain()
+    play = waiting(FIRST) >> on.Nested(raw(0), mcp.ELICIT, params) << ANY >> on.QuietPassed() << ANY
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << ANY
+    play = play >> on.Broke(LOST, replayable=True) << ANY << do.RunAgain()
     assert play >> on.Nested(raw(9), mcp.ELICIT, params) << send(("elicitation-1", 9, ACCEPT))
 
 
 def test_of_two_answers_one_malformed_none_is_sent() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET)
-    play = play >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> on.QuietPassed() << ANY
     play.refuses(answered(SECOND, 1, **{"elicitation-1": ACCEPT, "elicitation-2": raw(3)}), InvalidParams)
 
 
@@ -348,7 +394,7 @@ def test_an_answer_given_in_advance_for_something_else_is_not_used() -> None:
 
 def test_an_answer_given_in_advance_to_an_undeclared_question_does_not_help() -> None:
     play = waiting(FIRST, declared=Capabilities(), given={"elicitation-1": ACCEPT}) >> asked(0)
-    assert play << do.Respond(raw(0), None, ANY) << do.CancelCall(ANY) << ANY << do.Fail((FIRST,), ANY) << ANY
+    assert play << do.Respond(raw(0), None, ANY) << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << ANY
 
 
 def test_a_given_answer_reaches_a_question_asked_while_the_client_thinks() -> None:
@@ -359,9 +405,8 @@ def test_a_given_answer_reaches_a_question_asked_while_the_client_thinks() -> No
 def test_a_question_asked_while_parked_is_asked_after_the_answers() -> None:
     play = parked(FIRST) >> asked(1)
     assert play.state is State.PARKED
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    play = play << send(("elicitation-1", 0, ACCEPT)) << do.Arm(Timer.QUIET)
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(SECOND, 2, "elicitation-2") << do.Arm(Timer.TTL)
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
+    assert play >> on.QuietPassed() << ask(SECOND, 2, "elicitation-2")
 
 
 # -- answers that do not arrive -----------------------------------------------------------------------------------
@@ -369,74 +414,70 @@ def test_a_question_asked_while_parked_is_asked_after_the_answers() -> None:
 
 def test_refused_credentials_leave_the_call_parked_for_better_ones() -> None:
     play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
-    play = play << do.DisarmLeg() << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
+    play = play << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
     assert play.state is State.PARKED
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    assert play << send(("elicitation-1", 0, ACCEPT))
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
 
 
 def test_after_refused_credentials_the_answer_may_be_another_one() -> None:
-    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
-    assert (
-        play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << send(("elicitation-1", 0, DECLINE))
-    )
+    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY
+    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << send(("elicitation-1", 0, DECLINE))
 
 
 def test_after_refused_credentials_a_result_is_kept_for_whatever_answer_comes() -> None:
-    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
-    play = play >> on.Resulted(RESULT) << ANY << do.ReleaseSession(clean=False)
-    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+    play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY
+    play = play >> on.Resulted(RESULT) << do.ReleaseSession(clean=False)
+    assert play >> answered(THIRD, 1, **{"elicitation-1": DECLINE}) << do.Reply((THIRD,), RESULT) << ANY
 
 
 def test_refused_credentials_put_the_questions_back_in_front_of_new_ones() -> None:
     play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET)
-    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY << ANY
+    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << ANY << ANY
     assert list(play.questions) == ["elicitation-1", "elicitation-2"]
 
 
 def test_refused_credentials_after_every_leg_left_leave_the_call_parked() -> None:
     play = detached(FIRST, SECOND) >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
-    assert play << do.DisarmLeg() << do.Arm(Timer.TTL)
+    assert play << do.Arm(Timer.TTL)
     assert play.state is State.PARKED
 
 
 def test_an_undeliverable_answer_ends_the_exchange() -> None:
     play = resumed(FIRST, SECOND) >> on.Undelivered((QUESTION,), LOST, retryable=False)
-    play = play << do.CancelCall("the stream broke") << do.DisarmLeg() << do.Fail((SECOND,), LOST)
-    assert play << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+    assert play << do.CancelCall("the stream broke") << do.Fail((SECOND,), LOST) << do.ReleaseSession(clean=False)
 
 
 def test_refused_credentials_for_a_given_answer_end_the_first_round() -> None:
     play = waiting(FIRST, given={"elicitation-1": ACCEPT}) >> asked(0) << ANY
-    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << do.CancelCall(ANY) << do.DisarmLeg()
+    play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True) << do.CancelCall(ANY)
     assert play << do.Fail((FIRST,), UNAUTHORISED) << do.ReleaseSession(clean=False)
 
 
 def test_a_question_withdrawn_while_its_answer_is_under_way_is_not_asked_again_when_the_answer_is_refused() -> None:
     play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0))
     play = play >> on.Undelivered((QUESTION,), UNAUTHORISED, retryable=True)
-    play = play << do.DisarmLeg() << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
+    play = play << do.Fail((SECOND,), UNAUTHORISED) << do.Arm(Timer.TTL)
     assert play.state is State.PARKED
     assert play.questions == {}
     # The retry has nothing to send; the call ends by itself.
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << ANY << ANY
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
 
 
 @pytest.mark.parametrize("retryable", [True, False])
 def test_an_answer_to_a_call_that_ended_with_urls_does_not_harm_the_call_after_them(retryable: bool) -> None:  # noqa: FBT001
-    play = resumed(FIRST, SECOND) >> url_required(url()) << ANY << ANY << ANY
-    play = play >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << ANY << do.SendCall() << ANY
+    play = resumed(FIRST, SECOND) >> url_required(url()) << ANY
+    play = play >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << do.SendCall()
     assert play >> on.Undelivered((QUESTION,), UNAUTHORISED if retryable else LOST, retryable)
     assert play.state is State.RUNNING
-    assert play >> on.Resulted(RESULT) << ANY << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True) << ANY
+    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
 
 
 # -- withdrawn questions ------------------------------------------------------------------------------------------
 
 
 def test_a_question_withdrawn_within_the_quiet_window_is_not_asked() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(0)) << do.Disarm(Timer.QUIET)
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(0))
     assert play
     assert play.state is State.RUNNING
     assert play.counts == ["asked", "withdrawn"]
@@ -444,13 +485,13 @@ def test_a_question_withdrawn_within_the_quiet_window_is_not_asked() -> None:
 
 def test_of_two_questions_one_withdrawn_the_other_is_asked() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> asked(1) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(0))
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(FIRST, 1, "elicitation-2") << do.Arm(Timer.TTL)
+    assert play >> on.QuietPassed() << ask(FIRST, 1, "elicitation-2")
 
 
 def test_an_answer_to_a_question_withdrawn_while_parked_is_not_sent() -> None:
     play = parked(FIRST) >> on.Withdrawn(raw(0))
     assert play.state is State.PARKED
-    assert play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+    assert play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
     assert play.state is State.RUNNING
 
 
@@ -464,18 +505,18 @@ def test_withdrawing_a_question_that_is_not_open_does_nothing() -> None:
 
 
 def test_a_result_that_comes_while_parked_is_kept_for_the_client() -> None:
-    play = parked(FIRST) >> on.Resulted(RESULT) << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    play = parked(FIRST) >> on.Resulted(RESULT) << do.ReleaseSession(clean=False)
     assert play.state is State.FINISHED
     assert play.questions == {}
-    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
+    play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
     assert play << do.Reply((SECOND,), RESULT) << do.Arm(Timer.LINGER)
     assert play.state is State.ENDED
 
 
 def test_a_result_collected_by_a_repeat_of_an_earlier_round_is_given_to_this_round_too() -> None:
-    play = resumed(FIRST, SECOND) >> asked(1) << ANY >> on.QuietPassed() << ANY << ANY << ANY
-    play = play >> on.Resulted(RESULT) << ANY << ANY
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+    play = resumed(FIRST, SECOND) >> asked(1) << ANY >> on.QuietPassed() << ANY
+    play = play >> on.Resulted(RESULT) << ANY
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Reply((THIRD,), RESULT) << ANY
     assert play >> answered(FOURTH, 2, **{"elicitation-2": ACCEPT}) << do.Reply((FOURTH,), RESULT)
     # From now on the round has its answers, and the other rounds as before.
     play.refuses(answered(FOURTH, 2, **{"elicitation-2": DECLINE}), InvalidState)
@@ -484,15 +525,15 @@ def test_a_result_collected_by_a_repeat_of_an_earlier_round_is_given_to_this_rou
 
 
 def test_a_kept_result_is_not_given_to_a_round_that_never_was() -> None:
-    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY
     play.refuses(answered(SECOND, 0, **{"elicitation-1": ACCEPT}), InvalidState)
     play.refuses(answered(SECOND, 2, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
 def test_the_error_of_a_call_is_the_answer_to_a_later_round_of_another_process() -> None:
-    play = parked(FIRST) >> on.Broke(LOST) << ANY << ANY
+    play = parked(FIRST) >> on.Broke(LOST) << ANY
     assert play.state is State.FINISHED
-    play = play >> answered(SECOND, 2, **{"elicitation-2": ACCEPT}) << ANY << ANY
+    play = play >> answered(SECOND, 2, **{"elicitation-2": ACCEPT})
     assert play << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
     assert play >> answered(THIRD, 3, **{"elicitation-3": ACCEPT}) << do.Fail((THIRD,), LOST)
     assert play >> answered(FOURTH, 0) << do.Fail((FOURTH,), LOST)
@@ -500,61 +541,57 @@ def test_the_error_of_a_call_is_the_answer_to_a_later_round_of_another_process()
 
 def test_the_error_of_a_call_is_the_answer_to_other_answers_too() -> None:
     """Another process may have asked again in the round that led to the error here."""
-    play = resumed(FIRST, SECOND) >> on.Broke(LOST) << ANY << do.Fail((SECOND,), LOST) << ANY << ANY
+    play = resumed(FIRST, SECOND) >> on.Broke(LOST) << do.Fail((SECOND,), LOST) << ANY
     assert play >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Fail((THIRD,), LOST)
-    left = detached(FIRST, SECOND) >> on.Broke(LOST) << ANY << ANY << ANY
+    left = detached(FIRST, SECOND) >> on.Broke(LOST) << ANY
     assert left.state is State.FINISHED
-    left = left >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << ANY << ANY
+    left = left >> answered(THIRD, 1, **{"elicitation-2": ACCEPT})
     assert left << do.Fail((THIRD,), LOST) << do.Arm(Timer.LINGER)
 
 
 def test_a_result_whose_client_does_not_return_is_dropped() -> None:
-    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired() << do.Disarm(Timer.TTL)
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Expired()
     assert play.state is State.ENDED
     play.refuses(answered(SECOND, 1), InvalidState)
 
 
 def test_a_kept_result_is_not_given_to_a_stale_round() -> None:
-    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY << ANY << ANY
-    play = play >> on.Resulted(RESULT) << ANY << ANY
+    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY
+    play = play >> on.Resulted(RESULT) << ANY
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
     # the same answers again are the client's right: its reply may have been lost
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << do.Reply((THIRD,), RESULT) << ANY
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Reply((THIRD,), RESULT) << ANY
 
 
 def test_an_error_and_a_break_while_parked_are_kept_too() -> None:
     failure = jsonrpc.Error(1, "no")
-    play = parked(FIRST) >> on.Failed(failure) << ANY << do.ReleaseSession(clean=False)
-    assert play >> answered(SECOND, 1) << ANY << ANY << do.Fail((SECOND,), failure) << do.Arm(Timer.LINGER)
-    play = parked(FIRST) >> on.Broke(LOST) << ANY << do.ReleaseSession(clean=False)
-    assert play >> answered(SECOND, 1) << ANY << ANY << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
+    play = parked(FIRST) >> on.Failed(failure) << do.ReleaseSession(clean=False)
+    assert play >> answered(SECOND, 1) << do.Fail((SECOND,), failure) << do.Arm(Timer.LINGER)
+    play = parked(FIRST) >> on.Broke(LOST) << do.ReleaseSession(clean=False)
+    assert play >> answered(SECOND, 1) << do.Fail((SECOND,), LOST) << do.Arm(Timer.LINGER)
 
 
 # -- -32042 -------------------------------------------------------------------------------------------------------
 
 
 def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_again() -> None:
-    play = (
-        waiting(FIRST) >> url_required(url()) << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1", state=State.REFERRED)
-    )
-    play = play << do.Arm(Timer.TTL)
+    play = waiting(FIRST) >> url_required(url()) << ask(FIRST, 1, "elicitation-1", state=State.REFERRED)
     assert play.state is State.REFERRED
     assert not play.exchange.calling
     assert_modern_result(
         mcp.TOOLS_CALL,
         b'{"resultType":"input_required","inputRequests":%b}' % input_requests.input_requests(play.questions),
     )
-    play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.Disarm(Timer.TTL)
-    play = play << do.SendCall() << do.Arm(Timer.LEG)
-    play = play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((SECOND,), RESULT)
-    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"})}) << do.SendCall()
+    play = play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT)
+    assert play << do.ReleaseSession(clean=True)
     assert play.counts == ["asked", "answered"]
 
 
 def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
-    play = referred(FIRST) >> answered(SECOND, 1, **{"elicitation-1": DECLINE}) << do.Disarm(Timer.TTL) << ANY
+    play = referred(FIRST) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
     (reply,) = [command for command in play._pending if isinstance(command, do.Reply)]
-    assert play << do.Reply((SECOND,), ANY) << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    assert play << do.Reply((SECOND,), ANY) << do.ReleaseSession(clean=True)
     result = assert_modern_result(mcp.TOOLS_CALL, reply.result)
     assert result["isError"] is True
     assert "elicitation-1" in result["content"][0]["text"]
@@ -563,7 +600,7 @@ def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
 def test_of_two_urls_one_declined_the_call_is_not_sent_again() -> None:
     play = referred(FIRST, url("a"), url("b"))
     play = play >> answered(SECOND, 1, **{"elicitation-1": raw({"action": "accept"}), "elicitation-2": CANCEL})
-    assert play << do.Disarm(Timer.TTL) << ANY << do.Reply((SECOND,), ANY) << ANY << do.Arm(Timer.LINGER)
+    assert play << do.Reply((SECOND,), ANY) << ANY
 
 
 def test_of_several_urls_only_those_not_accepted_yet_are_asked_again() -> None:
@@ -573,33 +610,29 @@ def test_of_several_urls_only_those_not_accepted_yet_are_asked_again() -> None:
         >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
         << ask(SECOND, 1, "elicitation-2", state=State.REFERRED)
     )
-    play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
-    assert play << do.SendCall() << do.Arm(Timer.LEG)
+    assert play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.SendCall()
 
 
 def test_one_url_declined_ends_the_call_though_others_are_open() -> None:
     play = referred(FIRST, url("a"), url("b")) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
-    play = play << do.Disarm(Timer.TTL) << do.DisarmLeg() << do.Reply((SECOND,), ANY)
-    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    assert play << do.Reply((SECOND,), ANY) << do.ReleaseSession(clean=True)
 
 
 def test_a_declined_url_of_a_prompt_is_an_error_and_not_a_tool_result() -> None:
     play = referred(FIRST, policy=Policy(is_tool=False)) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
-    play = play << do.Disarm(Timer.TTL) << do.DisarmLeg() << do.Fail((SECOND,), error(mcp.INTERNAL_ERROR))
-    assert play << do.ReleaseSession(clean=True) << do.Arm(Timer.LINGER)
+    assert play << do.Fail((SECOND,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
 def test_more_urls_than_one_round_may_carry_are_refused() -> None:
-    play = waiting(FIRST) >> url_required(*(url(str(n)) for n in range(65))) << do.DisarmLeg()
+    play = waiting(FIRST) >> url_required(*(url(str(n)) for n in range(65)))
     assert play << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
 def test_a_session_whose_question_was_open_at_the_url_error_is_not_used_again() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required(url())
-    play = play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-2", state=State.REFERRED) << do.Arm(Timer.TTL)
-    play = play >> answered(SECOND, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
-    play = play << do.SendCall() << do.Arm(Timer.LEG) >> on.Resulted(RESULT) << do.DisarmLeg()
-    assert play << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+    play = play << ask(FIRST, 1, "elicitation-2", state=State.REFERRED)
+    play = play >> answered(SECOND, 1, **{"elicitation-2": ACCEPT}) << do.SendCall() >> on.Resulted(RESULT)
+    assert play << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=False)
 
 
 def test_a_malformed_answer_to_a_url_leaves_the_exchange_referred() -> None:
@@ -607,7 +640,7 @@ def test_a_malformed_answer_to_a_url_leaves_the_exchange_referred() -> None:
 
 
 def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
-    play = waiting(FIRST, declared=Capabilities(form=True)) >> url_required(url()) << do.DisarmLeg()
+    play = waiting(FIRST, declared=Capabilities(form=True)) >> url_required(url())
     missing = MissingCapability({"elicitation": {"url": {}}}, "error -32042")
     assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=True)
 
@@ -625,12 +658,11 @@ def test_a_url_for_a_client_that_cannot_visit_it_is_refused() -> None:
     ],
 )
 def test_a_malformed_url_error_is_an_internal_error(event: on.Failed) -> None:
-    play = waiting(FIRST) >> event << do.DisarmLeg() << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR))
-    assert play << do.ReleaseSession(clean=True)
+    assert waiting(FIRST) >> event << do.Fail((FIRST,), error(mcp.INTERNAL_ERROR)) << do.ReleaseSession(clean=True)
 
 
 def test_a_url_error_that_cannot_be_a_round_keeps_its_code_and_data() -> None:
-    failed = waiting(FIRST).exchange.handle(url_required(elicitations="all"))[1]
+    failed, _ = waiting(FIRST).exchange.handle(url_required(elicitations="all"))
     assert isinstance(failed, do.Fail)
     assert isinstance(failed.error.data, Raw)
     assert json.loads(bytes(failed.error.data)) == {"upstreamCode": -32042, "elicitations": "all"}
@@ -642,24 +674,23 @@ def test_a_url_error_to_a_request_that_may_not_ask_is_an_internal_error() -> Non
 
 
 def test_a_session_with_unanswered_questions_is_not_clean_after_a_malformed_url_error() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required() << do.DisarmLeg()
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> url_required()
     assert play << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
 def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:
-    play = parked(FIRST) >> url_required(url()) << do.DisarmLeg() << do.Arm(Timer.TTL)
+    play = parked(FIRST) >> url_required(url()) << do.Arm(Timer.TTL)
     assert play.state is State.REFERRED
     play = (
         play
         >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
         << ask(SECOND, 1, "elicitation-2", state=State.REFERRED)
     )
-    play = play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.Disarm(Timer.TTL)
-    assert play << do.SendCall() << do.Arm(Timer.LEG)
+    assert play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.SendCall()
 
 
 def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
-    play = detached(FIRST, SECOND) >> url_required(url()) << do.DisarmLeg() << do.Arm(Timer.TTL)
+    play = detached(FIRST, SECOND) >> url_required(url()) << do.Arm(Timer.TTL)
     assert (
         play
         >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
@@ -669,13 +700,7 @@ def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
 
 
 def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_same() -> None:
-    play = (
-        resumed(FIRST, SECOND)
-        >> url_required(url())
-        << ANY
-        << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
-        << ANY
-    )
+    play = resumed(FIRST, SECOND) >> url_required(url()) << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
     assert (
         play
         >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
@@ -693,28 +718,26 @@ def test_a_question_after_the_url_error_is_unsolicited() -> None:
 
 
 def test_leaving_in_the_first_round_cancels_at_once() -> None:
-    play = waiting(FIRST) >> on.Left(FIRST) << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL)
+    play = waiting(FIRST) >> on.Left(FIRST) << do.CancelCall(ANY)
     assert play << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
 
 
 def test_leaving_while_questions_gather_answers_them_with_cancel() -> None:
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Left(FIRST) << do.Respond(raw(0), CANCEL, None)
-    assert play << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
+    assert play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
 
 
 def test_leaving_in_a_retry_waits_for_the_grace_period() -> None:
-    play = resumed(FIRST, SECOND) >> on.Left(SECOND) << do.DisarmLeg() << do.Arm(Timer.GRACE)
-    play = play >> on.GracePassed() << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL)
-    assert play << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+    play = resumed(FIRST, SECOND) >> on.Left(SECOND)
+    play = play >> on.GracePassed() << do.CancelCall(ANY)
+    assert play << do.ReleaseSession(clean=False)
     play.refuses(answered(THIRD, 1, **{"elicitation-1": ACCEPT}), InvalidState)
 
 
 def test_a_repeat_within_the_grace_period_waits_on_and_sends_nothing_twice() -> None:
-    play = detached(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.GRACE)
-    play = play << do.Arm(Timer.LEG)
-    play = play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
-    assert play << do.Arm(Timer.LINGER)
+    play = detached(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << do.ReleaseSession(clean=True)
 
 
 def test_a_repeat_with_other_answers_within_the_grace_period_is_refused() -> None:
@@ -723,21 +746,19 @@ def test_a_repeat_with_other_answers_within_the_grace_period_is_refused() -> Non
 
 def test_a_question_asked_within_the_grace_period_is_asked_to_the_repeat() -> None:
     play = detached(FIRST, SECOND) >> asked(1)
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.GRACE) << do.Arm(Timer.LEG)
-    play = play << do.Arm(Timer.QUIET)
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask(THIRD, 2, "elicitation-2") << do.Arm(Timer.TTL)
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+    assert play >> on.QuietPassed() << ask(THIRD, 2, "elicitation-2")
 
 
 def test_a_result_within_the_grace_period_is_kept_for_the_linger_time() -> None:
-    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << do.DisarmLeg() << do.ReleaseSession(clean=True)
-    play = play << do.Arm(Timer.LINGER)
+    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << do.ReleaseSession(clean=True)
     assert play.state is State.FINISHED
-    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Disarm(Timer.TTL) << do.Disarm(Timer.GRACE)
+    play = play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
     assert play << do.Reply((THIRD,), RESULT) << do.Arm(Timer.LINGER)
 
 
 def test_a_kept_result_is_not_given_for_other_answers() -> None:
-    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY
+    play = detached(FIRST, SECOND) >> on.Resulted(RESULT) << ANY
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
@@ -755,18 +776,18 @@ def test_closing_after_a_reply_is_no_cancellation(arrive: Callable[[on.Leg], Pla
 def test_a_retry_that_comes_twice_is_answered_twice_and_sent_once() -> None:
     play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
     assert play.exchange.legs == (SECOND, THIRD)
-    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((SECOND, THIRD), RESULT) << ANY << ANY
+    assert play >> on.Resulted(RESULT) << do.Reply((SECOND, THIRD), RESULT) << ANY
 
 
 def test_two_retries_at_once_share_the_next_round() -> None:
     play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) >> asked(1) << do.Arm(Timer.QUIET)
-    assert play >> on.QuietPassed() << do.DisarmLeg() << ask((SECOND, THIRD), 2, "elicitation-2") << do.Arm(Timer.TTL)
+    assert play >> on.QuietPassed() << ask((SECOND, THIRD), 2, "elicitation-2")
 
 
 def test_one_of_two_retries_leaving_changes_nothing_for_the_other() -> None:
     play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) >> on.Left(SECOND)
     assert play.state is State.RUNNING
-    assert play >> on.Resulted(RESULT) << do.DisarmLeg() << do.Reply((THIRD,), RESULT) << ANY << ANY
+    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
 
 
 def test_a_second_retry_with_other_answers_is_refused() -> None:
@@ -777,14 +798,14 @@ def test_a_second_retry_with_other_answers_is_refused() -> None:
 
 
 def test_a_repeat_after_the_end_gets_the_same_result_for_the_same_answers_only() -> None:
-    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << do.Arm(Timer.LINGER)
+    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
     assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << do.Reply((THIRD,), RESULT)
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
     play.refuses(answered(THIRD, 1), InvalidState)
 
 
 def test_a_repeat_of_an_earlier_round_while_parked_gets_the_present_questions() -> None:
-    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY << ANY << ANY
+    play = resumed(FIRST, SECOND) >> asked(1) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY
     assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ask(THIRD, 2, "elicitation-2") << ANY
     play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
@@ -800,9 +821,9 @@ def test_a_round_that_was_never_asked_is_refused(round_: int) -> None:
 
 def test_a_parked_call_whose_client_does_not_return_is_given_up() -> None:
     play = waiting(FIRST) >> asked(0) << ANY >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << ANY
-    play = play >> on.QuietPassed() << ANY << ANY << ANY
+    play = play >> on.QuietPassed() << ANY
     play = play >> on.Expired() << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(-32603))
-    play = play << do.CancelCall(ANY) << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=False)
+    play = play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
     assert play
     assert play.state is State.ENDED
     assert play.counts == ["asked", "asked", "expired", "expired"]
@@ -810,27 +831,27 @@ def test_a_parked_call_whose_client_does_not_return_is_given_up() -> None:
 
 
 def test_urls_that_are_not_visited_in_time_free_the_session() -> None:
-    play = referred(FIRST) >> on.Expired() << do.DisarmLeg() << do.Disarm(Timer.TTL) << do.ReleaseSession(clean=True)
+    play = referred(FIRST) >> on.Expired() << do.ReleaseSession(clean=True)
     assert play
     assert play.state is State.ENDED
 
 
 def test_the_linger_time_ending_does_nothing_more() -> None:
-    assert resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY >> on.Expired()
+    assert resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY >> on.Expired()
 
 
 def test_a_long_leg_ends_early_with_a_round_that_asks_nothing() -> None:
-    play = waiting(FIRST) >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL)
-    play = play >> answered(SECOND, 1) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
-    assert play >> on.Resulted(RESULT) << ANY << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=True) << ANY
+    play = waiting(FIRST) >> on.LegLimitPassed() << ask(FIRST, 1)
+    play = play >> answered(SECOND, 1)
+    assert play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=True)
 
 
 def test_after_its_limit_of_such_rounds_a_leg_is_kept_open() -> None:
     play, last = waiting(FIRST, policy=Policy(shed_rounds=2)), FIRST
     for round_ in (1, 2):
-        play = play >> on.LegLimitPassed() << do.DisarmLeg() << ask(last, round_) << do.Arm(Timer.TTL)
+        play = play >> on.LegLimitPassed() << ask(last, round_)
         last = leg(round_)
-        play = play >> answered(last, round_) << do.Disarm(Timer.TTL) << do.Arm(Timer.LEG)
+        play = play >> answered(last, round_)
     assert play >> on.LegLimitPassed()
     assert play.state is State.RUNNING
 
@@ -840,19 +861,19 @@ def test_a_leg_whose_call_finds_no_place_is_kept_open_until_there_is_one() -> No
     for _ in range(2):
         play = play >> on.LegLimitPassed(has_place=False) << do.Arm(Timer.LEG)
         assert play.state is State.RUNNING
-    assert play >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL)
+    assert play >> on.LegLimitPassed() << ask(FIRST, 1)
 
 
 def test_a_question_that_comes_in_a_round_that_asks_nothing_is_asked_at_once() -> None:
-    play = waiting(FIRST) >> on.LegLimitPassed() << do.DisarmLeg() << ask(FIRST, 1) << do.Arm(Timer.TTL) >> asked(0)
+    play = waiting(FIRST) >> on.LegLimitPassed() << ask(FIRST, 1) >> asked(0)
     play = play >> answered(SECOND, 1) << ask(SECOND, 1, "elicitation-1") << do.Arm(Timer.TTL)
-    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << send(("elicitation-1", 0, ACCEPT))
+    assert play >> answered(THIRD, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
 
 
 def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> None:
     # Waiting on would leave the leg without a limit if the question were withdrawn before the window has passed.
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.LegLimitPassed()
-    assert play << do.DisarmLeg() << ask(FIRST, 1, "elicitation-1") << do.Arm(Timer.TTL)
+    assert play << ask(FIRST, 1, "elicitation-1")
     assert play.exchange.sheds == 0
 
 
@@ -860,24 +881,23 @@ def test_a_leg_that_reaches_its_limit_within_the_quiet_window_asks_at_once() -> 
 
 
 def test_stopping_cancels_a_call_and_fails_its_waiting_legs() -> None:
-    play = waiting(FIRST) >> on.Stopped(STOPPING) << do.CancelCall("stopping") << do.DisarmLeg()
+    play = waiting(FIRST) >> on.Stopped(STOPPING) << do.CancelCall("stopping")
     assert play << do.Fail((FIRST,), STOPPING) << do.ReleaseSession(clean=False)
 
 
 def test_stopping_settles_the_questions_of_a_parked_call() -> None:
     play = parked(FIRST) >> on.Stopped(STOPPING) << do.Respond(raw(0), CANCEL, None) << do.CancelCall("stopping")
-    assert play << do.DisarmLeg() << do.ReleaseSession(clean=False)
+    assert play << do.ReleaseSession(clean=False)
 
 
 def test_stopping_while_referred_or_detached_frees_the_session() -> None:
-    assert referred(FIRST) >> on.Stopped(STOPPING) << do.DisarmLeg() << do.ReleaseSession(clean=False)
-    play = detached(FIRST, SECOND) >> on.Stopped(STOPPING) << do.CancelCall(ANY) << do.DisarmLeg()
-    assert play << do.ReleaseSession(clean=False) << do.Arm(Timer.LINGER)
+    assert referred(FIRST) >> on.Stopped(STOPPING) << do.ReleaseSession(clean=False)
+    assert detached(FIRST, SECOND) >> on.Stopped(STOPPING) << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
 
 
 def test_stopping_after_the_end_does_nothing() -> None:
-    play = parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY >> on.Stopped(STOPPING)
-    assert play >> answered(SECOND, 1) << ANY << ANY << do.Reply((SECOND,), RESULT) << ANY >> on.Stopped(STOPPING)
+    play = parked(FIRST) >> on.Resulted(RESULT) << ANY >> on.Stopped(STOPPING)
+    assert play >> answered(SECOND, 1) << do.Reply((SECOND,), RESULT) << ANY >> on.Stopped(STOPPING)
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------
@@ -902,8 +922,8 @@ def test_progress_carries_the_token_of_the_leg_that_waits() -> None:
     first, second = leg(1, token="one"), leg(2, token=2)
     play = waiting(first) >> progress(progressToken="ours", progress=1, total=2)
     assert forwarded(play)["params"] == {"progressToken": "one", "progress": 1, "total": 2}
-    play = play >> asked(0) << ANY >> on.QuietPassed() << ANY << ANY << ANY
-    play = play >> answered(second, 1, **{"elicitation-1": ACCEPT}) << ANY << ANY << ANY
+    play = play >> asked(0) << ANY >> on.QuietPassed() << ANY
+    play = play >> answered(second, 1, **{"elicitation-1": ACCEPT}) << ANY
     assert forwarded(play >> progress(progressToken="ours", progress=2))["params"]["progressToken"] == 2
 
 
@@ -941,7 +961,7 @@ def test_notifications_while_no_leg_waits_are_dropped(event: on.Event) -> None:
     chatty = leg(1, token="one", level="debug")
     assert parked(chatty) >> event
     assert detached(chatty, leg(2, token="two", level="debug")) >> event
-    assert parked(chatty) >> on.Resulted(RESULT) << ANY << ANY >> event
+    assert parked(chatty) >> on.Resulted(RESULT) << ANY >> event
 
 
 # -- late events and the table ----------------------------------------------------------------------------------------
@@ -961,8 +981,8 @@ def test_notifications_while_no_leg_waits_are_dropped(event: on.Event) -> None:
 def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -> None:
     for play in (
         broken(FIRST),
-        parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY,
-        resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY,
+        parked(FIRST) >> on.Resulted(RESULT) << ANY,
+        resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY,
     ):
         before = attributes(play.exchange)
         assert play >> event
@@ -980,14 +1000,14 @@ def test_what_is_said_while_a_client_visits_its_urls_changes_nothing(event: on.E
 
 
 def test_an_answer_that_is_refused_after_the_call_changes_nothing() -> None:
-    for play in (referred(FIRST), broken(FIRST), parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY):
+    for play in (referred(FIRST), broken(FIRST), parked(FIRST) >> on.Resulted(RESULT) << ANY):
         before = attributes(play.exchange)
         assert play >> on.Undelivered((QUESTION,), LOST, retryable=True)
         assert attributes(play.exchange) == before
 
 
 def test_a_question_after_the_end_is_refused() -> None:
-    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY
+    play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
     assert play >> asked(9) << do.Respond(raw(9), None, error(mcp.INVALID_PARAMS))
     assert play.counts[-1] == "unsolicited"
 
@@ -1013,9 +1033,9 @@ def in_state(state: State) -> Exchange:
         case State.DETACHED:
             return detached(FIRST, SECOND).exchange
         case State.FINISHED:
-            return (parked(FIRST) >> on.Resulted(RESULT) << ANY << ANY).exchange
+            return (parked(FIRST) >> on.Resulted(RESULT) << ANY).exchange
         case State.ENDED:
-            return (resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY << ANY << ANY).exchange
+            return (resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY).exchange
 
 
 def event_of(kind: type[on.Event]) -> on.Event:
@@ -1082,7 +1102,7 @@ def test_a_raw_answer_is_compared_as_bytes() -> None:
     play = parked(FIRST) >> answered(
         SECOND, 1, **{"elicitation-1": Raw(b'{ "action" : "accept" , "content" : null }')}
     )
-    assert play << ANY << ANY << send(("elicitation-1", 0, Raw(b'{"action":"accept"}')))
+    assert play << send(("elicitation-1", 0, Raw(b'{"action":"accept"}')))
 
 
 def test_a_question_keeps_no_more_of_its_message_than_it_needs() -> None:

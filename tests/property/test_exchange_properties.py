@@ -105,6 +105,7 @@ class World:
         self.waiting: set[on.Leg] = set()
         self.done: set[on.Leg] = set()
         self.armed: set[Timer] = set()
+        self.timers: tuple[Timer, ...] = ()
         self.leg_limit_seen = False
         self.running = False
         self.runs_sent = 0
@@ -366,6 +367,7 @@ class World:
             past = Snapshot(past.state, past.round, past.questions, None, past.sheds)
         self.finish(set(self.waiting))
         self.armed.clear()
+        self.timers = ()
         self.claims.clear()
         self.sent.clear()
         self.given.clear()
@@ -414,7 +416,16 @@ class World:
         assert on_record or not any(isinstance(command, do.RunAgain) for command in commands), "run without a record"
         self.obey(commands)
 
+    def arm(self, timer: Timer) -> None:
+        self.armed.add(timer)
+        if timer is Timer.LEG:
+            self.leg_limit_seen = False
+
     def obey(self, commands: list[do.Command]) -> None:
+        before, self.timers = self.timers, self.exchange.timers
+        self.armed -= {*before} - {*self.timers}
+        for timer in {*self.timers} - {*before, Timer.COLD}:
+            self.arm(timer)
         for command in commands:
             match command:
                 case do.SendCall():
@@ -483,13 +494,8 @@ class World:
                     assert not self.running, "a final message while the call runs"
                     self.finish(legs)
                 case do.Arm(timer=timer):
-                    self.armed.add(timer)
-                    if timer is Timer.LEG:
-                        self.leg_limit_seen = False
-                case do.Disarm(timer=timer):
-                    self.armed.discard(timer)
-                case do.DisarmLeg():
-                    self.armed -= {Timer.QUIET, Timer.LEG, Timer.GRACE}
+                    assert timer in self.exchange.timers
+                    self.arm(timer)
                 case do.Count(outcome=outcome):
                     assert outcome != "replayed" or self.replaying, "answered from the record of another call"
                 case _:

@@ -61,10 +61,9 @@ def test_where_nothing_is_held_the_record_does_not_give_way() -> None:
 def test_a_state_too_small_to_name_its_urls_does_not_send_the_call_again(answer: Raw) -> None:
     *_, smallest = handoff.ever_smaller(sealed(State.REFERRED, URL), held=True)
     play = arrived(smallest) >> answered(LEG, 1, **{"elicitation-1": answer})
-    play = play << do.Disarm(do.Timer.TTL) << do.Arm(do.Timer.LEG)
     # The driver finds that the owner is gone.
-    play = play >> on.Broke(LOST, replayable=True) << do.DisarmLeg() << do.Fail((LEG,), LOST)
-    assert play << do.ReleaseSession(clean=False) << do.Arm(do.Timer.LINGER)
+    play = play >> on.Broke(LOST, replayable=True) << do.Fail((LEG,), LOST)
+    assert play << do.ReleaseSession(clean=False)
 
 
 @pytest.mark.parametrize("state", [State.PARKED, State.BROKEN])

@@ -62,7 +62,7 @@ FAULTS: Final = (
         "exchange: expiry does not cancel",
         _MACHINE,
         'return self._give_up("the client did not answer in time")',
-        "return [_DISARM_LEG, *self._part(None)]",
+        "return self._part(None)",
     ),
     Planted(
         "exchange: a retry that came twice gets no reply",
@@ -73,8 +73,8 @@ FAULTS: Final = (
     Planted(
         "exchange: the time to live is not armed",
         _MACHINE,
-        "            return [_DISARM_LEG, ask, _ARM_TTL]\n",
-        "            return [_DISARM_LEG, ask]\n",
+        "    PARKED: (TTL, COLD),\n",
+        "    PARKED: (COLD,),\n",
     ),
     Planted(
         "exchange: a call that must not be repeated is run again",
@@ -83,10 +83,10 @@ FAULTS: Final = (
         "if not self._ledger.can_run_again:",
     ),
     Planted(
-        "exchange: grace is not disarmed by the retry",
-        _MACHINE,
-        "return [_DISARM_GRACE, _ARM_LEG, *self._resume_waiting()]",
-        "return [_ARM_LEG, *self._resume_waiting()]",
+        "exchange: the timers of a state go on in the next one",
+        "bridge/driver.py",
+        "                self._timers.disarm(timer)\n",
+        "                pass\n",
     ),
     Planted(
         "exchange: a leg that left still counts",

@@ -169,7 +169,7 @@ def error(code: int, message: Any = ANY, data: Any = ANY) -> jsonrpc.Error:
 
 def waiting(by: on.Leg, **options: Any) -> Playbook:
     """A playbook whose call runs in the first round."""
-    play = Playbook(**options) >> on.Called(by) << do.SendCall() << do.Arm(do.Timer.LEG)
+    play = Playbook(**options) >> on.Called(by) << do.SendCall()
     assert play
     return play
 
@@ -177,13 +177,7 @@ def waiting(by: on.Leg, **options: Any) -> Playbook:
 def parked(by: on.Leg, **options: Any) -> Playbook:
     """A playbook that has asked one question, `elicitation-1` with the upstream id 0, and waits for round 1."""
     play = (
-        waiting(by, **options)
-        >> asked(0)
-        << do.Arm(do.Timer.QUIET)
-        >> on.QuietPassed()
-        << do.DisarmLeg()
-        << ask(by, 1, "elicitation-1")
-        << do.Arm(do.Timer.TTL)
+        waiting(by, **options) >> asked(0) << do.Arm(do.Timer.QUIET) >> on.QuietPassed() << ask(by, 1, "elicitation-1")
     )
     assert play.state is State.PARKED
     return play
@@ -192,11 +186,7 @@ def parked(by: on.Leg, **options: Any) -> Playbook:
 def resumed(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
     """A playbook whose one question was answered and whose second leg waits."""
     play = (
-        parked(by, **options)
-        >> answered(again, 1, **{"elicitation-1": ACCEPT})
-        << do.Disarm(do.Timer.TTL)
-        << do.Arm(do.Timer.LEG)
-        << send(("elicitation-1", 0, ACCEPT))
+        parked(by, **options) >> answered(again, 1, **{"elicitation-1": ACCEPT}) << send(("elicitation-1", 0, ACCEPT))
     )
     assert play.state is State.RUNNING
     return play
@@ -204,7 +194,7 @@ def resumed(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
 
 def detached(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
     """A playbook whose second leg left after it had answered."""
-    play = resumed(by, again, **options) >> on.Left(again) << do.DisarmLeg() << do.Arm(do.Timer.GRACE)
+    play = resumed(by, again, **options) >> on.Left(again)
     assert play.state is State.DETACHED
     return play
 
@@ -222,9 +212,7 @@ def referred(by: on.Leg, *urls: dict[str, Any], **options: Any) -> Playbook:
     play = (
         waiting(by, **options)
         >> url_required(*urls)
-        << do.DisarmLeg()
         << ask(by, 1, *(f"elicitation-{number + 1}" for number in range(len(urls))), state=State.REFERRED)
-        << do.Arm(do.Timer.TTL)
     )
     assert play.state is State.REFERRED
     return play
