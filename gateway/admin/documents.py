@@ -9,10 +9,9 @@ _FOLDERS: Final = (_PACKAGE / "docs", _PACKAGE.parent / "docs")
 """In an installed package; in a clone."""
 TITLES: Final = {
     "status.md": "this page",
-    "limits.md": "limits",
     "continuity.md": "what is lost when a replica dies",
     "operations.md": "operations",
-    "monitoring.md": "monitoring",
+    "monitoring.md": "limits, capacity, monitoring",
     "logs.md": "the log",
     "faq.md": "questions and answers",
 }

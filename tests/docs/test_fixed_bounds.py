@@ -1,4 +1,4 @@
-"""docs/limits.md has the limits that cannot be configured, with the numbers of the code."""
+"""docs/monitoring.md has the limits that cannot be configured, with the numbers of the code."""
 
 import pytest
 
@@ -35,7 +35,7 @@ from tests.parts.launch import REPOSITORY
 
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
-    for line in (REPOSITORY / "docs" / "limits.md").read_text().splitlines()
+    for line in (REPOSITORY / "docs" / "monitoring.md").read_text().splitlines()
     if line.startswith("| ")
 ]
 
