@@ -204,7 +204,7 @@ def oauth(config: Config) -> None:
 @says(
     "jwt.yaml",
     "The gateway verifies callers: it accepts only bearer tokens that the issuer signed for this service "
-    "(docs/principal.md).",
+    "(docs/authorization.md).",
 )
 def jwt(config: Config) -> None:
     assert config.principal.source == "jwt"
@@ -217,7 +217,7 @@ def jwt(config: Config) -> None:
 @says(
     "trusted-proxy.yaml",
     "A proxy in front signs users in and names them in a header, which the gateway trusts from that proxy alone "
-    "(docs/principal.md).",
+    "(docs/authorization.md).",
 )
 def trusted_proxy(config: Config) -> None:
     networks = [ip_network(network) for network in config.principal.trusted_proxies]

@@ -1,4 +1,4 @@
-"""docs/oauth-walkthrough.md, with its own files: from a provider and a server to a signed-in call with a question."""
+"""docs/authorization.md, with its own files: from a provider and a server to a signed-in call with a question."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.support.gateway_process import Gateway, gateway
 
 PYTHON: Final = PARTS / "py130" / "bin" / "python"
 MODULES: Final = PARTS / "oidc" / "node_modules"
-BLOCKS: Final = blocks(REPOSITORY / "docs" / "oauth-walkthrough.md")
+BLOCKS: Final = blocks(REPOSITORY / "docs" / "authorization.md")
 PORTS: Final = ("9100", "9000", "8080", "8765")
 SECONDS: Final = 30
 
