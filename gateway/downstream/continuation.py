@@ -12,9 +12,8 @@ from functools import partial
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_exchange import Replied
-from gateway.cluster.retry_routing import RetryRouting, TakeOver
+from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
 from gateway.downstream.round import Round
@@ -39,15 +38,13 @@ class Continuation:
         process: ProcessScope,
         lot: Lot[Driver],
         authenticator: Authenticator,
-        retry_routing: RetryRouting,
-        new_calls: NewCalls,
+        router: Router,
     ) -> None:
         self.lot = lot
         self.legs = Legs()
         self._process = process
         self._authenticator = authenticator
-        self._retry_routing = retry_routing
-        self.new_calls = new_calls
+        self.router = router
 
     def serve(self, round_: Round) -> Awaitable[Replied]:
         """Serve a further round on a route; raises InvalidState if its state does not open.
@@ -67,7 +64,11 @@ class Continuation:
         cold = self._cold(envelope)
         if cold is not None:
             self._check_arguments(round_, envelope)
-            return self._resume_cold(round_, envelope, cold)
+            if envelope.round != cold.round:
+                raise InvalidState("answered")
+            if cold.live.upstream.pool is not round_.live.upstream.pool:
+                round_ = round_.on(cold.live)
+            return self._take_over(round_, envelope, is_proven=True, cold=cold)
         return self._serve_elsewhere(round_, envelope)
 
     async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Replied:
@@ -141,14 +142,10 @@ class Continuation:
             round_.envelope = envelope
         elif envelope is None:
             envelope = self._process.sealer.unseal(round_.request.request_state or "", world.wall())
-            leaves = incoming.peer_request is None and self._is_elsewhere(envelope)
+            leaves = incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
             self._check(round_, envelope, envelope.binding.arguments if leaves else None)
             round_.envelope = envelope
         return envelope
-
-    def _is_elsewhere(self, envelope: Envelope) -> bool:
-        """Whether the replica that sealed an envelope is another one, and held the call."""
-        return envelope.owner not in (self._process.owner, "")
 
     def _check_arguments(self, round_: Round, envelope: Envelope) -> None:
         """Check what `opened` has left to the call's owner, if it did."""
@@ -179,12 +176,12 @@ class Continuation:
         is_own = (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch)
         if is_own and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")
-        return await self._retry_routing.route(envelope, incoming, reply)
+        return await self.router.route(envelope, incoming, reply)
 
     def _is_let_go(self, exchange: str) -> bool:
         """Whether this process held a call that others may continue, now that it has parted."""
         return exchange in self._process.draining.let_go or (
-            self._retry_routing.has_parted and self.lot.cold.find(exchange) is not None
+            self.router.has_parted and self.lot.cold.find(exchange) is not None
         )
 
     def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:
@@ -223,50 +220,37 @@ class Continuation:
             _ = self.lot.cold.take(cold)
             self._process.metrics.cold_call_ended(cold.live.route.path, ColdEnding.CONTINUED)
             return None
-        return None if self._retry_routing.has_parted else cold
+        return None if self.router.has_parted else cold
 
-    async def _resume_cold(self, round_: Round, envelope: Envelope, cold: ColdCall) -> Replied:
-        """Take a cold call over from its state; nothing but the record shows that its answers were not sent yet."""
-        if envelope.round != cold.round:
-            raise InvalidState("answered")
-        if cold.live.upstream.pool is not round_.live.upstream.pool:
-            round_ = round_.on(cold.live)
-        live, key, headers = round_.live, round_.key, round_.headers
-        await live.upstream.pool.authorise(key, headers, elsewhere=envelope.upstream)
+    async def _take_over(
+        self, round_: Round, envelope: Envelope, *, is_proven: bool, cold: ColdCall | None = None
+    ) -> Replied:
+        """Continue a call from its state: one that no replica within reach holds, or a `cold` one of this replica.
+
+        Nothing but the record shows that the answers to a cold call were not sent yet.
+        """
+        live, upstream = round_.live, envelope.upstream
+        await live.upstream.pool.authorise(round_.key, round_.headers, elsewhere=upstream)
         driver = self.lot.find(envelope.exchange)
-        if driver is not None:  # another retry resumed the call meanwhile
+        if driver is not None:  # another retry continued the call meanwhile
             return await self._answer(round_, envelope, driver)
-        if self._retry_routing.has_parted:
+        if self.router.has_parted:
             return await self._serve_elsewhere(round_, envelope)
-        if not self.lot.cold.take(cold):
+        if cold is not None and not self.lot.cold.take(cold):
             raise InvalidState("ended")
         round_.incoming.keep_once()
         queue = round_.queue()
-        driver = Driver(round_, self.lot)
-        try:
-            driver.take_over(envelope, queue, is_proven=True, cold=cold)
-        except BaseException:
-            self.lot.cold.add(cold)
-            raise
-        self._process.metrics.cold_call_ended(live.route.path, ColdEnding.RESUMED)
-        return await self.legs.write(round_, driver, queue)
-
-    async def _take_over(self, round_: Round, envelope: Envelope, *, is_proven: bool) -> Replied:
-        """Continue a call that no replica within reach holds."""
-        live, key, headers = round_.live, round_.key, round_.headers
-        await live.upstream.pool.authorise(key, headers, elsewhere=envelope.upstream)
-        driver = self.lot.find(envelope.exchange)
-        if driver is not None:  # another retry took the call over meanwhile
-            return await self._answer(round_, envelope, driver)
-        if self._retry_routing.has_parted:
-            return await self._serve_elsewhere(round_, envelope)
-        round_.incoming.keep_once()
-        queue = round_.queue()
-        is_task = envelope.upstream is not None and envelope.upstream.task is not None
+        is_task = upstream is not None and upstream.task is not None
         former = holder(envelope.owner, envelope.epoch)
-        new_call = partial(TaskCall, former_holder=former) if is_task else None
-        driver = Driver(round_, self.lot, new_call)
-        driver.take_over(envelope, queue, is_proven=is_proven)
+        driver = Driver(round_, self.lot, partial(TaskCall, former_holder=former) if is_task else None)
+        try:
+            driver.take_over(envelope, queue, is_proven=is_proven, cold=cold)
+        except BaseException:
+            if cold is not None:
+                self.lot.cold.add(cold)
+            raise
+        if cold is not None:
+            self._process.metrics.cold_call_ended(live.route.path, ColdEnding.RESUMED)
         return await self.legs.write(round_, driver, queue)
 
     def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:

@@ -100,7 +100,7 @@ class Dispatcher:
             raise PeerReplaced(incoming.peer_request.to)  # one hop only: the sender tries the next replica
         if round_.request.method != mcp.LISTEN:  # a subscription would end with this process
             with round_.weigh():
-                replied = await self._continuation.new_calls.send_on(incoming, round_.reply)
+                replied = await self._continuation.router.send_on(incoming, round_.reply)
             if replied is not None:
                 return replied
         raise ShuttingDown("call again")

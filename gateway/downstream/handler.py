@@ -65,7 +65,7 @@ class RequestHandler:
         self.stateless = legacy.stateless
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
-        pinned = PinnedClients(routes.process, continuation.new_calls)
+        pinned = PinnedClients(routes.process, continuation.router)
         self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._rejections = Rejections(routes)
@@ -204,7 +204,7 @@ class RequestHandler:
 
     async def _serve_replica(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Run the stages of a request that another replica received."""
-        passed = await self._continuation.new_calls.pass_on(incoming, reply)
+        passed = await self._continuation.router.pass_on(incoming, reply)
         if passed is not None:
             return passed[0]
         live = self._routes.live.get(incoming.path)

@@ -12,8 +12,8 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_exchange import Replied
+from gateway.cluster.router import Router
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter, WrappedReply
@@ -35,9 +35,9 @@ Serve = Callable[[Round], Awaitable[Replied]]
 class PinnedClients:
     """The clients of one process that keep state."""
 
-    def __init__(self, process: ProcessScope, new_calls: NewCalls) -> None:
+    def __init__(self, process: ProcessScope, router: Router) -> None:
         self._process = process
-        self._new_calls = new_calls
+        self._router = router
 
     async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Replied:
         """Serve a round on a route with dialects; a process that `is_stopping` pins no client."""
@@ -50,7 +50,7 @@ class PinnedClients:
         # A retry goes to the replica that holds its call.
         is_free = request.request_state is not None or request.method in _FREE
         if item is not None and not is_free and self._is_elsewhere(item.place, round_.incoming):
-            replied = await self._new_calls.send_to(item.place, round_.incoming, round_.reply)
+            replied = await self._router.send_to(item.place, round_.incoming, round_.reply)
             if replied is not None:
                 return replied
         if item is not None and item.place == self._process.owner:

@@ -1,6 +1,6 @@
 """Serves the requests about tasks, by any replica.
 
-The handle in `taskId` names the replica that follows the task. If that one is gone, the replica that `RetryRouting`
+The handle in `taskId` names the replica that follows the task. If that one is gone, the replica that `Router`
 finds goes on with the task.
 """
 
@@ -13,14 +13,13 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.cluster.peer_exchange import Replied
-from gateway.cluster.retry_routing import RetryRouting, TakeOver
+from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
 from gateway.routes.live_route import ProcessScope
-from gateway.runtime.call_bytes import Weight
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.live_task import LiveTask, Origin
@@ -33,46 +32,35 @@ METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
 class TaskRequests:
     """The requests about tasks that reach one listener."""
 
-    def __init__(self, process: ProcessScope, table: TaskTable, routing: RetryRouting) -> None:
+    def __init__(self, process: ProcessScope, table: TaskTable, router: Router) -> None:
         self.table = table
         self._process = process
-        self._routing = routing
+        self._router = router
 
     async def serve(self, round_: Round) -> Replied:
         """Serve one request; raises UnknownTask for every handle that is not accepted."""
         with round_.weigh(is_continued=True) as weight:
-            return await self._serve(round_, weight)
-
-    async def _serve(self, round_: Round, weight: Weight) -> Replied:
-        request = round_.request
-        if not request.said.declared.tasks and not request.said.declared.legacy_tasks:
-            raise TasksUndeclared(request.method)
-        sealed = sep_2322_form.task_id(request)
-        try:
-            handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
-        except InvalidState as exc:
-            self._process.metrics.state_rejected(exc.reason)
-            raise UnknownTask from exc
-        task = self.table.find(handle.exchange)
-        if task is None:
-            is_own = (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch)
-            if is_own and handle.exchange not in self.table.let_go:
-                raise UnknownTask
-            found = await self._elsewhere(handle, round_)
-            if not isinstance(found, TakeOver):
-                if round_.incoming.peer_request is None:
-                    round_.continued(Step.FORWARDED)
-                return found
-            task = self._go_on(round_, handle, sealed, is_proven=found.proven)
-        await task.known()
-        await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
-        task.check()
-        task.headers = round_.headers
-        if request.input_responses is None:  # it may wait long for the task
-            round_.drop_body()
             request = round_.request
-            weight.change(0)
-        return await round_.answer(await self._answer(task, request))
+            if not request.said.declared.tasks and not request.said.declared.legacy_tasks:
+                raise TasksUndeclared(request.method)
+            sealed = sep_2322_form.task_id(request)
+            try:
+                handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
+            except InvalidState as exc:
+                self._process.metrics.state_rejected(exc.reason)
+                raise UnknownTask from exc
+            task = self.table.find(handle.exchange) or await self._elsewhere(handle, sealed, round_)
+            if not isinstance(task, LiveTask):
+                return task
+            await task.known()
+            await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
+            task.check()
+            task.headers = round_.headers
+            if request.input_responses is None:  # it may wait long for the task
+                round_.drop_body()
+                request = round_.request
+                weight.change(0)
+            return await round_.answer(await self._answer(task, request))
 
     def is_ours(self, incoming: Incoming, caller: Caller, path: str) -> bool:
         """Whether this is a request about a task that the gateway gave to this caller."""
@@ -90,24 +78,27 @@ class TaskRequests:
         digest = partial(incoming.digest, caller)
         return self.table.sealer.open(sealed, path, caller.principal, digest, world.wall())
 
-    async def _elsewhere(self, handle: TaskHandle, round_: Round) -> Replied | TakeOver:
-        """Have another replica serve a request, or learn that this one is to go on with the task."""
-        found = await self._routing.route(handle, round_.incoming, round_.reply)
-        if not isinstance(found, TakeOver) or not found.proven:
+    async def _elsewhere(self, handle: TaskHandle, sealed: str, round_: Round) -> Replied | LiveTask:
+        """Have another replica serve a request, or go on with a task whose owner is gone."""
+        is_own = (handle.owner, handle.epoch) == (self._process.owner, self._process.epoch)
+        if is_own and handle.exchange not in self.table.let_go:
+            raise UnknownTask
+        incoming, reply = round_.incoming, round_.reply
+        found = await self._router.route(handle, incoming, reply)
+        if isinstance(found, TakeOver) and found.proven:
+            found = await self._router.follower_serves(handle, incoming, reply) or found
+        if not isinstance(found, TakeOver):
+            if incoming.peer_request is None:
+                round_.continued(Step.FORWARDED)
             return found
-        return await self._routing.follower_serves(handle, round_.incoming, round_.reply) or found
-
-    def _go_on(self, round_: Round, handle: TaskHandle, sealed: str, *, is_proven: bool) -> LiveTask:
-        """Go on with a task whose owner is gone."""
-        task = self.table.find(handle.exchange)
-        if task is not None:  # another request came first
+        if (task := self.table.find(handle.exchange)) is not None:  # another request came first
             return task
         if handle.upstream is None:
             raise UnknownTask
         round_.continued(Step.RESUMED)
         info = Raw(handle.upstream.server_info)
         origin = Origin(round_.live, round_.key, round_.headers, round_.request.said.declared, info)
-        return self.table.continue_(handle, sealed, origin, is_shared=not is_proven)
+        return self.table.continue_(handle, sealed, origin, is_shared=not found.proven)
 
     async def _answer(self, task: LiveTask, request: Request) -> bytes:
         if not request.said.declared.tasks:

@@ -12,7 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.retry_routing import TakeOver
+from gateway.cluster.router import TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter

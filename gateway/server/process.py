@@ -18,11 +18,10 @@ from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
-from gateway.cluster.new_calls import NewCalls
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.peer_listener import PeerHeads, PeerListener
-from gateway.cluster.retry_routing import RetryRouting
+from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
 from gateway.config import Config, Contexts, InForce, cautions, contexts, digest, expiries
@@ -227,14 +226,13 @@ class Gateway:
 
     def _new_downstream(self) -> RequestHandler:
         process = self.routes.process
-        retry_routing = RetryRouting(self.members, self._peers, self._witness, self.draining)
-        new_calls = NewCalls(self.members, self._peers, self.metrics)
-        continuation = Continuation(process, self.lot, self._authenticator, retry_routing, new_calls)
+        router = Router(self.members, self._peers, self._witness, self.draining, self.metrics)
+        continuation = Continuation(process, self.lot, self._authenticator, router)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
         table = SessionTable(self._in_force, self.metrics, self.tasks)
         forwarding = Forwarding(self.members, self._peers)
         front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
-        replicas = Replicas(self.members, self._peers, retry_routing)
+        replicas = Replicas(self.members, self._peers, router)
         mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
@@ -242,7 +240,7 @@ class Gateway:
         )
         stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), replicas, mirror, own_side)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
-        task_requests = TaskRequests(process, self.task_table, retry_routing)
+        task_requests = TaskRequests(process, self.task_table, router)
         return RequestHandler(
             self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy, task_requests
         )

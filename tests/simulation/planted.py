@@ -180,7 +180,7 @@ FAULTS: Final = (
     ),
     Planted(
         "peers: no witness is needed",
-        "cluster/retry_routing.py",
+        "cluster/router.py",
         "if not is_unlisted and (exc.is_local or not await self._witness.confirms(owner)):",
         "if False:",
         _SILENCES | _DEATHS,
@@ -201,7 +201,7 @@ FAULTS: Final = (
     ),
     Planted(
         "peers: a silent owner's call is taken for a dead one's",
-        "cluster/retry_routing.py",
+        "cluster/router.py",
         '                kind = "resume"\n        candidates',
         "                pass\n        candidates",
         _SILENCES | _DEATHS,
@@ -345,7 +345,7 @@ FAULTS: Final = (
     ),
     Planted(
         "peers: who is asked to resume a call takes its owner for dead",
-        "cluster/retry_routing.py",
+        "cluster/router.py",
         'return TakeOver(proven=kind == "heir")',
         "return TakeOver(proven=True)",
     ),
@@ -447,8 +447,8 @@ FAULTS: Final = (
     Planted(
         "tasks: no replica goes on with a task of another one",
         "downstream/task_requests.py",
-        "            task = self._go_on(round_, handle, sealed, is_proven=found.proven)\n",
-        "            raise UnknownTask\n",
+        "        return self.table.continue_(handle, sealed, origin, is_shared=not found.proven)\n",
+        "        raise UnknownTask\n",
         needs="tasks",
     ),
     Planted(

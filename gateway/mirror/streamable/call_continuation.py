@@ -5,7 +5,7 @@ It is here, at the replica that its place names, or continued from the id alone 
 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
-from gateway.cluster.retry_routing import TakeOver
+from gateway.cluster.router import TakeOver
 from gateway.http.server.response import Response
 from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question

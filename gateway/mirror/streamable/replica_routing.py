@@ -12,7 +12,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerFailed, PeerStuck
 from gateway.cluster.peer_exchange import Replied
-from gateway.cluster.retry_routing import RetryRouting, TakeOver
+from gateway.cluster.router import Router, TakeOver
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, HttpReply, ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
@@ -26,7 +26,7 @@ from gateway.telemetry import Ending, Step
 class Replicas:
     """The other replicas, as the mirror uses them."""
 
-    def __init__(self, membership: Membership, peers: PeerClient, routing: RetryRouting) -> None:
+    def __init__(self, membership: Membership, peers: PeerClient, routing: Router) -> None:
         self._membership = membership
         self._peers = peers
         self._routing = routing

@@ -65,7 +65,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_resumable(self) -> bool:
-        """No other replica goes on with a call before its client comes back (`retry_routing.Held`)."""
+        """No other replica goes on with a call before its client comes back (`router.Held`)."""
         return False
 
 

@@ -1,8 +1,8 @@
-"""Routes a retry to the replica that serves it: the call's owner, else the first living failover candidate.
+"""Routes a request to the replica that serves it: the owner of its call, or any other one while this one drains.
 
-The owner is asked first. If it is proven dead (its address refuses connections, or another process answers in its
-name), the call fails over to the first living member in the order of `Membership.candidates`, which is the same on
-every replica.
+The owner of a retry is asked first. If it is proven dead (its address refuses connections, or another process answers
+in its name), the call fails over to the first living member in the order of `Membership.candidates`, which is the same
+on every replica.
 
 A silent owner may be alive. Its call fails over only if another replica cannot reach the owner either, or if a
 successful lookup does not list it. The candidate then tries to reach the owner itself. If that fails too, it resumes
@@ -13,6 +13,10 @@ that no replica holds (`continuation: replay`) is served by the replica that get
 A replica that has parted (its drain is over, and it let its calls go) answers as a process that is gone: it holds none
 of them, and takes none over in the moment that it still lives. So does a process whose keys end with it: there is no
 time left to run the call, or to cancel it.
+
+A new call of a draining replica is sent to the replicas one after the other until one takes it. A replica that does
+not take it has run nothing: it cannot be reached, it refuses the message, or it drains as well. A call that was taken
+is never sent again.
 """
 
 from contextlib import suppress
@@ -28,9 +32,10 @@ from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
-from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown
+from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown, TakenCallLost
 from gateway.runtime.newest import Newest
 from gateway.seal import peer_messages as messages
+from gateway.telemetry import Metrics
 
 _NO_REPLICA: Final = ""
 _MOST_FOLLOWERS: Final = 1000
@@ -58,14 +63,18 @@ class TakeOver(msgspec.Struct, frozen=True):
     proven: bool
 
 
-class RetryRouting:
-    """Routes the retries that reach this replica and whose call it does not hold."""
+class Router:
+    """Routes what this replica does not serve itself: retries whose call it does not hold, new calls in its drain."""
 
-    def __init__(self, membership: Membership, peers: PeerClient, witness: Witness, draining: Draining) -> None:
+    def __init__(
+        self, membership: Membership, peers: PeerClient, witness: Witness, draining: Draining, metrics: Metrics
+    ) -> None:
         self._membership = membership
         self._peers = peers
         self._witness = witness
         self._draining = draining
+        self._metrics = metrics
+        self._turn = 0
         self._followers: Newest[str, str] = Newest(_MOST_FOLLOWERS)
         """By task: the process that follows it, though this one would take it over."""
 
@@ -176,3 +185,41 @@ class RetryRouting:
             _ = self._followers.keep(task.exchange, member)
             return replied
         return None
+
+    # -- new calls ------------------------------------------------------------------------------------------------
+
+    async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have another replica serve a call; None if none takes it. Raises TakenCallLost if one broke off."""
+        hosts = sorted(self._membership.other_hosts())
+        self._turn = (self._turn + 1) % max(len(hosts), 1)  # each time another one is the first
+        for host in hosts[self._turn :] + hosts[: self._turn]:
+            replied = await self.send_to(host, incoming, reply)
+            if replied is not None:
+                self._metrics.sent_on()
+                return replied
+        return None
+
+    async def send_to(self, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have a certain replica serve a call; None if it does not take it. Raises TakenCallLost as `send_on`."""
+        try:
+            return await self._peers.forward("new", member, incoming, reply)
+        except PeerStuck as exc:
+            raise TakenCallLost(member) from exc
+        except (PeerFailed, OwnerStalled):
+            return None
+
+    async def pass_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have the worker serve a call that another replica sent to this host; None if that is this process.
+
+        Raises PeerFailed if that worker does not serve it.
+        """
+        came = incoming.peer_request
+        if came is None or came.kind != "new":
+            return None
+        member = self._membership.worker_of(came.to, came.once)
+        if member == self._membership.own:
+            return None
+        try:
+            return await self._peers.forward("new", member, incoming, reply)
+        except PeerDead as exc:
+            raise PeerReplaced(member) from exc
