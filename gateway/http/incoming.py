@@ -102,10 +102,6 @@ class Incoming(msgspec.Struct, eq=False):
             self.checked = check(parsed, headers, repeated)
         return self.checked
 
-    def with_body(self, body: bytes) -> "Incoming":
-        """The same request with another body, which is not parsed yet."""
-        return msgspec.structs.replace(self, body=body, state=None, opened=None, unreadable=None, checked=None)
-
     def keep_once(self) -> None:
         """Keep the body as it was parsed, without white space; a second copy of a large one costs too much."""
         text = b"" if self.opened is None else self.opened.text

@@ -170,20 +170,16 @@ class LegacyFront:
     async def _post(self, session: FrontSession, at: Arrival) -> Response:
         if session.is_initialized:
             at.incoming.found_session()  # over HTTP+SSE, it exists before
-        batch = incoming_message.read_batch(at, session.version)
-        if batch is not None:
-            stream, is_greeting = session.take_batch(batch), False
-        else:
-            message = incoming_message.read(at)
-            try:
-                stream = session.take(message)
-            except GatewayError as exc:
-                if session.tells_refused(message, exc):
-                    return await at.accept()
-                raise
-            is_greeting = message.opened.method == mcp.INITIALIZE
-            at.incoming.drop_body(message.request_id)  # the session has the message
-            del message
+        message = incoming_message.read(at)
+        try:
+            stream = session.take(message)
+        except GatewayError as exc:
+            if session.tells_refused(message, exc):
+                return await at.accept()
+            raise
+        is_greeting = message.opened.method == mcp.INITIALIZE
+        at.incoming.drop_body(message.request_id)  # the session has the message
+        del message
         if stream is not None and session.front == "http":
             return await StreamWriter(session, stream, at.reply).reply()
         if is_greeting:

@@ -1,29 +1,16 @@
-"""Reads the messages in the body of a legacy client's request."""
-
-from collections.abc import Sequence
+"""Reads the message in the body of a legacy client's request."""
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
 
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import for_call, own_headers
-from gateway.legacy_front import batch
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, ParseError
 from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
 from gateway.protocol.reply_messages import is_response
-
-
-def read_batch(at: Arrival, version: str | None) -> Sequence[ClientMessage] | None:
-    """Return the messages of a batch; None if the body is none. Raises ParseError or InvalidRequest."""
-    incoming = at.incoming
-    if not batch.is_batch(incoming.body):
-        return None
-    members = batch.members(incoming.body, incoming.json_depth, version)
-    return [read(replace(at, incoming=incoming.with_body(member.data))) for member in members]
 
 
 def read(at: Arrival) -> ClientMessage:
@@ -46,7 +33,9 @@ def opened(incoming: Incoming) -> jsonrpc.Message:
     except jsonrpc.RepeatedKey as exc:
         raise InvalidRequest("The message repeats a key; send each key once") from exc
     except msgspec.ValidationError as exc:
-        raise InvalidRequest("The body must be one JSON-RPC object") from exc
+        raise InvalidRequest(
+            "The body must be one JSON-RPC object; a batch is not served in this session, send each message alone"
+        ) from exc
     except TooMany as exc:
         raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
     except ValueError as exc:

@@ -5,8 +5,8 @@ once, whichever side ends it: each open request gets an error, then every stream
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -72,8 +72,6 @@ class FrontSession:
         self.caller = caller
         self._is_over = False
         self.is_initialized = False
-        self.version: str | None = None
-        """The version of the server's answer to `initialize`."""
         self.used = self.began = world.monotonic()
         """When a request of the client last began or ended."""
         self.readers = 0
@@ -120,7 +118,7 @@ class FrontSession:
                 if is_initialize
                 else "The first message of a session must be `initialize`"
             )
-        stream = self._begin([message])
+        stream = None if request is None else self._begin(request, len(message.data))
         if is_initialize and request is not None:
             self._initialize, self.refusal = request, None
             self._answered.clear()
@@ -133,26 +131,6 @@ class FrontSession:
                 if stream is not self.standalone:
                     self.drop(stream)
             raise
-        return stream
-
-    def take_batch(self, messages: Sequence[ClientMessage]) -> Stream | None:
-        """Hand over messages that came in one body; return the stream of the replies to all requests among them.
-
-        Raises GatewayError before any had effect. After that, an error of a request is its response.
-        """
-        if self._is_over:
-            raise session_gone()
-        if self._initialize is None:
-            raise InvalidRequest("The first message of a session must be `initialize`")
-        stream = self._begin(messages)
-        if stream is not None:
-            stream.began = True  # one response has no HTTP status of its own
-        for message in messages:
-            try:
-                self.backend.receive(message)
-            except GatewayError as exc:
-                if message.request_id is not None:
-                    self.refuse(message.request_id, exc)
         return stream
 
     def tells_refused(self, message: ClientMessage, error: GatewayError) -> bool:
@@ -168,31 +146,24 @@ class FrontSession:
         _ = self.standalone.put(error_response(request, error))
         return True
 
-    def _begin(self, messages: Sequence[ClientMessage]) -> Stream | None:
-        """Open the requests among these messages; return the stream of the replies. Raises InvalidRequest or Busy."""
-        sizes = {request: len(message.data) for message in messages if (request := message.request_id) is not None}
-        if not sizes:
-            return None
+    def _begin(self, request: RequestId, size: int) -> Stream:
+        """Open a request of so many bytes; return the stream of its reply. Raises InvalidRequest or Busy."""
         taken, most = sum(each.size for each in self._open.values()), self.live.config.limits.body_bytes
-        if taken + sum(sizes.values()) > _MAX_OPEN_BODIES * most:  # a client of HTTP+SSE needs no connection for each
+        if taken + size > _MAX_OPEN_BODIES * most:  # a client of HTTP+SSE needs no connection for each
             raise Busy(
                 f"The open requests of the session take more than {_MAX_OPEN_BODIES} times limits.body_bytes; await "
                 "an answer first",
                 status=429,
             )
-        if self._open.keys() & sizes.keys():
+        if request in self._open:
             raise IdInUse
-        if len(self._open) + len(sizes) > _MAX_OPEN:
+        if len(self._open) >= _MAX_OPEN:
             raise InvalidRequest(
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
-        calls, principal = self.live.process.calls, self.caller.principal
-        with ExitStack() as taken_back:
-            weights = [taken_back.enter_context(calls.take(principal, 2 * size)) for size in sizes.values()]
-            _ = taken_back.pop_all()  # all of them fit
+        weight = self.live.process.calls.take(self.caller.principal, 2 * size)
         stream = self.standalone if self.front == "sse" else self._new_stream()
-        for (request, size), weight in zip(sizes.items(), weights, strict=True):
-            self._open[request] = _OpenRequest(stream, size, weight)
+        self._open[request] = _OpenRequest(stream, size, weight)
         return stream
 
     def _new_stream(self) -> Stream:
@@ -283,8 +254,8 @@ class FrontSession:
             stream.refusal = error
 
     def _finish(self, stream: Stream) -> None:
-        """A response is in; the last one of a stream ends it."""
-        if stream is not self.standalone and all(each.stream is not stream for each in self._open.values()):
+        """A response is in, which ends its stream."""
+        if stream is not self.standalone:
             stream.finish()
             if stream.is_resumable and stream.reader is None:
                 self.linger(stream)
@@ -294,8 +265,8 @@ class FrontSession:
             return
         stream = self._open[request].stream
         if request == self._initialize and isinstance(opened.result, Raw):
-            self.is_initialized, self.version = True, negotiated(opened.result)
-            self._is_resumable = self.front == "http" and self.version == mcp.LEGACY
+            self.is_initialized = True
+            self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
         if stream is not None:

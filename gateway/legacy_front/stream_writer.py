@@ -27,11 +27,9 @@ class StreamWriter:
         self._keepalive_seconds = session.live.config.timeouts.keepalive_seconds
 
     async def reply(self) -> Response:
-        """Write the reply to requests: one JSON body if it is the response to a single one, else a stream."""
+        """Write the reply to a request: one JSON body if it is the response alone, else a stream."""
         session, stream = self._session, self._stream
         try:
-            if stream.began:
-                return await self.write(0)
             stream.attach(self)
             first = await self._first()
             if stream.refusal is not None:

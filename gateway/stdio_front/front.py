@@ -12,7 +12,6 @@ from msgspec import Raw
 
 from gateway.downstream.handler import RequestHandler
 from gateway.http.upstream_headers import own_headers
-from gateway.legacy_front import batch
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
 from gateway.legacy_front.session import error_response
 from gateway.mirror.fallback import FallbackBackend
@@ -70,15 +69,11 @@ class StdioFront:
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, request_id=None)
         depth = self._live.config.limits.json_depth
-        if self._legacy is not None and batch.is_batch(line):
-            for member in batch.members(line, depth, batch.VERSION):
-                self._legacy.receive(member)
-            return
         try:
             check_bounds(line, depth)
             opened = jsonrpc.message(line)
         except ValueError as exc:
-            raise ParseError(f"The line is not one JSON-RPC message: {exc}") from exc
+            raise ParseError(f"The line is not one JSON-RPC message (a batch is not served): {exc}") from exc
         is_greeting = opened.method == mcp.INITIALIZE and isinstance(opened.id, Raw)
         if self._legacy is None and (is_greeting or (self._modern is None and not _speaks_modern(opened))):
             # A host whose probe took too long goes on with the handshake of legacy servers.

@@ -14,7 +14,7 @@ from gateway.http import upstream_url
 from gateway.http.server import listener, request_parser
 from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
-from gateway.legacy_front import batch, session, session_ids, stream_writer
+from gateway.legacy_front import session, session_ids, stream_writer
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import client_profile
 from gateway.mirror import server_task as task
@@ -28,7 +28,6 @@ from gateway.seal import client_state, peer_messages
 from gateway.sessions import assignment, list_cache, own_answers
 from gateway.sessions.pool import checkout, pool
 from gateway.telemetry import redaction
-from gateway.upstream import jsonrpc_batches
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
@@ -65,8 +64,6 @@ FIXED = [
     ("client capabilities that a mirrored session keeps", [f"{client_profile._MAX_CAPABILITIES_BYTES:,} bytes"]),
     ("the state of a client that keeps state", [f"{client_state._MAX_CHARACTERS:,} characters"]),
     ("headers of one request", [count(request_parser.MAX_HEADERS)]),
-    ("messages of a JSON-RPC batch", [count(batch.MAX_MESSAGES)]),
-    ("messages of a batch of a server", [count(jsonrpc_batches.MAX_MESSAGES)]),
     ("the configuration file", [f"{yaml_tree.MAX_TEXT_CHARACTERS:,} characters"]),
     ("nesting in the configuration file", [f"{yaml_tree._MAX_DEPTH} levels"]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),

@@ -75,15 +75,6 @@ def test_a_request_is_checked_once_whether_its_headers_are_known_or_not(*, is_kn
     assert it.request() is checked
 
 
-def test_the_same_request_with_another_body_is_parsed_anew() -> None:
-    first, second = (b'{"jsonrpc": "2.0", "id": %d, "method": "a"}' % number for number in (1, 2))
-    for before in (first, b"{"):
-        it = incoming_of(before, ("A", "b"))
-        _ = it.rpc_id
-        other = it.with_body(second)
-        assert (other.rpc_id, other.headers, other.request_id) == (b"2", it.headers, "r1")
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -1,11 +1,9 @@
 """Every old protocol version that a server may choose, over streamable HTTP."""
 
-import json
-
 import pytest
 
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.workbench import Client
 
 
@@ -33,26 +31,6 @@ async def test_the_version_that_the_server_chose_is_spoken_from_then_on(
 
     assert (await client.answer(await client.call())).text == "thanks"
     assert {seen.headers.get(mcp.PROTOCOL_VERSION) for seen in upstream.seen[1:]} == {version}
-
-
-async def test_a_batch_may_ask_and_answer(upstream: FakeUpstream, client: Client) -> None:
-    """2025-03-26 allowed batches, on streams too; 2025-06-18 took them away."""
-    chooses(upstream, "2025-03-26")
-
-    async def batches(turn: Turn) -> None:
-        question = {"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": FORM}
-        progress = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
-        answered = upstream.expect(turn.session, 0)
-        await turn.raw(event_of([progress, question]))
-        await answered
-        await turn.raw(event_of([progress, {"jsonrpc": "2.0", "id": turn.id, "result": text("thanks")}]))
-
-    upstream.tool(batches)
-    assert (await client.answer(await client.call())).text == "thanks"
-
-
-def event_of(batch: list[object]) -> bytes:
-    return b"data: " + json.dumps(batch).encode() + b"\n\n"
 
 
 @pytest.mark.parametrize("version", ["2024-10-07", "2026-07-28", "draft", ""])

@@ -12,22 +12,20 @@ from functools import partial
 from typing import Final
 
 from msgspec import Raw
-from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
-from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
-from gateway.legacy_front import batch, incoming_message
+from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect, cancelled
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import of_initialize
 from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.streamable import batch_reply, client_state_item
+from gateway.mirror.streamable import client_state_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.client_state_item import Level
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
@@ -100,17 +98,6 @@ class Mirror:
     # -- POST ---------------------------------------------------------------------------------------------------
 
     async def _post(self, at: MirrorArrival) -> Response:
-        incoming = at.incoming
-        if not batch.is_batch(incoming.body):
-            return await self._take(at)
-        found = batch.members(incoming.body, incoming.json_depth, self._session(at).profile.version)
-
-        async def take(member: bytes, reply: ReplyWriter) -> Response:
-            return await self._take(replace(at, incoming=incoming.with_body(member), reply=reply))
-
-        return await batch_reply.answer(at.reply, found, take)
-
-    async def _take(self, at: MirrorArrival) -> Response:
         message = self._opened(at)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         try:

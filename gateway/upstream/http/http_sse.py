@@ -33,7 +33,6 @@ from gateway.upstream.http.http_errors import (
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.stream_timeouts import StreamTimes
-from gateway.upstream.jsonrpc_batches import unpacked
 
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16
@@ -235,10 +234,6 @@ class HttpSseChannel(Channel):
         return target
 
     def _receive(self, data: bytes) -> None:
-        for message in unpacked(data):
-            self._hand_over(message)
-
-    def _hand_over(self, data: bytes) -> None:
         """Pass one message to the request in flight, or else to the side listener."""
         if self._pings and PING_PREFIX in data and self._is_pong(data):
             return

@@ -20,7 +20,6 @@ from gateway.protocol.errors import GatewayError
 from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
 from gateway.upstream.channel import Headers, Hearer, Reading, Receive
 from gateway.upstream.http.resumption import Resumption
-from gateway.upstream.jsonrpc_batches import hand_over
 
 _NO_PARTS: Final[list[bytes]] = []
 """Of a reply that keeps none: never changed."""
@@ -264,7 +263,7 @@ class PlainReply(msgspec.Struct, eq=False):
             if not event.data:
                 continue
             try:
-                is_answered = hand_over(event.data, self.hearer.hear_call)
+                is_answered = self.hearer.hear_call(event.data)
             except GatewayError as exc:
                 if not self.is_done:
                     self._break(exc)

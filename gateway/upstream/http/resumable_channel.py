@@ -24,7 +24,6 @@ from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from gateway.upstream.http.http_errors import RetryLater, SuspectedSessionLoss, is_local, read_refusal, read_response
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.resumption import Resumption, asked_seconds
-from gateway.upstream.jsonrpc_batches import hand_over
 
 _MAY_PASS: Final = (408, 409, 425, 429)
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
@@ -145,7 +144,7 @@ class ResumableChannel(Channel):
             return None
         where = self._endpoint.where
         body = await read_response(response, self.max_event_bytes, where, self.arriving)
-        if not body or not hand_over(body, receive):
+        if not body or not receive(body):
             response.distrust()
             raise CallLost(f"{where} answered HTTP {response.status} without a result; the call may have had effects")
         return None
@@ -159,7 +158,7 @@ class ResumableChannel(Channel):
                 for event in parser.feed(piece):
                     if event.id is not None and self.resumption.is_repeated(event.id) and again:
                         continue
-                    if event.data and hand_over(event.data, receive):
+                    if event.data and receive(event.data):
                         if not again:  # a resumed stream stays open after the answer
                             await self._drain(response)
                         return

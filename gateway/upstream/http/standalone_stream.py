@@ -20,7 +20,6 @@ from gateway.protocol.errors import UpstreamError
 from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.jsonrpc_batches import hand_over
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
@@ -217,7 +216,7 @@ class StandaloneStream:
         try:
             for event in parser.feed(data):
                 if event.data:
-                    _ = hand_over(event.data, listener.hear_side)
+                    _ = listener.hear_side(event.data)
             if self._pending is not None:
                 arriving = self._upstream.client.arriving.arriving
                 self._arrival = arriving(self._arrival, parser.unfinished_bytes, self._pending)

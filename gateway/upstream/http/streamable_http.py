@@ -35,7 +35,6 @@ from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.plain_reply import Broken, PlainReply
 from gateway.upstream.http.resumable_channel import ResumableChannel, StreamCut, fixed_headers
 from gateway.upstream.http.standalone_stream import StandaloneStream
-from gateway.upstream.jsonrpc_batches import hand_over
 
 _PING_ANSWER_BYTES: Final = 65_536
 MAX_SESSION_ID_CHARACTERS: Final = 4096
@@ -308,14 +307,14 @@ class StreamableChannel(ResumableChannel):
 
         if response.content_type != reply_messages.EVENT_STREAM:
             body = await read_response(response, _PING_ANSWER_BYTES, self._endpoint.where)
-            if body and not hand_over(body, hear):
+            if body and not hear(body):
                 response.distrust()
                 raise CallLost(f"{self._endpoint.where} answered a ping with the response to another request")
             return
         parser = sse.Parser(_PING_ANSWER_BYTES)
         try:
             async for piece in InTurns(response):
-                if any(event.data and hand_over(event.data, hear) for event in parser.feed(piece)):
+                if any(event.data and hear(event.data) for event in parser.feed(piece)):
                     return
         except sse.EventTooLarge:
             response.close()

@@ -624,3 +624,12 @@ async def test_kept_responses_count_in_the_budget_of_results(begin: Begin, serve
         _ = await client.answer(await stream.message(), ACCEPT)
         assert text(await stream.message()) == {"name": ACCEPT}
     await eventually(lambda: budgets()["limits.results_bytes"].used > 0)
+
+
+async def test_a_batch_is_refused_and_the_session_goes_on(client: LegacyClient, server: FakeModern) -> None:
+    async with client.post([{"jsonrpc": "2.0", "id": 1, "method": "ping"}]) as stream:
+        refused = await stream.message()
+        assert (stream.response.status, refused["error"]["code"]) == (200, mcp.INVALID_REQUEST)
+        assert "batch" in refused["error"]["message"]
+    async with client.request("ping") as stream:
+        assert (await stream.message())["result"] == {}

@@ -85,17 +85,6 @@ async def test_any_old_version_is_negotiated(old: FakeSse, begin: Start, version
     assert {headers.get(mcp.PROTOCOL_VERSION) for headers, _ in old.posts[1:]} == {version}
 
 
-async def test_a_batch_on_the_stream_is_understood(old: FakeSse, begin: Start) -> None:
-    async def batch(_: FakeSse, stream: Stream, message: Message) -> None:
-        log = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
-        stream.raw(
-            f"data: {json.dumps([log, {'jsonrpc': '2.0', 'id': message['id'], 'result': text('x')}])}\n\n".encode()
-        )
-
-    old.tool = batch
-    assert (await (await sse(begin, old)).client().call()).text == "x"
-
-
 async def test_a_ping_between_two_calls_is_answered(old: FakeSse, begin: Start) -> None:
     client = (await sse(begin, old)).client()
     _ = await client.call()

@@ -325,14 +325,6 @@ async def test_only_the_beginning_of_a_stream_may_have_a_byte_order_mark() -> No
     assert reading.heard == [OTHER, ANSWER]
 
 
-async def test_a_batch_on_a_followed_stream_may_hold_the_answer() -> None:
-    reading = Following()
-    reading.stream(event(b"[" + OTHER + b"," + ANSWER + b"]"))
-    assert reading.heard == [OTHER, ANSWER]
-    reading.end()
-    assert reading.broke == 0
-
-
 async def test_a_followed_stream_that_ends_without_the_answer_breaks() -> None:
     reading = Following()
     reading.stream(b"retry: 700\n" + event(OTHER, b"e1"))
