@@ -5,19 +5,23 @@ input exactly if a question is open, whatever the server says of its status.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
+from gateway.bridge.call_context import Context
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
+from gateway.exchange import results
 from gateway.exchange.input_requests import Question
-from gateway.protocol import jsonrpc
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
 from gateway.protocol.request_meta import Capabilities
 from gateway.routes.live_route import LiveRoute
@@ -26,14 +30,16 @@ from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
-from gateway.tasks.follower import Follower, Past, Relay, TaskGone
-from gateway.tasks.kept_result import KeptResult
-from gateway.tasks.legacy_tasks import Created, Ended, Status
+from gateway.tasks.follower import Follower, Past, Relay, TaskGone, holder
+from gateway.tasks.legacy_tasks import Created, Ended, Status, without_task
 from gateway.tasks.modern_tasks import View
 from gateway.tasks.open_questions import OpenQuestions
-from gateway.tasks.report import TaskReport
-from gateway.telemetry import NestedOutcome, TaskOutcome
+from gateway.telemetry import Event, NestedOutcome, TaskOutcome, get_logger
 from gateway.upstream.channel import Headers
+
+log = get_logger()
+
+_TARGET_CHARACTERS: Final = 200
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -60,19 +66,33 @@ class LiveTask:
         budget: Budget,
         forget: Callable[["LiveTask"], None],
     ) -> None:
-        """`sealed` is the handle as the client knows it. `forget` is called when the task is closed."""
+        """`sealed` is the handle as the client knows it; `forget` is called when the task is closed.
+
+        `budget` is that of all kept results.
+        """
         self.id = handle.exchange
         self.live, self.key, self.headers = origin.live, origin.key, origin.headers
-        self.report = TaskReport(origin.live, handle.exchange, handle.issued)
         self.principal = origin.key.principal
         self._handle, self._sealed = handle, sealed
+        self._about = {
+            "route": self.live.route.path,
+            "upstream": self.live.route.upstream.name,
+            "task": handle.exchange,
+        }
+        """What each line of the log says of the task."""
         self._server_info = origin.server_info
         self._forget = forget
-        self._created, self._updated = _text(handle.issued), _now()
+        self._created, self._updated = _text(handle.issued), _text(world.wall())
         self._questions = OpenQuestions(self.id, sealer, origin.declared)
-        self._result = KeptResult(origin.server_info, budget, self.principal)
         self._ended: Ended | None = None
         self._is_cancelled = False
+        """Whether its client has cancelled it."""
+        self._result: bytes | None = None
+        """In its modern form; None if there is none, or if it was dropped to make room."""
+        self._new_share = partial(budget.share, self._give_way, self.principal)
+        self._share = self._new_share()
+        self._fetching = asyncio.Lock()
+        """Held because a session has one request in flight."""
         self._follower: Follower | None = None
         self._running: asyncio.Task[None] | None = None
         self._is_known = asyncio.Event()
@@ -92,42 +112,46 @@ class LiveTask:
     @property
     def is_over(self) -> bool:
         """Whether the task has ended, or was cancelled."""
-        return self._ended is not None or self._is_cancelled
+        return self._ended is not None
 
     def has_taken_over(self, _round: int) -> bool:
         """Whether this replica follows the task; only asked once its owner is gone."""
         return True
 
-    def begin(self, session: Session, created: Created, relay: Relay, asked: Iterable[Question]) -> None:
+    def begin(self, session: Session, created: Created, relay: Relay, context: Context) -> None:
         """Follow the task in the session that made it; `relay` has what was heard since.
 
-        `asked` are the open questions of the call. It has ended, so they are the task's: fastmcp 3 sends them on the
-        GET stream, and they may overtake the answer that makes the task.
+        The call has ended, so its open questions are the task's: fastmcp 3 sends them on the GET stream, and they may
+        overtake the answer that makes the task.
         """
+        target = context.request.target[:_TARGET_CHARACTERS]
+        log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
         follower = self._follower = self._new_follower(session, created.id)
-        self._questions.take_over(asked)
+        self._questions.take_over(context.exchange.questions.values())
         self._weigh()
         relay.to(self)
         self._is_known.set()
         self._start(lambda: self._run(follower))
 
     def _start(self, follow: Callable[[], Awaitable[None]]) -> None:
-        self._running = self.live.process.tasks.start(self._guarded(follow), "task")
+        async def guarded() -> None:
+            try:
+                await follow()
+            except Exception:  # the outermost edge of the task, where it is counted
+                self.close(CallLost(BUG), ends_session=True)
+                raise
 
-    async def _guarded(self, follow: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await follow()
-        except Exception:  # the outermost edge of the task, where it is counted
-            self.close(CallLost(BUG), ends_session=True)
-            raise
+        self._running = self.live.process.tasks.start(guarded(), "task")
 
     def _new_follower(self, session: Session, task_id: str) -> Follower:
         return Follower(session, task_id, self, lambda: self.headers, self.live.process)
 
-    def continue_(self, upstream: Upstream, former_holder: str) -> None:
-        """Follow a task that another replica followed; without a `former_holder` that replica may be alive."""
+    def continue_(self, upstream: Upstream, *, is_shared: bool) -> None:
+        """Follow a task that another replica followed, and may still follow if it `is_shared`."""
+        owner = self._handle.owner
+        log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=owner, owner_is_dead=not is_shared)
         self._questions.is_adopted = True
-        self._start(lambda: self._adopt(upstream, former_holder))
+        self._start(lambda: self._adopt(upstream, is_shared=is_shared))
 
     async def known(self) -> None:
         """Wait until the task is known, and its end if it is over; raises UnknownTask, or why it cannot be."""
@@ -147,24 +171,29 @@ class LiveTask:
         if self._gone is not None:
             raise self._gone
 
-    async def _adopt(self, upstream: Upstream, former_holder: str) -> None:
+    async def _adopt(self, upstream: Upstream, *, is_shared: bool) -> None:
+        def looked(found: Status | None) -> None:
+            if found is not None and not found.is_final:  # else its client may know the end, and has to hear it again
+                self._is_known.set()
+
         try:
-            pool = self.live.upstream.pool
-            session = await pool.adopt(self.key, upstream, self.headers, is_shared=not former_holder)
+            session = await self.live.upstream.pool.adopt(self.key, upstream, self.headers, is_shared=is_shared)
             self._follower = self._new_follower(session, upstream.call.decode())
         except GatewayError as exc:
             self._lose(exc)
         else:
-            past = Past(self._looked, is_shared=not former_holder, former_holder=former_holder)
-            await self._run(self._follower, past)
+            former = "" if is_shared else holder(self._handle.owner, self._handle.epoch)
+            await self._run(self._follower, Past(looked, is_shared=is_shared, former_holder=former))
 
     async def _run(self, follower: Follower, past: Past | None = None) -> None:
         """Follow the task to its end, and keep how it ended until its time is over."""
         try:
             async with asyncio.timeout(self._seconds_left()):
                 ended = await follower.run(past)
-            if ended is not None:
-                self._end(ended)
+            if ended is not None and not self.is_over:
+                if ended.result is not None:
+                    _ = self._keep(ended.result)
+                self._end(replace(ended, result=None), TaskOutcome(ended.status))
         except TimeoutError:
             said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
             self._fail(CallLost(said), TaskOutcome.EXPIRED)
@@ -182,40 +211,31 @@ class LiveTask:
     def _seconds_left(self) -> float:
         return max(self._handle.expires - world.wall(), 0)
 
-    def _looked(self, found: Status | None) -> None:
-        if found is not None and not found.is_final:  # else its client may know the end, and has to hear it again
-            self._is_known.set()
-
     def _lose(self, error: GatewayError) -> None:
         """Forget a task that cannot be continued. Unless a later try may succeed, it counts as unknown."""
         may_be_found = isinstance(error, Busy | Refused | Unreachable)
         self.close(error if may_be_found else UnknownTask(), ends_session=True)
 
-    def _end(self, ended: Ended) -> None:
-        if self.is_over:
-            return
-        if ended.result is not None:
-            try:
-                _ = self._result.keep(ended.result)
-            except CallLost as exc:
-                self._fail(exc, TaskOutcome.LOST)
-                return
-        self._over(replace(ended, result=None))
-        self.report.ended(TaskOutcome(ended.status))
-
     def _fail(self, error: GatewayError, outcome: TaskOutcome) -> None:
-        if self.is_over:
-            return
-        self._over(Ended("failed", error=jsonrpc.Error(error.code, error.message)))
-        self.report.lost(outcome, error)
+        """Nobody will learn how the task ends."""
+        if not self.is_over:
+            self._end(Ended("failed", error=jsonrpc.Error(error.code, error.message)), outcome, error)
 
-    def _over(self, ended: Ended) -> None:
+    def _end(self, ended: Ended, outcome: TaskOutcome, cause: GatewayError | None = None) -> None:
+        """The task is over: as its server or its client wants, or because of the `cause`."""
         self._ended = ended
         _ = self._questions.clear()
         self._touch()
+        self.live.process.metrics.task_ended(self.live.route.path, outcome)
+        about = {**self._about, "outcome": outcome, "seconds": round(max(world.wall() - self._handle.issued, 0), 3)}
+        if cause is None:
+            log.info(Event.TOOL_TASK_ENDED, **about)
+        else:
+            say = log.warning if isinstance(cause, UpstreamError) else log.info
+            say(Event.TOOL_TASK_LOST, **about, cause=cause.message, fix=cause.fix)
 
     def _touch(self) -> None:
-        self._updated = _now()
+        self._updated = _text(world.wall())
         self._changed.set()
         self._changed = asyncio.Event()
         self._weigh()
@@ -237,7 +257,7 @@ class LiveTask:
         self._gone = self._gone or error
         self._forget(self)
         self._weight.release()
-        self._result.release()
+        self._share.release()
         self._is_known.set()
         self._touch()
         running, self._running = self._running, None
@@ -249,6 +269,42 @@ class LiveTask:
             self.live.upstream.pool.release(follower.session, clean=False)
         if running is not None and running is not asyncio.current_task():
             _ = running.cancel()
+
+    # -- its result ---------------------------------------------------------------------------------------------
+
+    def _keep(self, result: Raw) -> bytes:
+        """Keep the result, if there is room for it; raises CallLost if it is malformed."""
+        try:
+            body = results.modern(mcp.TOOLS_CALL, result, self._server_info, (0, "private"), retried=True).body
+        except ValueError as exc:
+            raise CallLost(
+                f"The server ended the task with a malformed result ({exc}); the task may have had effects"
+            ) from exc
+        self._result = body
+        self._share.grow(len(body))
+        return body
+
+    def _give_way(self) -> None:
+        self._result = None
+        self._share = self._new_share()
+
+    async def full_view(self) -> View:
+        """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""
+        view, follower = self.view(), self._follower
+        if view.status != "completed" or view.result is not None or follower is None:
+            return view
+        async with self._fetching:
+            if self._result is not None:
+                return self.view()
+            seconds = self.live.config.timeouts.handshake_seconds
+            params = {"taskId": follower.task_id}
+            answer = await follower.session.ask(mcp.TASKS_RESULT, params, self.headers, seconds)
+            if not isinstance(answer, Raw):
+                raise CallLost(
+                    "The gateway had no room to keep the result of the task (limits.results_bytes), and its server no "
+                    "longer has it"
+                )
+            return replace(view, result=self._keep(without_task(answer)))
 
     # -- what the server asks -----------------------------------------------------------------------------------
 
@@ -286,8 +342,6 @@ class LiveTask:
     @property
     def status(self) -> str:
         """The status as the client sees it."""
-        if self._is_cancelled:
-            return "cancelled"
         if self._ended is not None:
             return self._ended.status
         return "input_required" if self._questions.open else "working"
@@ -302,17 +356,9 @@ class LiveTask:
             ttl_ms=self._handle.ttl_ms,
             questions=self._questions.open,
             server_info=self._server_info,
-            result=self._result.body,
+            result=self._result,
             error=self._ended.error if self._ended is not None else None,
         )
-
-    async def full_view(self) -> View:
-        """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""
-        view, follower = self.view(), self._follower
-        if view.status != "completed" or view.result is not None or follower is None:
-            return view
-        seconds = self.live.config.timeouts.handshake_seconds
-        return replace(view, result=await self._result.fetch(follower, self.headers, seconds))
 
     async def answer(self, responses: jsonrpc.Fields) -> None:
         """Deliver the client's answers; unknown and answered keys are ignored.
@@ -326,10 +372,10 @@ class LiveTask:
         for question, _ in taken:
             self._count(question.method, NestedOutcome.ANSWERED)
         self._touch()
-        # A task of its own, because a client that leaves now must not keep the rest of its answers from the server.
         failures: list[UpstreamError] = []
-        delivery = self._deliver(self._follower, taken, failures)
-        _ = await asyncio.wait((self.live.process.tasks.start(delivery, "send upstream"),))
+        # A task of its own, because a client that leaves now must not keep the rest of its answers from the server.
+        delivery = self.live.process.tasks.start(self._deliver(self._follower, taken, failures), "send upstream")
+        _ = await asyncio.wait((delivery,))
         if failures:
             raise failures[0]
 
@@ -354,8 +400,7 @@ class LiveTask:
             return
         self._is_cancelled = True
         withdrawn, follower = self._questions.clear(), self._follower
-        self._touch()
-        self.report.ended(TaskOutcome.CANCELLED)
+        self._end(Ended("cancelled"), TaskOutcome.CANCELLED)
         if follower is None:
             return
         if follower.must_not_be_cancelled:  # its open questions are answered instead, so that it can end
@@ -368,10 +413,6 @@ class LiveTask:
         with suppress(UpstreamError, TimeoutError):  # its own time limit ends the task
             async with asyncio.timeout(self.live.config.timeouts.cancel_seconds):
                 await follower.cancel()
-
-
-def _now() -> str:
-    return _text(world.wall())
 
 
 def _text(at: float) -> str:

@@ -17,7 +17,7 @@ from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
 from gateway.sessions.session import Session
 from gateway.tasks import modern_tasks, sep_2322_form
-from gateway.tasks.follower import Relay, holder
+from gateway.tasks.follower import Relay
 from gateway.tasks.legacy_tasks import Created
 from gateway.tasks.live_task import LiveTask, Origin
 
@@ -104,8 +104,7 @@ class TaskTable:
         )
         origin = Origin(live, key, context.headers, context.request.said.declared, server_info)
         task = self._add(handle, self.sealer.seal(handle), origin)
-        task.report.begun(context.request.target, context.request_id)
-        task.begin(session, created, relay, context.exchange.questions.values())
+        task.begin(session, created, relay, context)
         if context.request.said.declared.tasks:
             return modern_tasks.create_result(task.view())
         return sep_2322_form.create_result(task.view())
@@ -115,8 +114,7 @@ class TaskTable:
         assert handle.upstream is not None, "without it, only the owner can follow the task"
         self.check(origin.key.principal)
         task = self._add(handle, sealed, origin)
-        task.report.taken_over(handle.owner, owner_is_dead=not is_shared)
-        task.continue_(handle.upstream, "" if is_shared else holder(handle.owner, handle.epoch))
+        task.continue_(handle.upstream, is_shared=is_shared)
         return task
 
     def _add(self, handle: TaskHandle, sealed: str, origin: Origin) -> LiveTask:

@@ -468,8 +468,8 @@ FAULTS: Final = (
     Planted(
         "tasks: a result is kept without its task's end",
         "tasks/live_task.py",
-        "        self._over(replace(ended, result=None))\n",
-        "        pass\n",
+        "                self._end(replace(ended, result=None), TaskOutcome(ended.status))\n",
+        "                pass\n",
         needs="tasks",
     ),
 )
