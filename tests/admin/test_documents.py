@@ -15,7 +15,7 @@ def test_a_page_is_that_of_this_version(name: str) -> None:
     assert document(name) == (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["", "none.md", "releases.md", "../README.md", "../docs/status.md"])
+@pytest.mark.parametrize("name", ["", "none.md", "tracing.md", "../README.md", "../docs/status.md"])
 def test_no_other_file_is_served(name: str) -> None:
     assert document(name) is None
 
