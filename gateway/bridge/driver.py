@@ -239,7 +239,7 @@ class Driver:
             return False
         is_resumable = self._upstream_call.is_resumable
         begun = self._takeover
-        if begun is not None and begun.round == self._exchange.round and self._upstream_call.is_being_resumed:
+        if begun is not None and begun.envelope.round == self._exchange.round and self._upstream_call.is_being_resumed:
             # Its answers wait for the stream, so the state of before is still the newest.
             self._upstream_call.let_go()
             self._upstream_call.abandon()

@@ -13,7 +13,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
-from gateway.seal.request_state import Binding, Envelope, Upstream, bind, pack_record
+from gateway.seal.request_state import Envelope, Upstream, bind, pack_record
 
 _SERVER_INFO: Final = mcp.META_SERVER_INFO.encode()
 
@@ -27,12 +27,36 @@ def input_required(
     and that is not picked up yet: the new state leads to that process, too. Raises CallLost if the state is too large
     and the gateway keeps nothing of the call.
     """
-    asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
-    envelope = _envelope(context, exchange_id, ask, upstream)
+    live, exchange, span = context.live, context.exchange, context.span
+    process, route, headers, now = live.process, live.route, context.headers, world.wall()
+    envelope = Envelope(
+        issued=now,
+        expires=now + wait_seconds(live.config),
+        # With the credentials in the headers of the newest leg; bound headers always go upstream.
+        binding=bind(
+            route.path,
+            context.request,
+            context.key.principal,
+            route.bound_headers,
+            lambda names: of_headers(names, headers.get),
+        ),
+        exchange=exchange_id,
+        round=ask.round,
+        owner=process.owner if ask.held else "",
+        epoch=process.epoch,
+        state=ask.state,
+        sheds=exchange.sheds,
+        open=tuple([handoff.opened(question) for question in ask.questions.values()]),
+        upstream=upstream if ask.held else None,
+        record=pack_record(exchange.record) if exchange.record is not None else None,
+        trace=span.token if span is not None else None,
+        repeatable=is_repeatable(context),
+    )
     if left is not None:
         envelope = replace(envelope, owner=left.owner, epoch=left.epoch, expires=left.expires)
-    info = context.server_info
+    asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
     state = _sealed(context, envelope, held=ask.held).encode()
+    info = context.server_info
     meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, bytes(info)) if info is not None else b""
     return b'{"resultType":"input_required",%b"requestState":"%b"%b}' % (asked, state, meta)
 
@@ -50,37 +74,4 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
     raise CallLost(
         "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "
         "nowhere else (continuation: replay)"
-    )
-
-
-def _envelope(context: Context, exchange_id: str, ask: Ask, upstream: Upstream | None) -> Envelope:
-    live, exchange, span = context.live, context.exchange, context.span
-    now = world.wall()
-    return Envelope(
-        issued=now,
-        expires=now + wait_seconds(live.config),
-        binding=_binding(context),
-        exchange=exchange_id,
-        round=ask.round,
-        owner=live.process.owner if ask.held else "",
-        epoch=live.process.epoch,
-        state=ask.state,
-        sheds=exchange.sheds,
-        open=tuple([handoff.opened(question) for question in ask.questions.values()]),
-        upstream=upstream if ask.held else None,
-        record=pack_record(exchange.record) if exchange.record is not None else None,
-        trace=span.token if span is not None else None,
-        repeatable=is_repeatable(context),
-    )
-
-
-def _binding(context: Context) -> Binding:
-    """The binding with the credentials in the headers of the newest leg; bound headers always go upstream."""
-    route = context.live.route
-    return bind(
-        route.path,
-        context.request,
-        context.key.principal,
-        route.bound_headers,
-        lambda names: of_headers(names, context.headers.get),
     )

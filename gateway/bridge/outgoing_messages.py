@@ -99,7 +99,15 @@ class Outgoing:
                     return
                 is_over = await self._attempt(send)
             if not is_over:
-                self._try_later(send, lambda: session.may_run(call) and not session.is_forgotten, is_ours)
+                self._context.live.process.tasks.spawn(cancel_again(send), "cancel again")
+
+        async def cancel_again(send: Callable[[], Awaitable[None]]) -> None:
+            for pause in CANCEL_AGAIN_SECONDS:  # nothing waits behind it
+                await asyncio.sleep(pause)
+                if not session.may_run(call) or session.is_forgotten:
+                    return
+                if await is_ours() and await self._attempt(send):
+                    return
 
         self.put(cancel)
 
@@ -110,22 +118,6 @@ class Outgoing:
             _ = await self._attempt(send)
 
         self.put(attempt)
-
-    def _try_later(
-        self,
-        send: Callable[[], Awaitable[None]],
-        is_useful: Callable[[], bool],
-        is_ours: Callable[[], Awaitable[bool]],
-    ) -> None:
-        """Send what did not arrive, after each of some pauses, as long as that is useful; nothing waits behind it."""
-
-        async def send_again() -> None:
-            for pause in CANCEL_AGAIN_SECONDS:
-                await asyncio.sleep(pause)
-                if not is_useful() or (await is_ours() and await self._attempt(send)):
-                    return
-
-        self._context.live.process.tasks.spawn(send_again(), "cancel again")
 
     async def _attempt(self, send: Callable[[], Awaitable[None]]) -> bool:
         """Send something; returns whether it need not be sent again, because it arrived or never will."""

@@ -52,7 +52,7 @@ class RequestCall(UpstreamCall):
 
     def _follow(self, session: Session, call: Call) -> None:
         """Read the rest of a begun call: by callback as long as it comes as a stream, else by a task."""
-        broke = _Broke(self, session, call)
+        broke = partial(self.read_by_task, session, call)
         if not session.follow(call, broke):
             broke()
 
@@ -73,9 +73,12 @@ class RequestCall(UpstreamCall):
                     return
                 span = self._report.call_span(session.shaken.version)
                 call = legacy_call(self._context.request, new_id(), self._listener, span)
-                if span is None and not bodies.on and self._begin(session, call):
-                    self._task = None
-                    return
+                if span is None and not bodies.on:
+                    broke = partial(self._follow, session, call)
+                    if session.begin(call, self._context.headers, broke):
+                        self._sent(call)
+                        self._task = None  # its reply is read by callback
+                        return
             else:
                 session, call = begun
             await self._run_in(session, call, is_begun=begun is not None)
@@ -87,13 +90,6 @@ class RequestCall(UpstreamCall):
         finally:
             if call is not None and call.span is not None:
                 call.span.end(_GIVEN_UP)
-
-    def _begin(self, session: Session, call: Call) -> bool:
-        """Send a call whose reply is read by callback; returns False if it takes a task."""
-        if not session.begin(call, self._context.headers, partial(self._follow, session, call)):
-            return False
-        self._sent(call)
-        return True
 
     async def _run_in(self, session: Session, call: Call, *, is_begun: bool) -> None:
         """Send the call or read one that was begun; in another session if the upstream refused this one."""
@@ -159,15 +155,3 @@ class RequestCall(UpstreamCall):
         finally:
             if call.span is not None:
                 call.span.end(_GIVEN_UP)
-
-
-class _Broke:
-    """Has a task read a call whose stream broke: kept while the call is held, so it takes little memory."""
-
-    __slots__ = ("_call", "_request_call", "_session")
-
-    def __init__(self, request_call: RequestCall, session: Session, call: Call) -> None:
-        self._request_call, self._session, self._call = request_call, session, call
-
-    def __call__(self) -> None:
-        self._request_call.read_by_task(self._session, self._call)

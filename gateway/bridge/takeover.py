@@ -57,11 +57,6 @@ class Takeover:
         call.left_at(envelope.upstream)
 
     @property
-    def round(self) -> int:
-        """The round of the state from which the call is continued."""
-        return self.envelope.round
-
-    @property
     def left(self) -> Envelope | None:
         """What the state says of the owner as long as the call is not picked up; None if this process let go of it.
 
@@ -87,46 +82,39 @@ class Takeover:
         self, opened: asyncio.Future[bool], listener: Listener, give_back: Callable[[GatewayError], None]
     ) -> None:
         """The call's own task, as in `UpstreamCall`."""
-        runs = self._call.runs
+        context, runs = self._context, self._call.runs
         try:
             await self._resume(opened)
         except GatewayError as exc:
-            self._context.live.upstream.health.note(exc)
-            replayable = await may_run_again(self._context, exc) and self._context.exchange.record is not None
-            if runs == self._call.runs:  # else an undelivered answer had the call run again meanwhile
-                self._failed(exc, listener, give_back, replayable=replayable)
+            context.live.upstream.health.note(exc)
+            replayable = await may_run_again(context, exc) and context.exchange.record is not None
+            if runs != self._call.runs:
+                return  # an undelivered answer had the call run again meanwhile
+            if not self.owner_is_dead and not replayable and context.exchange.round == self.envelope.round:
+                why = "cannot be reached, and its call cannot be picked up here while it may live"
+                give_back(exc if isinstance(exc, Refused) else OwnerStalled(self.envelope.owner, why))
+            elif isinstance(exc, Busy):
+                give_back(exc)  # no session was free, so nothing has changed upstream
+            else:
+                if self.owner_is_dead and self.envelope.upstream is not None:
+                    why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
+                    self._call.cancel_orphan(self.envelope.upstream, why)
+                if not replayable:
+                    self._report.step(Step.LOST)
+                listener.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task
             if runs == self._call.runs:
                 listener.hear(on.Broke(CallLost(BUG)))
             raise
 
     async def _resume(self, opened: asyncio.Future[bool]) -> None:
-        envelope = self.envelope
+        envelope, upstream = self.envelope, self.envelope.upstream
         if self.cold is None:
             self._report.taken_over(envelope, owner_is_dead=self.owner_is_dead)
-        upstream = envelope.upstream
         if upstream is None or not upstream.is_resumable:
             is_recorded = self._context.exchange.record is not None
             raise _owner_lost(envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)
         await self._call.resume(upstream, opened, is_shared=not self.owner_is_dead)
-
-    def _failed(
-        self, error: GatewayError, listener: Listener, give_back: Callable[[GatewayError], None], *, replayable: bool
-    ) -> None:
-        if not self.owner_is_dead and not replayable and self._context.exchange.round == self.round:
-            why = "cannot be reached, and its call cannot be picked up here while it may live"
-            give_back(error if isinstance(error, Refused) else OwnerStalled(self.envelope.owner, why))
-            return
-        if isinstance(error, Busy):
-            give_back(error)  # no session was free, so nothing has changed upstream
-            return
-        upstream = self.envelope.upstream
-        if self.owner_is_dead and upstream is not None:
-            why = "its gateway replica is gone" if self.cold is None else "it cannot be picked up again"
-            self._call.cancel_orphan(upstream, why)
-        if not replayable:
-            self._report.step(Step.LOST)
-        listener.hear(on.Broke(error, replayable))
 
     def renew(self) -> None:
         """The client has a newer state of the same round, so that a record of the call lasts as long as that one."""

@@ -191,10 +191,12 @@ class UpstreamCall(ABC):
             exc.is_counted = True
         replayable = await may_run_again(self._context, exc)
         if call is None or call is self._call:
-            not_begun = (
-                not self._is_sent and isinstance(exc, Busy | Unreachable) and bool(self._context.exchange.round)
-            )
-            self._listener.hear(on.Broke(_again(exc) if not_begun else exc, replayable, self._may_run_on(), not_begun))
+            has_state = bool(self._context.exchange.round)
+            not_begun = not self._is_sent and isinstance(exc, Busy | Unreachable) and has_state
+            if not_begun and not isinstance(exc, Busy):  # whose status and Retry-After say so
+                again = "Nothing was run: call again with the same requestState and inputResponses"
+                exc = Unreachable(f"{exc.message}. {again}")
+            self._listener.hear(on.Broke(exc, replayable, self._may_run_on(), not_begun))
 
     def _may_run_on(self) -> bool:
         """Whether the upstream may still work on the call, and no other replica can have picked it up."""
@@ -284,16 +286,14 @@ class UpstreamCall(ABC):
             # Silence is noticed after one to two times the limit.
             self.watch_silence()
             return
-        self._listener.hear(on.Stopped(self._silent_upstream(limit)))
-
-    def _silent_upstream(self, limit: float) -> CallLost:
         route = self._context.live.route
         suspect = self._session.channel.suspect() if self._session is not None else ""
-        return CallLost(
+        silent = CallLost(
             f"The upstream {route.upstream.name} of route {route.path} was silent for {limit:g} s in a call "
             "(timeouts.idle_seconds); the call was cancelled and may have had "
             f"effects{'. ' if suspect else ''}{suspect}"
         )
+        self._listener.hear(on.Stopped(silent))
 
     # -- messages beside the call -------------------------------------------------------------------------------
 
@@ -319,23 +319,17 @@ class UpstreamCall(ABC):
                 replayable = await may_run_again(self._context, exc)
                 if runs == self.runs:
                     retryable = isinstance(exc, Refused | Unreachable)
-                    error, runs_on = self._undelivered(exc), self._may_run_on()
-                    self._listener.hear(on.Undelivered(left, error, retryable, replayable, runs_on))
+                    if isinstance(exc, Unreachable) and self._context.exchange.round:
+                        again = "The answers were not sent: call again with the same requestState and inputResponses"
+                        exc = Unreachable(f"{exc.message}. {again}")
+                    elif not isinstance(exc, Refused | CallLost):  # no result will come either
+                        exc = CallLost(f"{exc.message}; the call was under way and may have had effects")
+                    self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))
                 return
             except Exception:  # the task reports it; without the answer no result would come
                 if runs == self.runs:
                     self._listener.hear(on.Stopped(CallLost(BUG)))
                 raise
-
-    def _undelivered(self, exc: UpstreamError) -> UpstreamError:
-        """What the client hears of answers that did not arrive; unless none was sent, no result will come either."""
-        if isinstance(exc, Unreachable) and self._context.exchange.round:
-            return Unreachable(
-                f"{exc.message}. The answers were not sent: call again with the same requestState and inputResponses"
-            )
-        if isinstance(exc, Refused | CallLost):
-            return exc
-        return CallLost(f"{exc.message}; the call was under way and may have had effects")
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
         """Answer a question of the upstream without the client."""
@@ -450,13 +444,6 @@ class UpstreamCall(ABC):
         self._context.live.deadlines.idle.disarm(self)
         self._call = self._task = None
         self._listener = _DEAF
-
-
-def _again(exc: GatewayError) -> GatewayError:
-    """The error of a run that could not begin, for a client that has a state to come back with."""
-    if isinstance(exc, Busy):
-        return exc  # its status and Retry-After say so
-    return Unreachable(f"{exc.message}. Nothing was run: call again with the same requestState and inputResponses")
 
 
 class _Deaf:

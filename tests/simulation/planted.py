@@ -274,7 +274,7 @@ FAULTS: Final = (
     Planted(
         "timers: a silent server is not noticed",
         "bridge/upstream_call.py",
-        "        self._listener.hear(on.Stopped(self._silent_upstream(limit)))\n",
+        "        self._listener.hear(on.Stopped(silent))\n",
         "",
     ),
     Planted(
@@ -328,8 +328,8 @@ FAULTS: Final = (
     Planted(
         "bridge: an answer that was refused is lost",
         "bridge/upstream_call.py",
-        "                    self._listener.hear(on.Undelivered(left, error, retryable, replayable, runs_on))\n",
-        "                    pass\n",
+        "self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))\n",
+        "pass\n",
     ),
     Planted(
         "sessions: a session in quarantine is not dropped",
