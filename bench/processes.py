@@ -104,7 +104,7 @@ hold:
   {{max_calls: 20000, max_calls_per_principal: 2000000, ttl_seconds: 86400, cold_seconds: 1, max_cold_calls: 2000000}}
 limits: {{cold_bytes: 1073741824}}
 sessions:
-  {{max: 20000, max_per_principal: 20000, new_per_second: 100000, new_per_second_per_principal: 100000}}
+  {{max: 20000, max_per_principal: 20000, new_per_second: 100000}}
 routes:
   - path: /mcp
     upstream: {{url: "http://{upstream}/mcp"}}

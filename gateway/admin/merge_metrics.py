@@ -23,8 +23,6 @@ _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
     # Each worker counts by itself, and has the whole limit.
     "mcp_gateway_held_calls_of_one_address": max,
     "mcp_gateway_held_calls_of_one_address_limit": max,
-    "mcp_gateway_sessions_of_one_address": max,
-    "mcp_gateway_sessions_of_one_address_limit": max,
 }
 
 

@@ -26,7 +26,7 @@ from gateway.telemetry.process_status import (
 
 T = TypeVar("T")
 _ADDED_UP: Final = (
-    *("held", "sessions_limit", "newcomers", "newcomers_limit", "waiting"),
+    *("held", "sessions_limit", "waiting"),
     *("subscriptions", "mirrored", "client_sessions", "tasks", "streams"),
 )
 """The numbers of a route that several processes have together."""
@@ -138,7 +138,6 @@ def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
         last_ok_seconds_ago=last_ok,
         last_failure=failure,
         sessions={state: count + other.sessions.get(state, 0) for state, count in one.sessions.items()},
-        of_one_address=max(one.of_one_address, other.of_one_address),
         children=_sum(one.children, other.children),
         children_limit=_sum(one.children_limit, other.children_limit),
         **{name: getattr(one, name) + getattr(other, name) for name in _ADDED_UP},

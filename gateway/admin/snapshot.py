@@ -125,8 +125,6 @@ def show_load(source: SnapshotSource, gauges: Saturation) -> None:
     for path, live in source.routes.live.items():
         pool, upstream = live.upstream.pool, live.route.upstream
         gauges.sessions_limit[path,].set(pool.most)
-        gauges.sessions_of_one[path,].set(pool.most_of_one_address)
-        gauges.sessions_of_one_limit[path,].set(live.config.sessions.max_per_address or math.inf)
         if upstream.command is not None:
             gauges.children_limit[path,].set(upstream.max_children)
 
@@ -155,10 +153,6 @@ def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, c
         held=held,
         sessions=metrics.sessions(route.path),
         sessions_limit=pool.most,
-        newcomers=pool.newcomers_in_use,
-        newcomers_limit=pool.most_of_newcomers,
-        of_one_address=pool.most_of_one_address,
-        of_one_address_limit=live.config.sessions.max_per_address or 0,
         waiting=pool.waiting,
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,

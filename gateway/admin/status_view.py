@@ -128,12 +128,7 @@ def _limits(status: Status) -> Iterator[tuple[str, int, int, str]]:
         # Idle sessions are closed when a new one is needed, so they do not count towards the limit.
         used = sum(route.sessions.values()) - route.sessions.get("idle", 0)
         name = "sessions.max" if route.children is None else "upstream.max_children"
-        for label, number, limit, key in (
-            ("in use", used, route.sessions_limit, name),
-            ("of new callers", route.newcomers, route.newcomers_limit, "sessions.max_newcomers"),
-            ("of one address", route.of_one_address, route.of_one_address_limit, "sessions.max_per_address"),
-        ):
-            yield f"Sessions {label} on {route.path}", number, limit, key
+        yield f"Sessions in use on {route.path}", used, route.sessions_limit, name
 
 
 def _figures(status: Status) -> list[Figure]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, InForce, contents, jwks_context, on_route
+from gateway.config import Config, ConfigError, InForce, contents, jwks_context
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
@@ -92,7 +92,4 @@ class Authenticator:
 
 def _counts_addresses(config: Config) -> bool:
     """Whether a limit of the configuration depends on the addresses of clients."""
-    routes = (on_route(config, route).sessions for route in config.routes)
-    return config.hold.max_calls_per_address is not None or any(
-        sessions.max_per_address is not None for sessions in routes
-    )
+    return config.hold.max_calls_per_address is not None

@@ -14,7 +14,6 @@ from gateway.exchange import events as on
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost
 from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
-from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.telemetry import Ending, Outcome, bodies
@@ -114,8 +113,8 @@ class RequestCall(UpstreamCall):
         """The session of the exchange, or one of the pool, with all that the call needs set on it."""
         context, session, pool = self._context, self._reserved_session(), self._context.live.upstream.pool
         if session is None:
-            opener = Opener(context.address, again or self._is_continued)
-            self._session = session = await pool.acquire(context.key, context.headers, opener)
+            is_exempt = again or self._is_continued
+            self._session = session = await pool.acquire(context.key, context.headers, is_exempt=is_exempt)
             context.runs_in(session)
             if pool.is_ready(context.key.principal, context.request.said.log_level):
                 return session

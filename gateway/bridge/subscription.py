@@ -21,7 +21,6 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared, UpstreamError
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
-from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, get_logger
@@ -76,7 +75,7 @@ def wanted(request: Request) -> Filter:
 
 @asynccontextmanager
 async def subscription(
-    live: LiveRoute, request: Request, key: PoolKey, headers: Headers, opener: Opener = GATEWAY
+    live: LiveRoute, request: Request, key: PoolKey, headers: Headers, *, is_exempt: bool = True
 ) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
     serving = Subscription(live, request, key, headers)
@@ -84,7 +83,7 @@ async def subscription(
     live.upstream.subscriptions[serving] = None
     live.process.metrics.subscribed(live.route.path, 1)
     try:
-        await serving.begin(opener)
+        await serving.begin(is_exempt=is_exempt)
         with live.upstream.pool.hearing(key.principal, serving, serving.uris):
             yield serving.stream
     finally:
@@ -117,10 +116,10 @@ class Subscription:
         """The resources that the client wants to hear of."""
         return self._filter.resourceSubscriptions
 
-    async def begin(self, opener: Opener = GATEWAY) -> None:
+    async def begin(self, *, is_exempt: bool = True) -> None:
         """Subscribe and acknowledge; raises what opening a session raises."""
         # Opening a session also shows the credential to the upstream: nothing is sent to a client with a forged one.
-        self._session = await self._open(opener)
+        self._session = await self._open(is_exempt=is_exempt)
         params = {"_meta": self._meta, "notifications": self._acknowledged_filter}
         self.stream.send(jsonrpc.notification(mcp.ACKNOWLEDGED, params))
         self._is_acknowledged = True
@@ -181,10 +180,10 @@ class Subscription:
 
     # -- the session ----------------------------------------------------------------------------------------------
 
-    async def _open(self, opener: Opener) -> Session:
+    async def _open(self, *, is_exempt: bool = True) -> Session:
         """A session with all subscriptions; when this returns, `_topics` holds them."""
         pool = self._live.upstream.pool
-        session = await pool.open(self._key, self._headers, opener)
+        session = await pool.open(self._key, self._headers, is_exempt=is_exempt)
         session.watch(self)
         try:
             await self._subscribe(session)
@@ -256,7 +255,7 @@ class Subscription:
         while world.monotonic() < deadline and not self._live.upstream.pool.closed:
             await asyncio.sleep(next(pauses))
             try:
-                session = await self._open(GATEWAY)
+                session = await self._open()
             except Refused:
                 return None
             except GatewayError as exc:

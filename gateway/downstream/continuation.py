@@ -52,8 +52,6 @@ class Continuation:
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
         incoming, envelope = round_.incoming, self.opened(round_)
-        # The upstream asked in a call of this principal, or worked on it, or there would be no state.
-        round_.live.upstream.pool.prove(round_.key.principal)
         if incoming.span is not None:
             incoming.span.note("round", envelope.round + 1)
             incoming.span.link(envelope.trace or b"")

@@ -87,9 +87,11 @@ class Dispatcher:
 
     async def _listen(self, round_: Round) -> Replied:
         """Serve a subscription."""
-        request, opener = round_.request, round_.opener
+        request = round_.request
         with round_.weigh():
-            async with subscription.subscription(round_.live, request, round_.key, round_.headers, opener) as stream:
+            async with subscription.subscription(
+                round_.live, request, round_.key, round_.headers, is_exempt=round_.is_exempt
+            ) as stream:
                 round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
                 return await round_.write(stream)
 
@@ -125,8 +127,8 @@ class Dispatcher:
     async def _shake(self, round_: Round) -> Handshake:
         """Return what the upstream says of itself to a caller whom it accepts."""
         pool, key, headers = round_.live.upstream.pool, round_.key, round_.headers
-        await pool.authorise(key, headers, opener=round_.opener)
-        return await pool.handshake(key, headers, round_.opener)
+        await pool.authorise(key, headers, is_exempt=round_.is_exempt)
+        return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
 
     def _discovered(self, round_: Round, shaken: Handshake) -> Awaitable[Replied]:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
@@ -154,7 +156,7 @@ class Dispatcher:
     def _check(self, round_: Round) -> Awaitable[None]:
         """Check the arguments of a call that its headers may have to repeat."""
         pool, values = round_.live.upstream.pool, round_.incoming.values
-        return tool_schemas.check(pool, round_.key, round_.request, values, round_.headers, round_.opener)
+        return tool_schemas.check(pool, round_.key, round_.request, values, round_.headers, is_exempt=round_.is_exempt)
 
     def _checked(self, round_: Round, _: None) -> Awaitable[Replied]:
         """Begin a call whose headers repeat its arguments as they should."""
@@ -162,7 +164,7 @@ class Dispatcher:
 
     def _look_up(self, ticket: CacheKey, round_: Round) -> Awaitable[bytes | None]:
         """Look for a list in the cache."""
-        return round_.live.upstream.pool.kept(ticket, round_.headers, round_.opener)
+        return round_.live.upstream.pool.kept(ticket, round_.headers, is_exempt=round_.is_exempt)
 
     def _looked_up(self, round_: Round, cached: bytes | None) -> Awaitable[Replied]:
         """Answer with a list from the cache, if it is there."""

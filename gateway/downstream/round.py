@@ -20,7 +20,6 @@ from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Envelope
-from gateway.sessions.assignment import Opener
 from gateway.sessions.call import PoolKey
 from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
@@ -45,9 +44,9 @@ class Round(ClientCall, eq=False, kw_only=True):
     is_counted: bool = False
 
     @property
-    def opener(self) -> Opener:
-        """Return what the limits on new sessions depend on; a further round is never refused by them."""
-        return Opener(self.caller.address, self.request.request_state is not None)
+    def is_exempt(self) -> bool:
+        """Whether the round may open a session however many are opened, because it continues a call."""
+        return self.request.request_state is not None
 
     @property
     def seconds_left(self) -> float | None:

@@ -15,10 +15,12 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
-from gateway.sessions import pool_errors
 from gateway.telemetry import Metrics
 
 _SWEEP_SECONDS: Final = 1.0
+_UNPROVEN_PART: Final = 10
+"""One in so many sessions may be uninitialized."""
+_LEAST_UNPROVEN: Final = 8
 
 
 class SessionTable:
@@ -29,8 +31,8 @@ class SessionTable:
         metrics.watch_budget(self.budget.name, self.budget.status)
         self._metrics = metrics
         self._sessions: dict[str, FrontSession] = {}
-        self._counts: Counter[tuple[str, ...] | tuple[str, bytes]] = Counter()
-        """By the path of a route, alone or with a principal or an address."""
+        self._counts: Counter[tuple[str] | tuple[str, bytes]] = Counter()
+        """By the path of a route, alone or with a principal."""
         self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, "session sweeper of legacy clients")
 
     def find(self, name: str) -> FrontSession | None:
@@ -55,9 +57,7 @@ class SessionTable:
     def _check(self, live: LiveRoute, caller: Caller) -> None:
         """Raise Busy if a cap is reached."""
         route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
-        path, per_address = route.path, sessions.max_per_address
-        if per_address is not None and caller.address and self._counts[path, caller.address] >= per_address:
-            raise pool_errors.too_many_of_address(route)
+        path = route.path
         if self._counts[path, caller.principal] >= sessions.max_per_principal:
             raise Busy(
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
@@ -68,19 +68,23 @@ class SessionTable:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
         self._check_unproven(live)
-        pool.take_opening(caller.principal, caller.address)
+        pool.take_opening()
 
     def _check_unproven(self, live: LiveRoute) -> None:
-        """Raise Busy if uninitialized sessions have all the places of newcomers: opening such a one costs nothing."""
-        path, most = live.route.path, live.upstream.pool.most_of_newcomers
+        """Raise Busy if too many sessions are uninitialized: opening such a one costs nothing."""
+        path, most = live.route.path, max(live.upstream.pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
         if self._counts[path,] >= most:
             sessions = self._sessions.values()
             if sum(session.is_unproven and session.live.route.path == path for session in sessions) >= most:
-                raise pool_errors.busy(live.route, is_newcomer=True)
+                raise Busy(
+                    "Streams whose clients have sent no `initialize` have a tenth of the places for sessions on route "
+                    f"{path}; call later",
+                    status=503,
+                )
 
     def _count(self, session: FrontSession, change: int) -> None:
         path, caller = session.live.route.path, session.caller
-        for key in ((path,), (path, caller.principal), (path, caller.address)):
+        for key in ((path,), (path, caller.principal)):
             self._counts[key] += change
             if not self._counts[key]:
                 del self._counts[key]

@@ -1,7 +1,6 @@
-"""Token buckets by key: how often a caller may do what costs others."""
+"""A token bucket: how often something may be done that costs others."""
 
-from collections.abc import Callable, Hashable
-from itertools import islice
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway import world
@@ -15,36 +14,21 @@ class Rate(NamedTuple):
     burst: int
 
 
-class RateLimit:
-    """One token bucket for each key; a key that it does not know has a full bucket.
-
-    It keeps only buckets that are not full, so its memory is bounded by what the callers do, not by who they are.
-    """
+class TokenBucket:
+    """One bucket, which is full at first."""
 
     def __init__(self, rate: InForce[Rate], clock: Callable[[], float] | None = None) -> None:
         self._rate = rate
         self._clock = clock or world.monotonic
-        self._full_at: dict[Hashable, float] = {}
-        """When each bucket will be full; the least recently used first."""
+        self._full_at = 0.0
+        """When it will be full."""
 
-    def __len__(self) -> int:
-        return len(self._full_at)
-
-    def wait_seconds(self, key: Hashable) -> float:
-        """Return how long this key has to wait for a token; 0 if there is one."""
-        now, rate = self._clock(), self._rate.value
-        missing = max(0.0, self._full_at.get(key, now) - now) * rate.per_second
+    def wait_seconds(self) -> float:
+        """Return how long it takes until there is a token; 0 if there is one."""
+        rate = self._rate.value
+        missing = max(0.0, self._full_at - self._clock()) * rate.per_second
         return max(0.0, missing + 1 - rate.burst) / rate.per_second
 
-    def take(self, key: Hashable) -> None:
+    def take(self) -> None:
         """Take a token, even if there is none: then the next wait is longer."""
-        now, rate = self._clock(), self._rate.value
-        self._full_at[key] = max(now, self._full_at.pop(key, now)) + 1 / rate.per_second
-        self._forget_full(now)
-
-    def _forget_full(self, now: float) -> None:
-        """Look at the two least recently used buckets, so that the table shrinks whenever it could have grown."""
-        for key in tuple(islice(self._full_at, 2)):
-            full_at = self._full_at.pop(key)
-            if full_at > now:
-                self._full_at[key] = full_at
+        self._full_at = max(self._clock(), self._full_at) + 1 / self._rate.value.per_second

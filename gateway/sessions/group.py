@@ -36,14 +36,11 @@ class Group(Queue[S]):
         key: PoolKey,
         *,
         is_affine: bool,
-        prove: Callable[[bytes], None] = lambda _: None,
         may_be_stale: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_affine`: all calls go to one session (`sessions.affinity: principal`)."""
         super().__init__(key.principal, is_affine=is_affine)
         self.key = key
-        self.prove = prove
-        """To be told the principal when the upstream has answered one of its calls, or asks in one."""
         self.may_be_stale = may_be_stale
         """To be told that one of its sessions may be of no use any more."""
         self.shaken: Handshake | None = None
@@ -132,14 +129,13 @@ class Groups(dict[PoolKey, Group[S]]):
         self,
         *,
         is_affine: bool,
-        prove: Callable[[bytes], None] = lambda _: None,
         may_be_stale: Callable[[], None] = lambda: None,
         made: Callable[[], None] = lambda: None,
     ) -> None:
-        """`prove` and `may_be_stale` are as in `Group`; `made` is called when there is one more group."""
+        """`may_be_stale` is as in `Group`; `made` is called when there is one more group."""
         super().__init__()
         self._is_affine = is_affine
-        self._prove, self._may_be_stale, self._made = prove, may_be_stale, made
+        self._may_be_stale, self._made = may_be_stale, made
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
 
@@ -149,7 +145,7 @@ class Groups(dict[PoolKey, Group[S]]):
         if group is None:
             self._made()
             is_affine = self._is_affine or bool(key.pin)
-            group = self[key] = Group(key, is_affine=is_affine, prove=self._prove, may_be_stale=self._may_be_stale)
+            group = self[key] = Group(key, is_affine=is_affine, may_be_stale=self._may_be_stale)
         group.used = world.monotonic()
         return group
 

@@ -180,8 +180,6 @@ class HearingSession:
             # The call's own response proves that its credential was accepted. A message that comes while the POST is
             # pending, or on the side stream, may be about anything.
             self._prove(call.headers)
-        if not isinstance(event, on.Failed):
-            self.group.prove(self.group.principal)
         call.listener.hear(event)
         return is_answer
 

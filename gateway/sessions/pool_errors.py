@@ -7,19 +7,8 @@ from gateway.protocol.errors import Busy, CallLost, CannotAsk, NoHandshake, NoLe
 from gateway.telemetry import SessionLimit
 
 
-def too_many_of_principal(route: Route, seconds: float) -> Busy:
-    """One principal opens sessions too fast."""
-    return Busy(
-        f"You open sessions on route {route.path} faster than sessions.new_per_second_per_principal allows; repeat "
-        "the same clientInfo and capabilities in every request, so that a session can be used again, or call later",
-        status=429,
-        retry_after_seconds=math.ceil(seconds),
-        limit=SessionLimit.PRINCIPAL_RATE,
-    )
-
-
-def too_many_of_route(route: Route, seconds: float) -> Busy:
-    """All principals together open sessions too fast."""
+def too_many_at_once(route: Route, seconds: float) -> Busy:
+    """Sessions are opened too fast."""
     by_command = route.upstream.command is not None
     name = SessionLimit.CHILD_RATE if by_command else SessionLimit.RATE
     return Busy(
@@ -31,27 +20,8 @@ def too_many_of_route(route: Route, seconds: float) -> Busy:
     )
 
 
-def too_many_of_address(route: Route) -> Busy:
-    """One address has all the sessions that it may have, and none of them is idle."""
-    return Busy(
-        f"Your address has as many sessions on route {route.path} as one address may have "
-        "(sessions.max_per_address); end a call or a subscription, or call later",
-        status=429,
-        limit=SessionLimit.ADDRESS,
-    )
-
-
-def busy(route: Route, *, is_newcomer: bool = False, is_pinned: bool = False) -> Busy:
-    """No session came free in time; `is_newcomer` if only the reserve of newcomers was used up.
-
-    `is_pinned`: the client has one session, to which its state leads.
-    """
-    if is_newcomer:
-        return Busy(
-            f"The upstream of route {route.path} has not answered a call with your credential yet, and the sessions "
-            "for such callers (sessions.max_newcomers) are in use; call later",
-            status=503,
-        )
+def busy(route: Route, *, is_pinned: bool = False) -> Busy:
+    """No session came free in time; `is_pinned`: the client has one session, to which its state leads."""
     if is_pinned or route.sessions.affinity == "principal":
         whose, why = ("client", "dialects: [sep-1655]") if is_pinned else ("principal", "sessions.affinity: principal")
         return Busy(

@@ -21,7 +21,6 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError
 from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
-from gateway.sessions.assignment import Opener
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
@@ -165,8 +164,8 @@ class TaskCall(UpstreamCall):
         context, session = self._context, self._reserved_session()
         if session is not None:
             return session
-        headers, opener = context.headers, Opener(context.address, self._is_continued)
-        session = self._session = await context.live.upstream.pool.open(context.key, headers, opener)
+        headers, is_exempt = context.headers, self._is_continued
+        session = self._session = await context.live.upstream.pool.open(context.key, headers, is_exempt=is_exempt)
         context.runs_in(session)
         await context.live.upstream.pool.prepare(session, context.request.said.log_level, headers)
         return session

@@ -59,13 +59,6 @@ class RouteStatus(Struct, frozen=True, kw_only=True):
     subscriptions: int
     client_sessions: int = 0
     """Sessions of legacy clients that end at the gateway, because it changes the transport."""
-    newcomers: int = 0
-    """Sessions of callers whose calls the upstream has never answered, without idle ones."""
-    newcomers_limit: int = 0
-    of_one_address: int = 0
-    """Sessions of the address that has the most."""
-    of_one_address_limit: int = 0
-    """0: no limit."""
     mirrored: int = 0
     """Calls of legacy clients at a modern server."""
     tasks: int = 0

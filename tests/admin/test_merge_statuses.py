@@ -96,9 +96,8 @@ def test_children_are_added_up_where_there_are_any() -> None:
     assert children(None, None) == (None, None)
 
 
-def test_every_number_of_a_route_is_added_up_but_those_of_one_address() -> None:
+def test_every_number_of_a_route_is_added_up() -> None:
     numbers = [field.name for field in fields(RouteStatus) if field.type is int]
     parts = [status_of(routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
     (row,) = together(status_of(), parts).routes
-    expected = {**dict.fromkeys(numbers, 3), "of_one_address": 2, "of_one_address_limit": 1}
-    assert {name: getattr(row, name) for name in numbers} == expected
+    assert {name: getattr(row, name) for name in numbers} == dict.fromkeys(numbers, 3)

@@ -25,8 +25,8 @@ from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from gateway.routes import deadlines
 from gateway.runtime import throttle
 from gateway.seal import client_state, peer_messages
-from gateway.sessions import assignment, list_cache, own_answers
-from gateway.sessions.pool import checkout, pool
+from gateway.sessions import list_cache, own_answers
+from gateway.sessions.pool import pool
 from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
@@ -76,8 +76,6 @@ FIXED = [
             f"an id of {size(own_answers._MAX_ID_BYTES)}",
         ],
     ),
-    ("sessions of all callers together whose calls", [f"at least {checkout._LEAST_NEWCOMERS}"]),
-    ("callers without a session of whom", [count(assignment._PROVEN_KEPT)]),
     ("URIs of one subscription", [count(subscription._MAX_URIS)]),
     ("content of a change beside its URI", [size(subscription._MAX_PARAMS_BYTES)]),
     (

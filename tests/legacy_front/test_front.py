@@ -561,8 +561,8 @@ async def test_a_refused_credential_is_a_status_so_that_the_client_signs_in(
 
 async def test_streams_without_a_session_leave_places_for_others(begin: Start, upstream: FakeUpstream) -> None:
     over_http = {"route": {"upstream": {"url": upstream.url, "transport": "streamable-http"}}}
-    stand = await begin(**over_http, sessions={"max_newcomers": 2})
-    strangers = [await SseClient(stand, authorization=f"Bearer {number}").connect() for number in range(2)]
+    stand = await begin(**over_http, sessions={"max": 20})
+    strangers = [await SseClient(stand, authorization=f"Bearer {number}").connect() for number in range(8)]
     refused = await SseClient(stand).http.get(stand.url, headers={"Accept": "text/event-stream"})
     assert refused.status == 503
     refused.close()

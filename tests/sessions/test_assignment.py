@@ -1,6 +1,6 @@
 """Which request gets a session, and which session is closed to make room for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +11,16 @@ from gateway.sessions.assignment import (
     Join,
     Limits,
     Open,
-    Opener,
-    PrincipalQuota,
     Queue,
-    Refuse,
+    Quota,
     Request,
     Reuse,
     assign,
     reusable,
 )
+
+NOBODY: Any = None
+"""The future of a request that nobody awaits."""
 
 
 class FakeSession:
@@ -32,11 +33,6 @@ class FakeSession:
         self.has_room = False
         self.joiners: list[str] = []
         self.shared: Any = self
-
-
-def address(words: Sequence[str]) -> str:
-    """The address among the words of a step, which begins with an @."""
-    return next((word[1:] for word in words if word.startswith("@")), "")
 
 
 class Scene:
@@ -64,10 +60,7 @@ class Scene:
     def start(self, name: str, group: str, *words: str) -> None:
         session = self.sessions[name] = FakeSession(name)
         self.group_of[name] = self.group(group)
-        self.capacity.opened(session, self.group(group), is_fresh="fresh" in words, address=address(words))
-
-    def prove(self, principal: str) -> None:
-        self.capacity.prove(principal.encode())
+        self.capacity.opened(session, self.group(group), is_fresh="fresh" in words)
 
     def rest(self, name: str) -> None:
         self.capacity.rested(self.sessions[name], self.group_of[name])
@@ -84,9 +77,7 @@ class Scene:
             setattr(self.sessions[name], word, ["a joiner"] * value if word == "joiners" else value)
 
     def wait(self, name: str, group: str, *words: str) -> None:
-        opener = Opener(address(words), is_exempt="exempt" in words)
-        request = Request(self.group(group), lambda _: None, is_fresh="fresh" in words, opener=opener)
-        self.requests[name] = request
+        request = self.requests[name] = Request(self.group(group), NOBODY, is_fresh="fresh" in words)
         self.capacity.add(request)
 
     def leave(self, name: str) -> None:
@@ -107,8 +98,6 @@ class Scene:
             said = f"{name} reuses {found.session.name}"
         elif isinstance(found, Join):
             said = f"{name} joins {found.owner.name}"
-        elif isinstance(found, Refuse):
-            said = f"{name} is refused"
         elif isinstance(found, Open):
             said = f"{name} opens"
             if found.evicted is not None:
@@ -116,7 +105,7 @@ class Scene:
                 said += f" for {found.evicted.name}"
             opened_for = next(name for name, each in self.groups.items() if each is found.request.group)
             words = ["fresh"] * found.request.is_fresh
-            self.open(f"s-{name}", opened_for, *words, f"@{found.request.opener.address}")
+            self.open(f"s-{name}", opened_for, *words)
         self.leave(name)
         return said
 
@@ -126,8 +115,6 @@ class Scene:
 
 
 ROOMY = Limits(9, 9)
-RESERVE = Limits(9, 9, newcomers=1)
-OF_ADDRESS = Limits(9, 9, per_address=1)
 
 CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     "nothing waits": (ROOMY, ["open s1 a/x", "rest s1"], "a/x", []),
@@ -171,97 +158,6 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
     "requests of a group are served in the order of their arrival": (
         Limits(1, 1),
         ["open s1 a/x", "wait r1 a/x", "wait r2 a/x", "rest s1"],
-        "a/x",
-        ["r1 reuses s1"],
-    ),
-    "newcomers wait while their reserve is in use": (RESERVE, ["open s1 n/x", "wait r1 m/x"], "m/x", []),
-    "a newcomer cannot have two sessions of the reserve either": (
-        RESERVE,
-        ["open s1 n/x", "wait r1 n/x"],
-        "n/x",
-        [],
-    ),
-    "a proven principal passes newcomers that wait for their reserve": (
-        RESERVE,
-        ["prove a", "open s1 n/x", "wait r1 m/x", "wait r2 a/x"],
-        "a/x",
-        ["r2 opens"],
-    ),
-    "the idle session of a newcomer makes room for another one": (
-        RESERVE,
-        ["open s1 n/x", "rest s1", "wait r1 m/x"],
-        "m/x",
-        ["r1 opens for s1"],
-    ),
-    "the idle session of a proven principal makes no room in the reserve": (
-        RESERVE,
-        ["prove a", "open s1 a/x", "rest s1", "open s2 n/x", "wait r1 m/x"],
-        "m/x",
-        [],
-    ),
-    "the sessions of a principal leave the reserve once it is proven": (
-        RESERVE,
-        ["open s1 n/x", "wait r1 m/x", "prove n"],
-        "m/x",
-        ["r1 opens"],
-    ),
-    "a newcomer that waits is served once it is proven": (
-        RESERVE,
-        ["open s1 n/x", "wait r1 m/x", "prove m"],
-        "m/x",
-        ["r1 opens"],
-    ),
-    "a principal stays proven without a session": (
-        RESERVE,
-        ["open s1 a/x", "prove a", "close s1", "open s2 n/x", "wait r1 a/x"],
-        "a/x",
-        ["r1 opens"],
-    ),
-    "a session that ends leaves the reserve": (
-        RESERVE,
-        ["open s1 n/x", "wait r1 m/x", "close s1"],
-        "m/x",
-        ["r1 opens"],
-    ),
-    "newcomers and proven principals take turns": (
-        Limits(2, 9, newcomers=2),
-        ["prove a", "open s1 z/x", "open s2 z/x", "wait r1 n/x", "wait r2 a/x", "wait r3 m/x", "close s1", "close s2"],
-        "z/x",
-        ["r1 opens", "r2 opens"],
-    ),
-    "an address that has its sessions is refused at once": (
-        OF_ADDRESS,
-        ["open s1 a/x @1", "wait r1 b/x @1", "wait r2 c/x @2"],
-        "b/x",
-        ["r1 is refused", "r2 opens"],
-    ),
-    "the idle session that an address opened makes room for it": (
-        OF_ADDRESS,
-        ["open s0 z/x @2", "rest s0", "open s1 a/x @1", "rest s1", "wait r1 b/x @1"],
-        "b/x",
-        ["drop s1", "r1 opens"],
-    ),
-    "a busy session makes no room for its address": (
-        OF_ADDRESS,
-        ["open s1 a/x @1", "rest s1", "use s1", "wait r1 b/x @1"],
-        "b/x",
-        ["r1 is refused"],
-    ),
-    "a request that continues a call is not refused because of its address": (
-        OF_ADDRESS,
-        ["open s1 a/x @1", "wait r1 b/x @1 exempt"],
-        "b/x",
-        ["r1 opens"],
-    ),
-    "requests without an address are not counted": (
-        OF_ADDRESS,
-        ["open s1 a/x", "wait r1 a/x", "wait r2 b/x"],
-        "a/x",
-        ["r1 opens", "r2 opens"],
-    ),
-    "a session that another address may use again is none of its own": (
-        OF_ADDRESS,
-        ["open s1 a/x @1", "rest s1", "open s2 b/x @2", "wait r1 a/x @2"],
         "a/x",
         ["r1 reuses s1"],
     ),
@@ -425,7 +321,6 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
     capacity = scene.capacity
     capacity.evictable = Unsearched(capacity.evictable)
     capacity._eligible = Unsearched(capacity._eligible)
-    capacity._eligible_newcomers = Unsearched(capacity._eligible_newcomers)
     capacity._quotas = Unsearched(capacity._quotas)
     Unsearched.read = 0
     assert scene.assigned("w0/x") == "w0 opens for i0"
@@ -442,10 +337,10 @@ def capacity(per_principal: int = 9) -> Capacity[FakeSession]:
 
 
 def request(group: Group, *, is_fresh: bool = False) -> Request[FakeSession]:
-    return Request(group, lambda _: None, is_fresh=is_fresh)
+    return Request(group, NOBODY, is_fresh=is_fresh)
 
 
-def opener(quota: PrincipalQuota[FakeSession] | None) -> Request[FakeSession] | None:
+def opener(quota: Quota[FakeSession] | None) -> Request[FakeSession] | None:
     return next(iter(quota.openers)) if quota is not None else None
 
 
@@ -526,25 +421,3 @@ def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
     counted.closed(session, there)
     assert len(counted) == counted.count == len(counted.evictable) == len(here.waiting) == len(here.takers) == 0
     assert counted.next_quota() is None
-
-
-def test_the_principal_that_came_longest_ago_is_a_newcomer_again() -> None:
-    counted: Capacity[FakeSession] = Capacity(ROOMY, proven_kept=2)
-    counted.prove(b"a")
-    counted.prove(b"b")
-    counted.add(request(Group(b"a")))
-    counted.prove(b"c")
-    assert [counted.is_newcomer(principal) for principal in (b"a", b"b", b"c", b"d")] == [False, True, False, True]
-
-
-def test_nothing_is_kept_of_an_address_without_sessions() -> None:
-    counted, group, session = capacity(), Group(b"a"), FakeSession()
-    counted.opened(session, group, address="192.0.2.1")
-    assert counted.most_of_one_address == 1
-    counted.rested(session, group)
-    counted.closed(session, group)
-    assert counted.most_of_one_address == 0
-    assert not counted._addresses
-    assert not counted._address_of
-    assert not counted.newcomers
-    assert not counted.evictable_newcomers

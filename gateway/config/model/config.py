@@ -205,14 +205,6 @@ class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of sessions per route, in use or idle. A parked call uses one."""
     max_per_principal: Count = 1_100
     """Maximum number of sessions of one principal on one route."""
-    max_per_address: Count | None = None
-    """Maximum number of sessions on one route that requests from one client address opened, determined as in
-    `hold.max_calls_per_address`. null: no limit."""
-    max_newcomers: Count | None = None
-    """Maximum number of sessions on one route of all principals together whose calls the upstream has never answered.
-    null: a tenth of `max`, or half of `upstream.max_children`; at least 8."""
-    new_per_second_per_principal: PerSecond = 20.0
-    """How many sessions one principal may open per second on one route, after a burst of `max_per_principal`."""
     new_per_second: PerSecond = 200.0
     """How many sessions a route may open per second, after a burst of `max`."""
     idle_seconds: Seconds = 60.0

@@ -172,9 +172,6 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     and capabilities use one session while it lives, one after another."""
     max: Count | None = None
     max_per_principal: Count | None = None
-    max_per_address: Count | None = None
-    max_newcomers: Count | None = None
-    new_per_second_per_principal: PerSecond | None = None
     new_per_second: PerSecond | None = None
     idle_seconds: Seconds | None = None
     quarantine_seconds: Seconds | None = None

@@ -109,9 +109,12 @@ class Walker:
         self, key: str, section: dict[str, object], known: Mapping[str, inspect.Field], path: str
     ) -> str | None:
         """Refuse a key, and what is wrong with its value; return the missing key that was probably meant."""
-        meant = nearest(key, known)
+        gone = advice.GONE.get(key)
+        meant = nearest(key, known) if gone is None else None
         home = _home(key, known) if meant is None else None
-        if meant:
+        if gone:
+            hint = gone
+        elif meant:
             hint = f'did you mean "{meant}"?'
         elif home:
             hint = f"it is a key of {home}; move it there"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import inspect
 
+from gateway.config.parsing.advice import GONE
 from gateway.config.parsing.problems import Given, Problem, nearest
 
 _PREFIX = "GATEWAY_"
@@ -63,7 +64,8 @@ def _is_service_link(name: str, value: str) -> bool:
 
 def _unknown(name: str, places: Mapping[str, object]) -> str:
     meant = nearest(name.removeprefix(_PREFIX).upper(), (place.removeprefix(_PREFIX) for place in places))
-    hint = (
+    gone = GONE.get(name.rpartition("__")[2].lower())
+    hint = gone or (
         f'did you mean "{_PREFIX}{meant}"?'
         if meant
         else "set lists and routes in the file, with ${VAR} for their values"

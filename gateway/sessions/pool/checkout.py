@@ -8,6 +8,7 @@ quarantined until its call ends. Rule 3: a session that another process opened s
 """
 
 import asyncio
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,22 +18,18 @@ from gateway import world
 from gateway.config import Config, InForce, Route, RouteSettings
 from gateway.protocol.errors import Busy
 from gateway.runtime.coarse_timer import Alarm
+from gateway.runtime.rate_limit import Rate, TokenBucket
 from gateway.runtime.tasks import Tasks
 from gateway.sessions import assignment, pool_errors
-from gateway.sessions.assignment import GATEWAY, Capacity, Limits, Opener, Request
+from gateway.sessions.assignment import Capacity, Limits, Request
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group, Groups
-from gateway.sessions.pool.opening_rate import OpeningRate
 from gateway.sessions.session import Session
-from gateway.telemetry import Metrics, SessionLimit, SessionState
+from gateway.telemetry import Metrics, SessionState
 
 _BUSY: Final = SessionState.BUSY
 _IDLE: Final = SessionState.IDLE
 _SWEEP_SECONDS: Final = 1.0
-_NEWCOMERS_PART: Final = 10
-_NEWCOMER_CHILDREN_PART: Final = 2
-"""Children are few: a tenth of them would make the first callers wait for each other."""
-_LEAST_NEWCOMERS: Final = 8
 _STARTS: Final = max(os.cpu_count() or 1, 2)
 """Children that a route may start at the same time: of sixteen at once on two cores, all took longer than
 timeouts.handshake_seconds. A request that waits for a start may also get a session that comes free."""
@@ -53,16 +50,15 @@ class Checkout(ABC):
         self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, name)
         is_affine = self.route.sessions.affinity == "principal"
         self._groups: Groups[Session] = Groups(
-            is_affine=is_affine, prove=self.prove, may_be_stale=self._sweep_soon, made=self._sweep_later
+            is_affine=is_affine, may_be_stale=self._sweep_soon, made=self._sweep_later
         )
         self.group = self._groups.of
         """Returns the group of a key; makes it when it is new."""
         self._capacity: Capacity[Session] = Capacity(self._limits)
-        self._rate = OpeningRate(settings)
+        self._rate = TokenBucket(settings.part(_opening_rate))
         self._counts = metrics.sessions_by_state(self.route.path)
         self.closed = False
         settings.after_replace(self._change_limits)
-        self._show_newcomers()
 
     @abstractmethod
     def _session(self, group: Group[Session]) -> Session:
@@ -86,39 +82,10 @@ class Checkout(ABC):
     @property
     def _limits(self) -> Limits:
         starting = float("inf") if self.route.upstream.command is None else _STARTS
-        sessions = self._config.sessions
-        per_address = float("inf") if sessions.max_per_address is None else sessions.max_per_address
-        return Limits(self.most, sessions.max_per_principal, starting, self.most_of_newcomers, per_address)
-
-    @property
-    def most_of_newcomers(self) -> int:
-        """Sessions that principals may have whose calls the upstream has never answered."""
-        part = self.most // (_NEWCOMERS_PART if self.route.upstream.command is None else _NEWCOMER_CHILDREN_PART)
-        return min(self._config.sessions.max_newcomers or max(part, _LEAST_NEWCOMERS), self.most)
-
-    @property
-    def newcomers_in_use(self) -> int:
-        """Sessions of principals whose calls the upstream has never answered; idle ones make room."""
-        return self._capacity.newcomers - len(self._capacity.evictable_newcomers)
-
-    @property
-    def most_of_one_address(self) -> int:
-        """Sessions of the address that has the most; 0 without `sessions.max_per_address`."""
-        return self._capacity.most_of_one_address
-
-    def prove(self, principal: bytes) -> None:
-        """The upstream has answered a call of this principal, here or on another replica."""
-        if self._capacity.is_newcomer(principal):
-            self._capacity.prove(principal)
-            self._show_newcomers()
-            self._assign(None)
-
-    def _show_newcomers(self) -> None:
-        self._metrics.show_newcomers(self.route.path, self._capacity.newcomers, self.most_of_newcomers)
+        return Limits(self.most, self._config.sessions.max_per_principal, starting)
 
     def _change_limits(self, _: RouteSettings) -> None:
         self._capacity.change_limits(self._limits)
-        self._show_newcomers()
         if self._groups:
             self._sweep_later()
         for group in tuple(self._groups.values()):
@@ -146,10 +113,10 @@ class Checkout(ABC):
             self._drop(session)
         return None
 
-    async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, opener: Opener = GATEWAY) -> Session:
+    async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, is_exempt: bool = True) -> Session:
         """Wait for a session, which is yet to be opened if it is new; raises Busy."""
         future: asyncio.Future[Session | Busy] = asyncio.get_running_loop().create_future()
-        request = Request(group, future.set_result, future.set_result, is_fresh=is_fresh, opener=opener)
+        request = Request(group, future, is_fresh=is_fresh, is_exempt=is_exempt)
         self._capacity.add(request)
         self._assign(group)
         try:
@@ -166,10 +133,7 @@ class Checkout(ABC):
                 self._groups.forget_if_unused(group)
                 self._assign(group)
         if not future.done():
-            is_blocked = self._capacity.is_newcomer(group.principal) and self._capacity.lacks_newcomer_room
-            if is_blocked:
-                self._metrics.session_refused(self.route.path, SessionLimit.NEWCOMERS)
-            raise pool_errors.busy(self.route, is_newcomer=is_blocked, is_pinned=bool(group.key.pin))
+            raise pool_errors.busy(self.route, is_pinned=bool(group.key.pin))
         obtained = future.result()
         if isinstance(obtained, Busy):
             self._groups.forget_if_unused(group)
@@ -197,9 +161,6 @@ class Checkout(ABC):
             if isinstance(found, assignment.Drop):
                 self._remove(found.session)
                 continue
-            if isinstance(found, assignment.Refuse):
-                self._refuse(found.request, pool_errors.too_many_of_address(self.route))
-                continue
             if isinstance(found, assignment.Reuse):
                 session = found.session
                 self._capacity.occupied(session, session.group)
@@ -207,28 +168,36 @@ class Checkout(ABC):
             elif isinstance(found, assignment.Join):
                 session = self._session(found.owner.group)
                 session.join(found.owner)
-            elif (refusal := self._rate.take(found.request.group.principal, found.request.opener)) is not None:
-                self._refuse(found.request, refusal)
+            elif (refusal := self._take_token(is_exempt=found.request.is_exempt)) is not None:
+                self._capacity.remove(found.request)
+                found.request.outcome.set_result(refusal)
                 continue
             else:
                 if found.evicted is not None:
                     self._remove(found.evicted)
                 session = self._new(found.request)
             self._capacity.remove(found.request)
-            found.request.deliver(session)
+            found.request.outcome.set_result(session)
 
-    def _refuse(self, request: Request[Session], error: Busy) -> None:
-        self._metrics.session_refused(self.route.path, error.limit)
-        self._capacity.remove(request)
-        request.refuse(error)
+    def _take_token(self, *, is_exempt: bool) -> Busy | None:
+        """Take a token for a new session; return the error if there is none.
+
+        Each session costs the upstream several requests, or a process. A request that continues a call takes its token
+        too, but is never refused: its client would not come again, and the answers of a person would be lost.
+        """
+        seconds = 0 if is_exempt else self._rate.wait_seconds()
+        if seconds > 0:
+            refusal = pool_errors.too_many_at_once(self.route, seconds)
+            self._metrics.session_refused(self.route.path, refusal.limit)
+            return refusal
+        self._rate.take()
+        return None
 
     def _new(self, request: Request[Session]) -> Session:
         """A session that counts from now on, so that its room is taken before its handshake begins."""
         assert isinstance(request.group, Group)
         session = self._session(request.group)
-        address = request.opener.address
-        self._capacity.opened(session, session.group, is_fresh=request.is_fresh, address=address)
-        self._show_newcomers()
+        self._capacity.opened(session, session.group, is_fresh=request.is_fresh)
         self._move(session, _BUSY)
         return session
 
@@ -311,7 +280,6 @@ class Checkout(ABC):
     def _remove(self, session: Session) -> None:
         self._move(session, None)
         self._capacity.closed(session, session.group)
-        self._show_newcomers()
         self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")
 
     def forget_idle(self, key: PoolKey) -> None:
@@ -346,6 +314,16 @@ class Checkout(ABC):
         for group in tuple(self._groups.values()):
             for session in tuple(group.idle):
                 self._drop(session)
+
+
+def _opening_rate(settings: RouteSettings) -> Rate:
+    """A bucket that lets all permitted sessions be opened at once, and never less than those of a second."""
+    sessions, upstream = settings.config.sessions, settings.route.upstream
+    if upstream.command is not None:
+        per_second, most = upstream.new_children_per_second, upstream.max_children
+    else:
+        per_second, most = sessions.new_per_second, sessions.max
+    return Rate(per_second, max(most, math.ceil(per_second)))
 
 
 def _is_orderly(session: Session) -> bool:

@@ -22,7 +22,6 @@ from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions import pool_errors
-from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group
 from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
@@ -66,11 +65,10 @@ class Pool(Checkout):
         """Make a channel for a session that is not the pool's."""
         return self._connect()
 
-    def take_opening(self, principal: bytes, address: str) -> None:
-        """Count the opening of such a session against the rates of the route; raises Busy."""
-        refusal = self._rate.take(principal, Opener(address, is_exempt=False))
+    def take_opening(self) -> None:
+        """Count the opening of such a session against the rate of the route; raises Busy."""
+        refusal = self._take_token(is_exempt=False)
         if refusal is not None:
-            self._metrics.session_refused(self.route.path, refusal.limit)
             raise refusal
 
     @property
@@ -125,7 +123,8 @@ class Pool(Checkout):
         headers: Headers,
         own: Session | None = None,
         elsewhere: Upstream | None = None,
-        opener: Opener = GATEWAY,
+        *,
+        is_exempt: bool = True,
     ) -> None:
         """Have the upstream see this credential, unless it just has; raises Refused, and what a ping raises.
 
@@ -147,7 +146,7 @@ class Pool(Checkout):
             if not await _is_served(group, headers, own, adopted, where):
                 # No session is left: opening one shows the credential, too.
                 obtain = self.open if group.sessions else self.acquire
-                session = await obtain(key, headers, opener)
+                session = await obtain(key, headers, is_exempt=is_exempt)
                 try:
                     if not group.accepts(headers):
                         await session.ping(headers)
@@ -159,11 +158,11 @@ class Pool(Checkout):
                 f"{exc.message.partition(';')[0]}, so it is not known whether it accepts this credential; call again"
             ) from exc
 
-    async def handshake(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Handshake:
+    async def handshake(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Handshake:
         """What the upstream says of itself to this principal; opens a session only when it is not known yet."""
         group = self.group(key)
         if group.shaken is None:
-            session = await self.acquire(key, headers, opener)
+            session = await self.acquire(key, headers, is_exempt=is_exempt)
             self.release(session, clean=True)
             return session.shaken
         return group.shaken
@@ -175,12 +174,12 @@ class Pool(Checkout):
         found = place(key, request, headers) if self.route.cache.lists_seconds else None
         return CacheKey(found, self.group(key).generation) if found is not None else None
 
-    async def kept(self, cache_key: CacheKey, headers: Headers, opener: Opener = GATEWAY) -> bytes | None:
+    async def kept(self, cache_key: CacheKey, headers: Headers, *, is_exempt: bool = True) -> bytes | None:
         """A list from the cache, for a credential that the upstream accepts; raises as `authorise` does."""
         if self.lists.find(cache_key) is None:
             return None
         key = cache_key.place.key
-        await self.authorise(key, headers, opener=opener)
+        await self.authorise(key, headers, is_exempt=is_exempt)
         # The list may have changed while the upstream was asked.
         return self.lists.find(cache_key._replace(generation=self.group(key).generation))
 
@@ -190,23 +189,23 @@ class Pool(Checkout):
 
     # -- getting a session ------------------------------------------------------------------------------------------
 
-    async def acquire(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Session:
+    async def acquire(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Session:
         """A session for exclusive use: an idle one, a new one, or the next that comes free.
 
         With affinity it is the one session of the group.
-        Raises Busy when none came free in `timeouts.session_wait_seconds`, or when the `opener` may open none now, and
-        what opening one raises.
+        Raises Busy when none came free in `timeouts.session_wait_seconds`, or when none may be opened now unless it
+        `is_exempt`, and what opening one raises.
         """
         group = self.group(key)
-        session = self.take(group) or await self._obtain(group, opener=opener)
+        session = self.take(group) or await self._obtain(group, is_exempt=is_exempt)
         return session if session.opened else await self._open(session, headers)
 
-    async def open(self, key: PoolKey, headers: Headers, opener: Opener = GATEWAY) -> Session:
+    async def open(self, key: PoolKey, headers: Headers, *, is_exempt: bool = True) -> Session:
         """A new session, without the subscriptions, log level or lost stream of an earlier call.
 
         Raises as `acquire` does.
         """
-        return await self._open(await self._obtain(self.group(key), is_fresh=True, opener=opener), headers)
+        return await self._open(await self._obtain(self.group(key), is_fresh=True, is_exempt=is_exempt), headers)
 
     async def adopt(
         self, key: PoolKey, whereabouts: Upstream, headers: Headers, *, is_shared: bool = False

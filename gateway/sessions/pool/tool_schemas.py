@@ -16,7 +16,6 @@ from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.header_mismatch import HeaderValues
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import Params, Request
-from gateway.sessions.assignment import GATEWAY, Opener
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.pool.pool import Pool
@@ -81,7 +80,7 @@ def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
 
 
 async def check(  # noqa: PLR0913  (everything that a first round knows)
-    pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers, opener: Opener = GATEWAY
+    pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers, *, is_exempt: bool = True
 ) -> None:
     """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch.
 
@@ -89,27 +88,27 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     """
     group = pool.group(key)
     if not group.knows(request.target, headers):
-        await know(pool, key, headers, request.target, opener)
+        await know(pool, key, headers, request.target, is_exempt=is_exempt)
     mirrored = (group.tools or {}).get(request.target, _UNKNOWN).mirrored
     try:
         param_headers.check(mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
-        await pool.authorise(key, headers, opener=opener)
+        await pool.authorise(key, headers, is_exempt=is_exempt)
         raise
 
 
-async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str, opener: Opener = GATEWAY) -> None:
+async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str, *, is_exempt: bool = True) -> None:
     """List the tools of a group unless this one is known; a server without tools/list repeats no argument."""
     try:
-        await _know(pool, key, headers, tool, opener)
+        await _know(pool, key, headers, tool, is_exempt=is_exempt)
     except SessionLost:
         pool.forget_idle(key)
-        await _know(pool, key, headers, tool, opener)
+        await _know(pool, key, headers, tool, is_exempt=is_exempt)
 
 
-async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str, opener: Opener) -> None:
+async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str, *, is_exempt: bool) -> None:
     group = pool.group(key)
-    session = await pool.acquire(key, headers, opener)
+    session = await pool.acquire(key, headers, is_exempt=is_exempt)
     clean = False
     try:
         if not group.knows(tool, headers):

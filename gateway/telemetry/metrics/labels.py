@@ -116,11 +116,8 @@ class SessionState(StrEnum):
 class SessionLimit(StrEnum):
     """The limits that refuse a request for a new session, by their keys in the configuration."""
 
-    PRINCIPAL_RATE = "sessions.new_per_second_per_principal"
     RATE = "sessions.new_per_second"
     CHILD_RATE = "upstream.new_children_per_second"
-    ADDRESS = "sessions.max_per_address"
-    NEWCOMERS = "sessions.max_newcomers"
 
 
 UPSTREAM_FAILURES: Final = (

@@ -26,14 +26,6 @@ class Saturation:
             "Maximum of `mcp_gateway_held_calls_of_one_address`; +Inf without a limit.",
         )
         self.sessions_limit = gauge("sessions_limit", "Maximum number of upstream sessions.", "route")
-        self.sessions_of_one = gauge(
-            "sessions_of_one_address", "Sessions that the client address with the most has opened.", "route"
-        )
-        self.sessions_of_one_limit = gauge(
-            "sessions_of_one_address_limit",
-            "Maximum of `mcp_gateway_sessions_of_one_address`; +Inf without a limit.",
-            "route",
-        )
         self.children_limit = gauge("children_limit", "Maximum of `mcp_gateway_children`.", "route")
         self._certificate = gauge(
             "certificate_expiry_timestamp_seconds", "When a configured certificate expires, by its key.", "key"
@@ -58,6 +50,6 @@ class Saturation:
 
     def refresh(self) -> None:
         """Set the gauges."""
-        for of_route in (self.sessions_limit, self.sessions_of_one, self.sessions_of_one_limit, self.children_limit):
+        for of_route in (self.sessions_limit, self.children_limit):
             of_route.clear()  # a reload may have removed a route
         self._fill(self)

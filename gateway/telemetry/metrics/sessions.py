@@ -21,12 +21,6 @@ class SessionMetrics(Series):
             *("route", "limit"),
             zero=(SessionLimit,),
         )
-        self._newcomers = self._gauge(
-            "newcomer_sessions", "Sessions of principals whose calls the upstream has never answered.", "route"
-        )
-        self._newcomers_limit = self._gauge(
-            "newcomer_sessions_limit", "Maximum of `mcp_gateway_newcomer_sessions`.", "route"
-        )
         self._opened = self._counter("sessions_opened_total", "Upstream sessions opened.", "route", zero=())
         self._lost = self._counter(
             "sessions_lost_total", "Upstream sessions that the upstream forgot.", "route", zero=()
@@ -66,11 +60,6 @@ class SessionMetrics(Series):
     def sessions(self, route: str) -> dict[str, int]:
         """Return a route's sessions by state."""
         return {state.value: self._sessions.value(route, state) for state in SessionState}
-
-    def show_newcomers(self, route: str, sessions: int, limit: int) -> None:
-        """Show the sessions of principals whose calls the upstream has never answered."""
-        self._newcomers[route,].set(sessions)
-        self._newcomers_limit[route,].set(limit)
 
     def relayed(self, route: str, change: int) -> None:
         """Add (1) or remove (-1) a session of a legacy client that ends at the gateway."""

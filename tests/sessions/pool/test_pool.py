@@ -21,9 +21,8 @@ from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import ask, later
+from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.status import told
 from tests.support.workbench import ALL, Client, Stand, configuration, eventually
 
 
@@ -179,88 +178,6 @@ async def test_a_principals_own_idle_session_makes_room_for_it(upstream: FakeUps
     for capabilities in kinds:
         assert (await stand.client(capabilities=capabilities).call()).text == "done"
     assert len(await upstream.saw("DELETE", 2)) == 2
-
-
-async def test_a_client_that_invents_credentials_leaves_sessions_for_callers_that_the_upstream_has_served(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(sessions={"max": 10, "max_newcomers": 3}, timeouts={"session_wait_seconds": 0.2})
-    ada, bob = stand.client("Bearer ada"), stand.client("Bearer bob")
-    assert (await ada.call()).text == "done"
-    gate, loop = Gate(upstream), asyncio.get_running_loop()
-
-    async def prompt(turn: Turn) -> None:
-        await gate.go.wait()
-        turn.reply(200, {"jsonrpc": "2.0", "id": turn.id, "result": {"messages": []}})
-
-    upstream.on("prompts/get", prompt)
-    strangers = [stand.client(f"Bearer {number}") for number in range(12)]
-    invented = [loop.create_task(each.post("prompts/get", {"name": "p"})) for each in strangers]
-    await upstream.saw("prompts/get", 3)
-    assert stand.metric("mcp_gateway_newcomer_sessions") == stand.metric("mcp_gateway_newcomer_sessions_limit") == 3
-    known = [loop.create_task(ada.call()) for _ in range(3)]
-    await upstream.saw("tools/call", 4)
-    refused = await bob.call()
-    assert refused.outcome == (503, -32603, "busy")
-    assert "sessions.max_newcomers" in refused.error["message"]
-    route = (await told(stand)).routes[0]
-    assert (route.newcomers, route.newcomers_limit) == (3, 3)
-    gate.go.set()
-    assert [reply.text for reply in await asyncio.gather(*known)] == ["done"] * 3
-    assert (await bob.call()).text == "done"
-    assert {reply.status for reply in await asyncio.gather(*invented)} == {200, 503}
-    assert stand.metric("mcp_gateway_sessions_refused_total", limit="sessions.max_newcomers") >= 1
-
-
-async def test_a_question_proves_its_caller_so_that_any_number_of_first_calls_can_be_held(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(sessions={"max_newcomers": 1})
-    upstream.tool(ask)
-    client = stand.client()
-    asked = await asyncio.gather(*(client.call() for _ in range(20)))
-    assert stand.held == 20
-    assert stand.metric("mcp_gateway_newcomer_sessions") == 0
-    assert all([(await client.answer(each)).text for each in asked])
-
-
-async def test_an_error_of_the_upstream_does_not_prove_a_caller(upstream: FakeUpstream, begin: Start) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(200, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32602, "message": "no"}})
-
-    upstream.on("prompts/get", refuse)
-    stand = await begin()
-    client = stand.client()
-    assert "error" in (await client.post("prompts/get", {"name": "p"})).final
-    assert stand.metric("mcp_gateway_newcomer_sessions") == 1
-    assert (await client.post("tools/list")).status == 200
-    assert stand.metric("mcp_gateway_newcomer_sessions") == 0
-
-
-async def test_one_address_gets_its_share_of_the_sessions_whatever_credentials_it_invents(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(sessions={"max_per_address": 2}, principal={"trusted_proxies": ["127.0.0.0/8"]})
-    gate, loop = Gate(upstream), asyncio.get_running_loop()
-
-    def caller(number: int, address: str) -> Client:
-        headers = {"X-Forwarded-For": f"203.0.113.{number}, {address}"}
-        return stand.client(f"Bearer {number}", headers=headers)
-
-    held = [loop.create_task(caller(number, "2001:db8::1").call()) for number in range(2)]
-    await upstream.saw("tools/call", 2)
-    refused = await caller(2, "2001:db8::ffff:2").call()
-    assert refused.outcome == (429, -32603, "busy")
-    assert "sessions.max_per_address" in refused.error["message"]
-    other = loop.create_task(caller(3, "2001:db8:0:1::1").call())
-    await upstream.saw("tools/call", 3)
-    route = (await told(stand)).routes[0]
-    assert (route.of_one_address, route.of_one_address_limit) == (2, 2)
-    gate.go.set()
-    assert [reply.text for reply in await asyncio.gather(*held, other)] == ["done"] * 3
-    assert (await caller(2, "2001:db8::2").call()).text == "done", "an idle session of the address makes room"
-    assert len(await upstream.saw("DELETE")) == 1, "the server hears of its end"
-    assert stand.metric("mcp_gateway_sessions_refused_total", limit="sessions.max_per_address") == 1
 
 
 async def test_a_session_that_its_server_has_forgotten_is_not_ended(upstream: FakeUpstream, stand: Stand) -> None:
@@ -481,7 +398,7 @@ class Unsearched(Groups):
 
 
 async def test_a_release_does_not_search_the_groups() -> None:
-    bench = Bench(sessions={"max": 40, "max_per_principal": 1, "max_newcomers": 40})
+    bench = Bench(sessions={"max": 40, "max_per_principal": 1})
     bench.pool._alarm.stop()
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
     waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit

@@ -50,7 +50,6 @@ def exercised() -> Metrics:
     metrics.sealed()
     metrics.session_opened("/mcp")
     metrics.session_refused("/mcp", SessionLimit.RATE)
-    metrics.show_newcomers("/mcp", 3, 4)
     metrics.session_lost("/mcp")
     metrics.subscribed("/mcp", 1)
     metrics.tool_left_out("/mcp")
@@ -111,7 +110,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 46
+    assert len(families) == 44
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server|client)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

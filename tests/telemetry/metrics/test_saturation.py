@@ -26,9 +26,7 @@ def value(stand: Stand, name: str, **labels: str) -> float | None:
 
 async def test_the_use_of_each_limit_stands_beside_the_limit(upstream: FakeUpstream, begin: Start) -> None:
     upstream.tool(ask)
-    stand = await begin(
-        hold={"max_calls_per_address": 5}, limits={"connections": 99}, sessions={"max": 7, "max_per_address": 3}
-    )
+    stand = await begin(hold={"max_calls_per_address": 5}, limits={"connections": 99}, sessions={"max": 7})
     client = stand.client()
     asked = await client.call()
     route = {"route": "/mcp"}
@@ -39,8 +37,6 @@ async def test_the_use_of_each_limit_stands_beside_the_limit(upstream: FakeUpstr
     assert value(stand, "mcp_gateway_held_calls_of_one_address") == 1
     assert value(stand, "mcp_gateway_held_calls_of_one_address_limit") == 5
     assert value(stand, "mcp_gateway_sessions_limit", **route) == 7
-    assert value(stand, "mcp_gateway_sessions_of_one_address", **route) == 1
-    assert value(stand, "mcp_gateway_sessions_of_one_address_limit", **route) == 3
     metrics = stand.gateway.metrics._registry
     assert value_in(metrics, "children_limit", **route) is None, "the upstream is no command"
     assert json.loads((await client.answer(asked)).text) == ACCEPT

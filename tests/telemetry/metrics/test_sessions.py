@@ -34,13 +34,6 @@ def test_a_session_counts_when_it_opens_is_refused_or_is_lost() -> None:
     assert value(metrics, "sessions_lost_total") == 1
 
 
-def test_the_sessions_of_newcomers_stand_beside_their_limit() -> None:
-    metrics = SessionMetrics()
-    metrics.show_newcomers("/mcp", 3, 4)
-    assert value(metrics, "newcomer_sessions") == 3
-    assert value(metrics, "newcomer_sessions_limit") == 4
-
-
 def test_the_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
     metrics = SessionMetrics()
     for change in (1, 1, -1):
