@@ -274,7 +274,7 @@ def caching(config: Config) -> None:
 @says(
     "subscriptions.yaml",
     "Limits for subscriptions: how many streams one caller may keep open, and how soon the gateway cuts off a client "
-    "that stopped reading (docs/subscriptions.md).",
+    "that stopped reading (docs/caching.md).",
 )
 def subscriptions(config: Config) -> None:
     held = on_route(config, only(config))
