@@ -4,7 +4,7 @@ Rule 1: one call is in flight per session, so a request of the server belongs to
 one. Rule 2: a request that belongs to no call of a client never reaches a client (SEP-2260).
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -12,26 +12,11 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.exchange import input_requests, results
 from gateway.protocol import jsonrpc, mcp
+from gateway.sessions.call import Call
 
 _CHANGES: Final = frozenset({mcp.TOOLS_CHANGED, mcp.PROMPTS_CHANGED, mcp.RESOURCES_CHANGED, mcp.RESOURCE_UPDATED})
 _AMBIGUOUS: Final = "Several calls are in flight, and the request names none of them"
 _NO_CALL: Final = "No call is in flight that could ask (SEP-2260)"
-
-
-class InFlight(Protocol):
-    """What sorting needs to know of the call in flight."""
-
-    @property
-    def id(self) -> bytes:
-        """The JSON of its id."""
-
-    @property
-    def progress_token(self) -> bytes | None:
-        """The JSON of its progress token."""
-
-    @property
-    def is_own(self) -> bool:
-        """Whether the gateway asks on its own account."""
 
 
 Answer = on.Resulted | on.Failed
@@ -79,7 +64,7 @@ Meaning = ForCall | UnknownId | Ping | Unsolicited | Unanswerable | Change | Unr
 
 
 def meaning(
-    message: jsonrpc.Message, call: InFlight | None, *, can_ask: bool = True, is_ambiguous: bool = False
+    message: jsonrpc.Message, call: Call | None, *, can_ask: bool = True, is_ambiguous: bool = False
 ) -> Meaning:
     """What a message means while `call` is in flight.
 
@@ -101,12 +86,12 @@ def meaning(
     return on.Nested(message.id, method, message.params)
 
 
-def answers(message: jsonrpc.Message, call: InFlight | None) -> bool:
+def answers(message: jsonrpc.Message, call: Call | None) -> bool:
     """Whether a message carries the id of the call in flight as a response."""
     return call is not None and message.method is None and message.id == Raw(call.id)
 
 
-def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
+def answer(message: jsonrpc.Message, call: Call | None) -> Answer | None:
     """The response to the call in flight, if the message is one."""
     if answers(message, call):
         if isinstance(message.result, Raw):
@@ -116,7 +101,7 @@ def answer(message: jsonrpc.Message, call: InFlight | None) -> Answer | None:
     return None
 
 
-def plain_answer(data: bytes, call: InFlight | None) -> Answer | None:
+def plain_answer(data: bytes, call: Call | None) -> Answer | None:
     """The response to the call in flight if it has the usual form, and a result of a tool that is plain.
 
     Such a result is read once, and not copied. For all other messages, None says nothing. Raises UnicodeDecodeError.
@@ -130,14 +115,14 @@ def plain_answer(data: bytes, call: InFlight | None) -> Answer | None:
     return None
 
 
-def _notification(method: str, params: Raw | msgspec.UnsetType, call: InFlight | None) -> Meaning:
+def _notification(method: str, params: Raw | msgspec.UnsetType, call: Call | None) -> Meaning:
     if method in _CHANGES:
         return Change(method)
     return (_event(method, params, call) if call is not None else None) or Unrelated(method)
 
 
 def _event(
-    method: str, params: Raw | msgspec.UnsetType, call: InFlight
+    method: str, params: Raw | msgspec.UnsetType, call: Call
 ) -> on.Progressed | on.Logged | on.Withdrawn | None:
     try:
         opened = jsonrpc.fields(params) if isinstance(params, Raw) else {}

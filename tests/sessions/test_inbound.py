@@ -9,18 +9,10 @@ from msgspec import Raw
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.sessions import inbound
+from gateway.sessions.call import Call, OwnListener
 
-
-class InFlight(msgspec.Struct):
-    """The call that `inbound.meaning` is told of."""
-
-    id: bytes = b'"gw-1"'
-    progress_token: bytes | None = b"7"
-    is_own: bool = False
-
-
-CALL = InFlight()
-OWN = InFlight(is_own=True)
+CALL = Call(b'"gw-1"', b"", OwnListener(), b"7")
+OWN = Call(b'"gw-1"', b"", OwnListener(), b"7", is_own=True)
 NOT_CALLED = "No call is in flight that could ask (SEP-2260)"
 NAMELESS = "Several calls are in flight, and the request names none of them"
 
@@ -87,7 +79,7 @@ NESTED = ("Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?
         ({"method": mcp.PROGRESS, "params": {}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
         (
             {"method": mcp.PROGRESS, "params": {"progressToken": 7}},
-            InFlight(progress_token=None),
+            Call(b'"gw-1"', b"", OwnListener()),
             ("Unrelated", {"method": mcp.PROGRESS}),
         ),
         ({"method": mcp.PROGRESS, "params": {"progressToken": 7}}, None, ("Unrelated", {"method": mcp.PROGRESS})),
@@ -108,7 +100,7 @@ NESTED = ("Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?
         ({"method": "notifications/other"}, CALL, ("Unrelated", {"method": "notifications/other"})),
     ],
 )
-def test_a_message_means(members: dict[str, Any], call: InFlight | None, expected: tuple[str, Any]) -> None:
+def test_a_message_means(members: dict[str, Any], call: Call | None, expected: tuple[str, Any]) -> None:
     assert shown(inbound.meaning(message(**members), call)) == expected
 
 

@@ -3,69 +3,32 @@
 Rule: as long as nothing but the answer has come, what is read is kept as it came. When anything else comes, an event
 stream is followed (`follow`), message by message, and nothing of it is kept. Any other reply (an error, a body that is
 not the answer) goes to the coroutine that reads replies, from its beginning (`keep`). So does a stream that breaks,
-with the reason. This file decides nothing that `streamable_http` decides.
+with the reason. This file decides nothing that `resumable_channel` decides.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, Self, cast
+from typing import Final, Self, cast
 
 import msgspec
 
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
-from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
+from gateway.runtime.throttle import SMALL_BYTES, Arrival
 from gateway.upstream.channel import Headers, Hearer, Reading, Receive
-from gateway.upstream.http.resumption import Resumption
+from gateway.upstream.http.resumable_channel import Broken, ResumableChannel
 
 _NO_PARTS: Final[list[bytes]] = []
 """Of a reply that keeps none: never changed."""
 
 
-class Broken(NamedTuple):
-    """How a stream broke that was followed."""
-
-    cause: Exception | None
-    """None if the server ended it without the answer."""
-    retry_ms: int | None
-    """The pause that the stream asked for."""
-
-
-class Owner(Protocol):
-    """The channel of a reply."""
-
-    @property
-    def resumption(self) -> Resumption:
-        """Notes the ids of events."""
-
-    @property
-    def arriving(self) -> Throttle:
-        """Limits the unfinished messages of the upstream."""
-
-    @property
-    def drain_seconds(self) -> float:
-        """How long a stream may stay open after the answer."""
-
-    def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
-        """Send the request of a reply."""
-
-    def accepted(self, headers: Headers) -> None:
-        """The upstream has accepted the request."""
-
-    def request(self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply) -> Reading:
-        """Read a reply from its beginning."""
-
-    def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> Reading:
-        """Go on after a stream that broke."""
-
-
 class PlainReply(msgspec.Struct, eq=False):
     """One reply, a ReplyListener and a BegunReply."""
 
-    owner: Owner
+    owner: ResumableChannel
     message: bytes
     headers: Headers
     hearer: Hearer

@@ -1,20 +1,21 @@
-"""Reads the replies of one session over streamable HTTP, whose broken streams it resumes.
+"""Sends the requests of one session over streamable HTTP, whose replies it reads to the answer.
 
-A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.http.resumption`). `streamable_http` sends
-the requests.
+A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.http.resumption`). `streamable_http` has
+the rest of the session: its handshake, its standalone stream, its answers and its end.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import FOREIGN, mapped
+from gateway.http.upstream_client import FOREIGN, Prepared, mapped
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import RequestFailed
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused
@@ -36,6 +37,15 @@ def fixed_headers(version: str) -> Headers:
     return {**headers, mcp.PROTOCOL_VERSION: version} if version else headers
 
 
+class Broken(NamedTuple):
+    """How a stream broke that was read by callback."""
+
+    cause: Exception | None
+    """None if the server ended it without the answer."""
+    retry_ms: int | None
+    """The pause that the stream asked for."""
+
+
 class StreamCut(CallLost):
     """The event stream of a request ended before the answer, so the request may be resumed."""
 
@@ -45,7 +55,7 @@ class StreamCut(CallLost):
 
 
 class ResumableChannel(Channel):
-    """One session, as far as its replies are read."""
+    """The requests of one session."""
 
     __slots__ = (
         "_client",
@@ -53,10 +63,13 @@ class ResumableChannel(Channel):
         "_fixed",
         "_headers",
         "_note_accepted",
+        "_prepared",
+        "_reply_began",
         "_resumption",
         "_session_line",
         "_silence",
         "_upstream",
+        "forgotten",
         "taken",
     )
 
@@ -71,7 +84,10 @@ class ResumableChannel(Channel):
         self._note_accepted = accepted
         self._headers = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
-        self.taken = False
+        self.taken = self.forgotten = False
+        self._reply_began = False
+        """Whether the response to the current request has begun."""
+        self._prepared: Prepared | None = None
         self._resumption: Resumption | None = None
         """Made with the first event id: most servers give none."""
         self._silence: asyncio.Timeout | None = None
@@ -131,6 +147,79 @@ class ResumableChannel(Channel):
         if response.status < 300:
             self._headers = headers
             self._note_accepted(headers)
+
+    # -- requests ---------------------------------------------------------------------------------------------
+
+    def _start_request(self) -> None:
+        """Forget the request before."""
+        self._reply_began = self.taken = False
+        if self._resumption is not None:
+            self._resumption.begin()
+
+    def post(
+        self,
+        message: bytes,
+        headers: Headers,
+        listener: ReplyListener,
+        *,
+        is_fresh: bool = False,
+    ) -> PendingRequest:
+        """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
+        client = self._client
+        prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
+        return client.begin_prepared(prepared, self._session_line, message, listener, is_fresh=is_fresh)
+
+    def accepted(self, headers: Headers) -> None:
+        """The server has accepted a request that was sent by callback."""
+        self._reply_began = self.taken = True
+        self._headers = headers
+
+    async def request(
+        self,
+        message: bytes,
+        headers: Headers,
+        receive: Receive,
+        begun: AwaitedReply | None = None,
+        *,
+        is_repeatable: bool = False,
+    ) -> jsonrpc.Error | Raw | None:
+        """POST a request and read its reply until it is answered; resume it if the server supports that."""
+        endpoint = self._endpoint
+        try:
+            # Without the context managers of the other requests: this is the hot path.
+            if begun is None:
+                self._start_request()
+                whole = self._whole(headers)
+                response = await self._client.send("POST", endpoint.url, whole, message, is_repeatable=is_repeatable)
+            else:
+                response = begun
+                await response.begun()
+            self._reply_began = True
+            try:
+                self._keep_headers(response, headers)
+                self.taken = response.status < 300
+                if self.taken:
+                    message = b""  # it is not sent again, and a call that waits should not keep it
+                return await self._read(response, receive, message)
+            finally:
+                response.close()
+        except SuspectedSessionLoss as exc:
+            self.forgotten = await exc.is_confirmed(self.ping(headers))
+            return exc.conclude(is_gone=self.forgotten)
+        except StreamCut as exc:
+            cut = exc
+        except FOREIGN as exc:
+            raise mapped(exc, endpoint.where) from exc
+        await self._pick_up(cut, headers, receive)
+        return None
+
+    async def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
+        """Resume a stream that broke while it was read by callback, if the server supports that."""
+        await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
+
+    def forget(self) -> None:
+        """The server does not know the session any more."""
+        self.forgotten = True
 
     # -- replies ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ Each held call has such a stream, which is mostly silent. So no task reads it: i
 """
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final
 
 from gateway import world
 from gateway.http.upstream_client import REDIRECTS
@@ -20,22 +20,13 @@ from gateway.protocol.errors import UpstreamError
 from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.resumable_channel import ResumableChannel
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
 _UNKNOWN: Final = 404
 _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
-
-
-class Owner(Protocol):
-    """The channel of the session."""
-
-    def get_headers(self, headers: Headers, /) -> dict[str, str]:
-        """The headers of a GET."""
-
-    def forget(self) -> None:
-        """The server does not know the session any more."""
 
 
 class StandaloneStream:
@@ -60,7 +51,7 @@ class StandaloneStream:
         "is_open",
     )
 
-    def __init__(self, upstream: HttpUpstream, owner: Owner) -> None:
+    def __init__(self, upstream: HttpUpstream, owner: ResumableChannel) -> None:
         self.is_open = False
         self._upstream = upstream
         self._owner = owner

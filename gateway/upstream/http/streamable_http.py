@@ -15,13 +15,12 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import FOREIGN, REDIRECTS, Exchange, Prepared, begun, mapped
+from gateway.http.upstream_client import REDIRECTS, Exchange, begun
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.pieces import InTurns
-from gateway.upstream.channel import Headers, Hearer, Receive, SideListener
+from gateway.upstream.channel import Headers, Hearer, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
     SuspectedSessionLoss,
@@ -32,8 +31,8 @@ from gateway.upstream.http.http_errors import (
     read_response,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.plain_reply import Broken, PlainReply
-from gateway.upstream.http.resumable_channel import ResumableChannel, StreamCut, fixed_headers
+from gateway.upstream.http.plain_reply import PlainReply
+from gateway.upstream.http.resumable_channel import ResumableChannel, fixed_headers
 from gateway.upstream.http.standalone_stream import StandaloneStream
 
 _PING_ANSWER_BYTES: Final = 65_536
@@ -46,25 +45,14 @@ _OTHER_TRANSPORT: Final = (400, 404, 405)
 class StreamableChannel(ResumableChannel):
     """One session over streamable HTTP."""
 
-    __slots__ = (
-        "_is_ready",
-        "_prepared",
-        "_reply_began",
-        "_standalone",
-        "can_ask",
-        "forgotten",
-    )
+    __slots__ = ("_is_ready", "_standalone", "can_ask")
 
     def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] = lambda _: None) -> None:
         """`accepted` is told of headers that the server accepted."""
         super().__init__(upstream, accepted)
         self.can_ask = True
-        self.forgotten = False
         self._standalone: StandaloneStream | None = None
         """Made if the session listens."""
-        self._reply_began = False
-        """Whether the response to the current request has begun."""
-        self._prepared: Prepared | None = None
         self._is_ready = False
         """Whether the server accepted `initialized`; some servers crash on a ping before it."""
 
@@ -160,83 +148,12 @@ class StreamableChannel(ResumableChannel):
             self._standalone = StandaloneStream(self._upstream, self)
             await self._standalone.open(headers, listener)
 
-    def forget(self) -> None:
-        """See `standalone_stream.Owner`."""
-        self.forgotten = True
-
     # -- messages -----------------------------------------------------------------------------------------------
 
     def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> PlainReply:
         """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
         self._start_request()
         return PlainReply(self, message, headers, hearer, unusual, self._client.limits.event_bytes).send()
-
-    def _start_request(self) -> None:
-        """Forget the request before."""
-        self._reply_began = self.taken = False
-        if self._resumption is not None:
-            self._resumption.begin()
-
-    def post(
-        self,
-        message: bytes,
-        headers: Headers,
-        listener: ReplyListener,
-        *,
-        is_fresh: bool = False,
-    ) -> PendingRequest:
-        """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
-        client = self._client
-        prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
-        return client.begin_prepared(prepared, self._session_line, message, listener, is_fresh=is_fresh)
-
-    def accepted(self, headers: Headers) -> None:
-        """The server has accepted a request that was sent by callback."""
-        self._reply_began = self.taken = True
-        self._headers = headers
-
-    async def request(
-        self,
-        message: bytes,
-        headers: Headers,
-        receive: Receive,
-        begun: AwaitedReply | None = None,
-        *,
-        is_repeatable: bool = False,
-    ) -> jsonrpc.Error | Raw | None:
-        """POST a request and read its reply until it is answered; resume it if the server supports that."""
-        endpoint = self._endpoint
-        try:
-            # Without the context managers of the other requests: this is the hot path.
-            if begun is None:
-                self._start_request()
-                whole = self._whole(headers)
-                response = await self._client.send("POST", endpoint.url, whole, message, is_repeatable=is_repeatable)
-            else:
-                response = begun
-                await response.begun()
-            self._reply_began = True
-            try:
-                self._keep_headers(response, headers)
-                self.taken = response.status < 300
-                if self.taken:
-                    message = b""  # it is not sent again, and a call that waits should not keep it
-                return await self._read(response, receive, message)
-            finally:
-                response.close()
-        except SuspectedSessionLoss as exc:
-            self.forgotten = await exc.is_confirmed(self.ping(headers))
-            return exc.conclude(is_gone=self.forgotten)
-        except StreamCut as exc:
-            cut = exc
-        except FOREIGN as exc:
-            raise mapped(exc, endpoint.where) from exc
-        await self._pick_up(cut, headers, receive)
-        return None
-
-    async def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
-        """Resume a stream that broke while it was read by callback, if the server supports that."""
-        await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
