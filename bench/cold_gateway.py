@@ -28,7 +28,7 @@ def record(live: LiveRoute, number: int, principal: bytes) -> ColdCall:
     upstream = Upstream(session, "2025-11-25", call, b"", f"0~{call.decode()}~m{number}")
     texts = packed(Remains(upstream, ((b"0", "elicitation/create"),)), {})
     due = int(time.monotonic()) + 86_400 + number % 600
-    return ColdCall(secrets.token_urlsafe(16), 1, due, live, principal, "", False, *texts)
+    return ColdCall(secrets.token_urlsafe(16), 1, due, live, principal, False, *texts)
 
 
 async def serve(config: Path, records: int) -> None:

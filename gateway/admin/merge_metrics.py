@@ -21,8 +21,6 @@ _NOT_SUMMED: Final[dict[str, Callable[[float, float], float]]] = {
     "mcp_gateway_config_last_reload_success_timestamp_seconds": min,
     "mcp_gateway_certificate_expiry_timestamp_seconds": min,
     # Each worker counts by itself, and has the whole limit.
-    "mcp_gateway_held_calls_of_one_address": max,
-    "mcp_gateway_held_calls_of_one_address_limit": max,
 }
 
 

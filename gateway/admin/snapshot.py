@@ -1,7 +1,6 @@
 """Takes a snapshot of a process for /status, when someone looks; nothing is recorded or asked beforehand."""
 
 import hashlib
-import math
 import os
 import resource
 from collections import Counter
@@ -115,13 +114,10 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
 
 def show_load(source: SnapshotSource, gauges: Saturation) -> None:
     """Show in the metrics how much of its limits a process uses."""
-    config, lot = source.config, source.lot
     gauges.ready.set(source.is_ready)
     gauges.connections.set(source.connections)
-    gauges.connections_limit.set(config.limits.connections)
+    gauges.connections_limit.set(source.config.limits.connections)
     gauges.in_flight.set(source.in_flight)
-    gauges.held_of_one.set(lot.most_of_one_address)
-    gauges.held_of_one_limit.set(config.hold.max_calls_per_address or math.inf)
     for path, live in source.routes.live.items():
         pool, upstream = live.upstream.pool, live.route.upstream
         gauges.sessions_limit[path,].set(pool.most)
@@ -202,8 +198,6 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         held_limit=config.hold.max_calls,
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
-        held_of_one_address=lot.most_of_one_address,
-        held_of_one_address_limit=config.hold.max_calls_per_address or 0,
         cold=len(lot.cold),
         cold_limit=config.hold.max_cold_calls,
         connections=source.connections,

@@ -8,11 +8,10 @@ from gateway.auth.jwks import JwksVerifier
 from gateway.config import Config, ConfigError, InForce, contents, jwks_context
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_client import Bounds, Client
-from gateway.http.upstream_headers import AUTHORIZATION, check_once, joined
+from gateway.http.upstream_headers import AUTHORIZATION, check_once
 from gateway.identity import principal as principals
 from gateway.runtime.tasks import Tasks
 
-_FORWARDED_FOR: Final = "X-Forwarded-For"
 _ANONYMOUS: Final = Caller(principals.ANONYMOUS, None)
 
 
@@ -45,8 +44,7 @@ class Authenticator:
             self._verifier, self._verifier_settings, self._config = verifier, settings, principal
             self.verifies = verifier is not None
             self._networks = [ipaddress.ip_network(network) for network in principal.trusted_proxies]
-            self._counts_addresses = _counts_addresses(config)
-            self.knows_by_head = principal.source == "authorization" and not self._counts_addresses
+            self.knows_by_head = principal.source == "authorization"
 
         return take_over
 
@@ -73,23 +71,14 @@ class Authenticator:
 
     def _caller(self, incoming: Incoming, verified: bytes | None, *, is_checked: bool) -> Caller:
         headers, named = incoming.headers, self._config.header if self._config.source == "header" else None
-        if AUTHORIZATION not in headers and not (named or verified or self._counts_addresses):
+        if AUTHORIZATION not in headers and not (named or verified):
             return _ANONYMOUS
         check_once((AUTHORIZATION, named), headers)
-        address = ""
-        if self._counts_addresses:
-            forwarded_for = joined(headers, _FORWARDED_FOR)
-            address = principals.client_address(incoming.remote, forwarded_for, self._networks)
         if verified is not None:
-            return Caller(verified, None, address)
+            return Caller(verified, None)
         if named is None:
             authorization = headers.get(AUTHORIZATION)
-            return Caller(principals.of_authorization(authorization, is_checked=is_checked), None, address)
+            return Caller(principals.of_authorization(authorization, is_checked=is_checked), None)
         is_trusted = principals.is_trusted(incoming.remote, self._networks)
         principal = principals.of_header(headers.get(named) if is_trusted else None)
-        return Caller(principal, None if is_trusted else named, address)
-
-
-def _counts_addresses(config: Config) -> bool:
-    """Whether a limit of the configuration depends on the addresses of clients."""
-    return config.hold.max_calls_per_address is not None
+        return Caller(principal, None if is_trusted else named)

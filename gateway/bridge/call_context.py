@@ -35,8 +35,6 @@ class ClientCall(msgspec.Struct, eq=False):
     key: PoolKey
     headers: Headers
     """The headers that go upstream."""
-    address: str = ""
-    """The address of the client, if a limit depends on it."""
     ticket: CacheKey | None = None
     """Where the result may be kept, if it is a list."""
     body_bytes: int = 0

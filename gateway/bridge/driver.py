@@ -85,7 +85,6 @@ class Driver:
         "_timers",
         "_upstream_call",
         "_weight",
-        "address",
         "live",
         "principal",
     )
@@ -96,13 +95,12 @@ class Driver:
         """`new_call` makes the upstream call, if it is not one request. A call without a `weight` is continued."""
         live, request = asked.live, asked.request
         self.principal = asked.key.principal
-        self.address = asked.address
         self.live = live
         """The route as it was when the exchange began; a reload does not change it."""
         policy = live.policies.get(request.method, _NEVER_ASKING)
         self._exchange = exchange = Exchange(request.said.declared, policy, request.input_responses)
         self._context = context = Context(
-            live, request, asked.key, asked.headers, asked.address, asked.ticket, asked.body_bytes, exchange=exchange
+            live, request, asked.key, asked.headers, asked.ticket, asked.body_bytes, exchange=exchange
         )
         self._lot = lot
         self._timers = Timers(live)
@@ -176,7 +174,7 @@ class Driver:
             context, self._report, self._upstream_call, envelope, owner_is_dead=is_proven, cold=cold
         )
         try:
-            self._lot.park(self, is_continued=True)
+            self._lot.park(self)
             self._exchange.restore(handoff.past(self._takeover.envelope))
             self._moved(IDLE, self._exchange.state)
             self.answer(leg, context.request, envelope.round, context.headers)

@@ -157,7 +157,6 @@ def cooled(
         math.ceil(due),
         context.live,
         context.key.principal,
-        context.address,
         is_taken_over,
         *texts,
     )

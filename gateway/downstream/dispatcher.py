@@ -138,7 +138,7 @@ class Dispatcher:
         """Begin an exchange, unless the list that the client asks for is cached."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         if request.method in mcp.ASKING:
-            self._lot.check(key.principal, round_.caller.address)
+            self._lot.check(key.principal)
         round_.incoming.keep_once()
         pool = live.upstream.pool
         if request.method == mcp.TOOLS_CALL:

@@ -145,7 +145,6 @@ def new_round(  # noqa: PLR0913  (what a round consists of)
         request,
         sender.key,
         sender.headers,
-        caller.address,
         body_bytes=len(incoming.body),
         incoming=incoming,
         reply=reply,

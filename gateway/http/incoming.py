@@ -35,8 +35,6 @@ class Caller(msgspec.Struct, frozen=True):
     principal: bytes
     distrusted_header: str | None
     """The header that names principals, if no trusted proxy set it: it counts for nothing and does not go upstream."""
-    address: str = ""
-    """The client's address as limits count it; empty if none of them is configured."""
 
 
 class Incoming(msgspec.Struct, eq=False):

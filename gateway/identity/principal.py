@@ -13,14 +13,11 @@ import binascii
 import hashlib
 import ipaddress
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Final
 
 import msgspec
 
 ANONYMOUS: Final = hashlib.sha256(b"anonymous").digest()
-_SITE_BITS: Final = 64
-"""The part of an IPv6 address that a provider assigns; a client chooses the rest as it likes."""
 
 
 class _Claims(msgspec.Struct):
@@ -89,44 +86,6 @@ def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
         return ipaddress.ip_address(text)
     except ValueError:
         return None
-
-
-def client_address(
-    peer: str | None, forwarded_for: str | None, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
-) -> str:
-    """The address by which a client's calls and sessions are counted: IPv6 by its /64, which one customer has.
-
-    It is the newest hop of `X-Forwarded-For` that is not a trusted proxy; every hop before that may be invented. It is
-    the connection's peer if the peer is not a trusted proxy itself. Empty if the peer has no address.
-    """
-    address = peer or ""
-    for hop in reversed((forwarded_for or "").split(",")):
-        if not is_trusted(address, networks) or (parsed := _hop(hop)) is None:
-            break
-        address = parsed
-    return network_of(address)
-
-
-def _hop(text: str) -> str | None:
-    """The address in a hop, which may have a port; None if it is not an address."""
-    text = text.strip()
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    address = parsed_address(text)
-    return None if address is None else str(address)
-
-
-@lru_cache(maxsize=4096)
-def network_of(address: str) -> str:
-    """What an address counts as: IPv4 by itself, IPv6 by its /64; a text that is not an address as it is."""
-    parsed = parsed_address(address.partition("%")[0])
-    if parsed is None:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return str(parsed)
-    return str(parsed.ipv4_mapped or ipaddress.ip_network((parsed.packed, _SITE_BITS), strict=False))
 
 
 def _bytes(value: str) -> bytes:

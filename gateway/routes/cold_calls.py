@@ -44,8 +44,6 @@ class ColdCall(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The monotonic second at which the call is given up."""
     live: LiveRoute
     principal: bytes
-    address: str
-    """As that of a parked exchange."""
     is_taken_over: bool
     """Whether another replica had sent the call."""
     packed: bytes
@@ -84,7 +82,7 @@ class ColdCalls:
     """The records by the ids of their exchanges."""
 
     def __init__(self, hold: InForce[Hold], limit_bytes: InForce[int], count: Callable[[ColdCall, int], None]) -> None:
-        """`count` adds to what the caller and the address of a call have, or takes away from it."""
+        """`count` adds to what the caller of a call has, or takes away from it."""
         self._hold = hold
         self._limit = limit_bytes
         self._count = count

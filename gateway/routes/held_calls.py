@@ -22,8 +22,6 @@ class Parked(Protocol):
     """The part of an exchange that the lot needs."""
 
     principal: bytes
-    address: str
-    """The client's address; empty if no limit depends on it."""
 
     @property
     def id(self) -> str:
@@ -38,7 +36,6 @@ class Parked(Protocol):
 
 
 P = TypeVar("P", bound=Parked)
-K = TypeVar("K", bytes, str)
 
 
 class Lot(Generic[P]):
@@ -55,11 +52,10 @@ class Lot(Generic[P]):
         self._kept: dict[str, tuple[P, Share]] = {}
         self._kept_of: Holdings[str] = Holdings()
         self._per_principal: dict[bytes, int] = {}
-        self._per_address: dict[str, int] = {}
         self.when_many: Callable[[], None] = lambda: None
         """Called whenever the number of parked calls has grown to MANY."""
         self.cold = ColdCalls(hold, cold_bytes, self._count)
-        """Calls that count for their callers and addresses as parked ones do, but not against `hold.max_calls`."""
+        """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""
 
     def __len__(self) -> int:
         """Return the number of parked calls, without kept results."""
@@ -86,22 +82,9 @@ class Lot(Generic[P]):
         """Return the exchange with this id, or what is left of it as a cold call, if this replica has it."""
         return self.find(exchange_id) or self.cold.find(exchange_id)
 
-    @property
-    def most_of_one_address(self) -> int:
-        """The number of parked calls of the address that has the most; 0 unless a limit depends on it."""
-        return max(self._per_address.values(), default=0)
-
-    def check(self, principal: bytes, address: str = "") -> None:
-        """Raise Busy if another call of this principal could not be parked, or of this address unless it is empty."""
+    def check(self, principal: bytes) -> None:
+        """Raise Busy if another call of this principal could not be parked."""
         hold = self._hold.value
-        of_address = hold.max_calls_per_address
-        if of_address is not None and address and self._per_address.get(address, 0) >= of_address:
-            raise Busy(
-                "Your address has as many unanswered calls as one address may have (hold.max_calls_per_address); "
-                "answer or abandon some first",
-                status=429,
-                retry_after_seconds=_RETRY_AFTER_SECONDS,
-            )
         if self._per_principal.get(principal, 0) >= hold.max_calls_per_principal:
             raise Busy(
                 "You have as many unanswered calls as one caller may have (hold.max_calls_per_principal); answer or "
@@ -121,20 +104,16 @@ class Lot(Generic[P]):
         if parked.id in self._waiting:
             return True
         try:
-            self.check(parked.principal, parked.address)
+            self.check(parked.principal)
         except Busy:
             return False
         return True
 
-    def park(self, parked: P, *, is_continued: bool = False) -> None:
-        """Park an exchange; raises Busy, unless it is parked already.
-
-        One that another replica began (`is_continued`) is not refused because of its address: its client would not
-        come again.
-        """
+    def park(self, parked: P) -> None:
+        """Park an exchange; raises Busy, unless it is parked already."""
         if parked.id in self._waiting:
             return
-        self.check(parked.principal, "" if is_continued else parked.address)
+        self.check(parked.principal)
         self._waiting[parked.id] = parked
         self._count(parked, 1)
         if len(self._waiting) == MANY:
@@ -173,13 +152,8 @@ class Lot(Generic[P]):
         return True
 
     def _count(self, call: P | ColdCall, change: int) -> None:
-        _change(self._per_principal, call.principal, change)
-        if call.address:
-            _change(self._per_address, call.address, change)
-
-
-def _change(counts: dict[K, int], key: K, change: int) -> None:
-    """Count more or less, and keep no zero."""
-    count = counts[key] = counts.get(key, 0) + change
-    if not count:
-        del counts[key]
+        """Count more or less, and keep no zero."""
+        counts, principal = self._per_principal, call.principal
+        counts[principal] = counts.get(principal, 0) + change
+        if not counts[principal]:
+            del counts[principal]

@@ -158,7 +158,7 @@ class Stateless:
             raise IdInUse
         may_ask = request.method in mcp.ASKING
         if may_ask:
-            self.lot.check(at.caller.principal, at.caller.address)
+            self.lot.check(at.caller.principal)
         upstream = Upstream.of(at.live, at.caller_key, self._catalog, server)
         with at.live.process.calls.take(at.caller.principal, 2 * len(request.params)) as weight:
             call = StatelessCall(

@@ -53,7 +53,7 @@ class StatelessCall:
         """`session` is what the ids of nested requests are bound to. `weight` is released when the call is served."""
         self._weight = weight
         self.id = exchange = world.token_urlsafe(9)
-        self.principal, self.address = at.caller.principal, at.caller.address
+        self.principal = at.caller.principal
         self.bridge = bridge = upstream.server if isinstance(upstream.server, OwnServer) else None
         """Set if this gateway serves the rounds, which then need all headers of the client."""
         self._place = at.new_place(session.key, exchange)

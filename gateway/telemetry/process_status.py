@@ -139,9 +139,6 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_limit: int = 0
     held_of_one_caller: int = 0
     held_of_one_caller_limit: int = 0
-    held_of_one_address: int = 0
-    held_of_one_address_limit: int = 0
-    """0: no limit."""
     cold: int = 0
     cold_limit: int = 0
     connections: int = 0

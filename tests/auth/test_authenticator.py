@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -483,9 +482,8 @@ PROXY, STRANGER = "10.0.0.1", "203.0.113.9"
 BY_HEADER = {"source": "header", "header": "x-user", "trusted_proxies": ["10.0.0.0/8"]}
 
 
-def authenticator(principal: dict[str, Any], *, counts: bool = False) -> Authenticator:
-    hold = {"max_calls_per_address": 2} if counts else {}
-    config = parse(configuration("http://127.0.0.1:1/mcp", principal=principal, hold=hold), "test", {})
+def authenticator(principal: dict[str, Any]) -> Authenticator:
+    config = parse(configuration("http://127.0.0.1:1/mcp", principal=principal), "test", {})
     return Authenticator(InForce(config), Mock(), Mock())
 
 
@@ -517,22 +515,6 @@ async def test_a_header_that_tells_who_is_calling_comes_once(name: str, tmp_path
         with pytest.raises(InvalidRequest, match=f"(?i){name} came 2 times"):
             _ = await authenticator(principal).caller(twice, is_checked=True)
     assert twice.caller is None
-
-
-async def test_the_address_of_a_caller_is_told_if_a_limit_counts_it(tmp_path: Path) -> None:
-    """However it is authenticated, and even if it is anonymous."""
-    forwarded = ("X-Forwarded-For", STRANGER)
-    trusting = {"trusted_proxies": ["10.0.0.0/8"]}
-    for principal, headers in (
-        (trusting, ()),
-        (trusting, (("Authorization", "Bearer a"),)),
-        (BY_HEADER, (("X-User", "ada"),)),
-        (by_file(tmp_path) | trusting, (("Authorization", bearer()),)),
-    ):
-        counted = await authenticator(principal, counts=True).caller(sent(forwarded, *headers), is_checked=True)
-        assert counted.address == STRANGER
-        uncounted = await authenticator(principal).caller(sent(forwarded, *headers), is_checked=True)
-        assert uncounted == msgspec.structs.replace(counted, address="")
 
 
 async def test_a_token_that_the_upstream_does_not_check_is_opaque() -> None:

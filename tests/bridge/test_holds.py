@@ -85,29 +85,6 @@ async def test_a_large_request_counts_with_its_kept_result(upstream: FakeUpstrea
 # -- caps -------------------------------------------------------------------------------------------------------------
 
 
-async def test_one_address_holds_its_share_of_calls_whatever_credentials_it_invents(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(hold={"max_calls_per_address": 2}, principal={"trusted_proxies": ["127.0.0.0/8"]})
-    upstream.tool(ask)
-
-    def caller(number: int, address: str) -> Client:
-        return stand.client(f"Bearer {number}", headers={"X-Forwarded-For": address})
-
-    asked = [await caller(number, "192.0.2.1").call() for number in range(2)]
-    refused = await caller(2, "192.0.2.1").call()
-    assert refused.outcome == (429, -32603, "busy")
-    assert "hold.max_calls_per_address" in refused.error["message"]
-    assert int(refused.headers["Retry-After"]) > 0
-    other = await caller(3, "192.0.2.2").call()
-    process = (await told(stand)).processes[0]
-    assert (process.held_of_one_address, process.held_of_one_address_limit) == (2, 2)
-    for number, each in zip((0, 1, 3), (*asked, other), strict=True):
-        assert (await caller(number, "192.0.2.1").answer(each)).status == 200, "a retry is served from any address"
-    last = await caller(2, "192.0.2.1").call()
-    assert (await caller(2, "192.0.2.1").answer(last)).status == 200
-
-
 async def test_calls_beyond_the_caps_on_held_calls_are_refused_until_one_ends(
     upstream: FakeUpstream, begin: Start
 ) -> None:

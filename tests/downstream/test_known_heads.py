@@ -391,23 +391,6 @@ async def test_a_known_head_in_which_a_proxy_names_a_user_names_nobody_from_else
     assert stand.metric("mcp_gateway_state_rejected_total", reason="other_principal") == 1
 
 
-async def test_a_known_head_from_another_address_counts_for_that_address(upstream: FakeUpstream, begin: Start) -> None:
-    upstream.tool(ask)
-    stand = await begin(hold={"max_calls_per_address": 3})
-    sent, asked = request(stand), []
-    for own in (PROXY, STRANGER):
-        async with raw_connection(stand, own=own) as raw:
-            for _ in range(3):
-                await raw.send(sent)
-                head, body = await reply(raw)
-                assert b" 200 OK" in head
-                asked.append(body)
-    async with raw_connection(stand) as raw:
-        for body in asked:
-            await raw.send(retry_of(stand, body))
-            assert b" 200 OK" in (await reply(raw))[0]
-
-
 # -- requests of legacy clients ---------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,6 @@ def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
         "due": due,
         "live": LIVE,
         "principal": b"p",
-        "address": "",
         "is_taken_over": False,
         **changes,
     }

@@ -10,8 +10,8 @@ from gateway.runtime.idle_memory import MANY
 
 
 class Car:
-    def __init__(self, id_: str, principal: bytes = b"p", kept_bytes: int = 1, address: str = "") -> None:
-        self.id, self.principal, self.kept_bytes, self.address = id_, principal, kept_bytes, address
+    def __init__(self, id_: str, principal: bytes = b"p", kept_bytes: int = 1) -> None:
+        self.id, self.principal, self.kept_bytes = id_, principal, kept_bytes
         self.forgotten = False
 
     def forget(self) -> None:
@@ -94,25 +94,6 @@ def test_kept_results_share_a_budget_of_bytes_and_the_oldest_are_forgotten() -> 
     lot.keep(huge)
     assert huge.forgotten
     assert lot.results.used == len(lot.results) == len(list(lot)) == 0
-
-
-def test_the_lot_is_bounded_per_address_except_for_a_call_that_another_replica_began() -> None:
-    lot = parking_lot(max_calls_per_address=1)
-    first, continued = Car("1", b"p", address="192.0.2.1"), Car("2", b"q", address="192.0.2.1")
-    lot.park(first)
-    with pytest.raises(Busy) as caught:
-        lot.check(b"q", "192.0.2.1")
-    assert caught.value.status == 429
-    assert not lot.has_place(continued)
-    lot.check(b"q", "192.0.2.2")
-    lot.check(b"q", "")
-    lot.park(continued, is_continued=True)
-    assert lot.most_of_one_address == 2
-    lot.remove(first)
-    lot.keep(continued)
-    assert lot.most_of_one_address == 0
-    assert not lot._per_address
-    lot.check(b"q", "192.0.2.1")
 
 
 def test_an_empty_lot_keeps_no_principal() -> None:

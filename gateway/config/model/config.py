@@ -96,9 +96,6 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of parked calls in this replica."""
     max_calls_per_principal: Count = 1_000
     """Maximum number of parked calls of one principal."""
-    max_calls_per_address: Count | None = None
-    """Maximum number of parked calls from one client address: the newest hop of X-Forwarded-For that is not in
-    `principal.trusted_proxies`, IPv6 by its /64. null: no limit."""
     quiet_seconds: QuietSeconds = 0.04
     """Nested requests that arrive within this time of each other share a round. 0: each is sent at once."""
     grace_seconds: Seconds = 6.0
@@ -132,9 +129,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receiving_bytes: Bytes = 33_554_432
     """Maximum size of all unfinished requests together, after decompression. Beyond it, the oldest unfinished body
     gets HTTP 503. A value below `body_bytes` counts as `body_bytes`."""
-    receiving_bytes_per_address: Bytes | None = None
-    """The same for the requests of one client address (IPv6: of one /64). null: no limit, since clients behind one
-    load balancer share an address."""
     sending_bytes: Bytes = 33_554_432
     """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of
     the client that is behind for the longest time. A value below `event_bytes` counts as `event_bytes`."""

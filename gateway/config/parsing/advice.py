@@ -17,13 +17,6 @@ _BYTES: Final = {"": 1, "b": 1} | {
 }
 _UNITS: Final = {"_seconds": _SECONDS, "_bytes": _BYTES}
 
-GONE: Final = {
-    "max_per_address": "sessions.max_per_principal and sessions.new_per_second do it",
-    "max_newcomers": "sessions.max_per_principal and sessions.new_per_second do it",
-    "new_per_second_per_principal": "sessions.new_per_second does it",
-}
-"""What replaced the keys that older versions had."""
-
 Number = inspect.IntType | inspect.FloatType
 
 

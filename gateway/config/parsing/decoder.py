@@ -13,6 +13,7 @@ from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS, Form
 from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
+from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unread, number
 
 _Extra = Mapping[str, Any]
@@ -109,12 +110,12 @@ class Walker:
         self, key: str, section: dict[str, object], known: Mapping[str, inspect.Field], path: str
     ) -> str | None:
         """Refuse a key, and what is wrong with its value; return the missing key that was probably meant."""
-        gone = advice.GONE.get(key)
-        meant = nearest(key, known) if gone is None else None
+        if (instead := retired(joined(path, key))) is not None:
+            self._refuse(joined(path, key), f"was removed: {instead}")
+            return None
+        meant = nearest(key, known)
         home = _home(key, known) if meant is None else None
-        if gone:
-            hint = gone
-        elif meant:
+        if meant:
             hint = f'did you mean "{meant}"?'
         elif home:
             hint = f"it is a key of {home}; move it there"

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import inspect
 
-from gateway.config.parsing.advice import GONE
 from gateway.config.parsing.problems import Given, Problem, nearest
+from gateway.config.parsing.retired_keys import retired
 
 _PREFIX = "GATEWAY_"
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<default>[^}]*))?\}|(?P<bad>\$\{)")
@@ -63,9 +63,10 @@ def _is_service_link(name: str, value: str) -> bool:
 
 
 def _unknown(name: str, places: Mapping[str, object]) -> str:
+    if (instead := retired(name.removeprefix(_PREFIX).lower().replace("__", ".", 1))) is not None:
+        return f"was removed: {instead}"
     meant = nearest(name.removeprefix(_PREFIX).upper(), (place.removeprefix(_PREFIX) for place in places))
-    gone = GONE.get(name.rpartition("__")[2].lower())
-    hint = gone or (
+    hint = (
         f'did you mean "{_PREFIX}{meant}"?'
         if meant
         else "set lists and routes in the file, with ${VAR} for their values"

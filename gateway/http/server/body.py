@@ -9,14 +9,12 @@ from typing import Final
 
 from gateway.config import InForce, Limits
 from gateway.http.server.request import BodyBroken, HttpRequest
-from gateway.identity.principal import network_of
 from gateway.protocol.errors import Busy, InvalidRequest, TooLarge, UnsupportedEncoding
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.pieces import Turn
 
 _PIECE_BYTES: Final = 65_536
 """The most that is inflated before the limits are checked again."""
-_NO_LIMIT: Final = 1 << 62
 _END_BYTES: Final = 512
 _LAST_ID: Final = re.compile(rb'[{,]\s*"id"\s*:\s*(-?[0-9]{1,20}|"[ !#-\[\]-~]{0,200}")\s*\}\s*\Z')
 """An id that is the last member of its message. The brace is the last one, so the member is not one of `params`."""
@@ -27,9 +25,6 @@ class BodyReader:
 
     def __init__(self, limits: InForce[Limits]) -> None:
         self.budget = Budget("limits.receiving_bytes", limits.part(_receiving_bytes))
-        self._per_address = limits.part(_receiving_bytes_per_address)
-        self._addresses: dict[str, Budget] = {}
-        """Only addresses with bodies under way."""
 
     def read_now(self, http: HttpRequest, limit: int) -> bytes:
         """Return a plain body that came with its head, as small ones do; empty for any other."""
@@ -45,16 +40,7 @@ class BodyReader:
             raise _too_large(limit)
         if http.is_1_1 and http.headers.get("Expect", "").lower() == "100-continue":  # 1.0 has no interim replies
             http.wire.say_continue()
-        reading = _Reading(http, inflation, limit)
-        if self._per_address.value == _NO_LIMIT or not http.remote:
-            return await reading.run(seconds, (self.budget,))
-        address = network_of(http.remote)
-        own = self._addresses.setdefault(address, Budget("limits.receiving_bytes_per_address", self._per_address))
-        try:
-            return await reading.run(seconds, (self.budget, own))
-        finally:
-            if not len(own):
-                _ = self._addresses.pop(address, None)
+        return await _Reading(http, inflation, limit, self.budget).run(seconds)
 
 
 async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
@@ -77,51 +63,45 @@ async def last_id(http: HttpRequest, seconds: float) -> bytes | None:
 class _Reading:
     """One body under way."""
 
-    def __init__(self, http: HttpRequest, inflation: "_Inflation | None", limit: int) -> None:
-        self._http, self._inflation, self._limit = http, inflation, limit
+    def __init__(self, http: HttpRequest, inflation: "_Inflation | None", limit: int, budget: Budget) -> None:
+        self._http, self._inflation, self._limit, self._budget = http, inflation, limit, budget
         self._deadline: asyncio.Timeout
         self._size = 0
         self._pieces: list[bytes] = []
         """Of about one size, since one buffer that grows leaves holes in the memory that the next one cannot use."""
         self._small = bytearray()
         """The last bytes, until they make a piece."""
-        self._full: Budget | None = None
-        """The budget because of which this body gave way."""
+        self._gave_way = False
 
-    async def run(self, seconds: float, budgets: tuple[Budget, ...]) -> bytes:
-        shares: list[Share] = []
+    async def run(self, seconds: float) -> bytes:
+        share = self._budget.share(self._give_way)
         try:
             async with asyncio.timeout(seconds) as self._deadline:
-                shares += [self._share(budget) for budget in budgets]
                 turn = Turn()
                 while chunk := await self._http.body.read():
                     for piece in (chunk,) if self._inflation is None else self._inflation.pieces(chunk):
-                        self._take(piece, shares)
+                        self._take(piece, share)
                         await turn.give_way()
         except TimeoutError as exc:
-            if self._full is not None:
-                raise self._busy(self._full) from exc
+            if self._gave_way:
+                raise self._busy() from exc
             self._http.body.fail()  # else the connection would wait for the rest, to discard it
             raise InvalidRequest("The body did not arrive within limits.receive_seconds") from exc
         except BodyBroken as exc:
             raise _damaged() from exc
         finally:
-            for share in shares:
-                share.release()
+            share.release()
         if self._inflation is not None:
             self._inflation.finish()
         return b"".join((*self._pieces, self._small))
 
-    def _share(self, budget: Budget) -> Share:
-        def give_way() -> None:
-            self._full = budget
-            self._pieces.clear()
-            if not self._deadline.expired():
-                self._deadline.reschedule(asyncio.get_running_loop().time())
+    def _give_way(self) -> None:
+        self._gave_way = True
+        self._pieces.clear()
+        if not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time())
 
-        return budget.share(give_way)
-
-    def _take(self, piece: bytes, shares: list[Share]) -> None:
+    def _take(self, piece: bytes, share: Share) -> None:
         self._size += len(piece)
         if self._size > self._limit:
             raise _too_large(self._limit)
@@ -132,15 +112,14 @@ class _Reading:
         if len(self._small) >= _PIECE_BYTES:
             self._pieces.append(bytes(self._small))
             self._small.clear()
-        for share in shares:
-            share.grow(len(piece))
-        if self._full is not None:
-            raise self._busy(self._full)
+        share.grow(len(piece))
+        if self._gave_way:
+            raise self._busy()
 
-    def _busy(self, budget: Budget) -> Busy:
+    def _busy(self) -> Busy:
         return Busy(
-            f"Unfinished request bodies took more than {budget.limit} bytes ({budget.name}), and this was the oldest "
-            "of them; send the request again",
+            f"Unfinished request bodies took more than {self._budget.limit} bytes ({self._budget.name}), and this was "
+            "the oldest of them; send the request again",
             status=503,
         )
 
@@ -184,11 +163,6 @@ class _Inflation:
 
 def _receiving_bytes(limits: Limits) -> int:
     return max(limits.receiving_bytes, limits.body_bytes)
-
-
-def _receiving_bytes_per_address(limits: Limits) -> int:
-    own = limits.receiving_bytes_per_address
-    return _NO_LIMIT if own is None else max(own, limits.body_bytes)
 
 
 def _inflation(http: HttpRequest) -> _Inflation | None:

@@ -70,7 +70,7 @@ class StreamedCall:
     ) -> None:
         """`progress` is set if this continues a call that a dead replica began."""
         self.id = exchange
-        self.principal, self.address = at.caller.principal, at.caller.address
+        self.principal = at.caller.principal
         self.session = session
         self._shared = shared
         self._live = at.live
@@ -92,7 +92,7 @@ class StreamedCall:
         """Released when the call is over."""
         try:
             if request.method in mcp.ASKING:
-                shared.lot.park(self, is_continued=is_continued)
+                shared.lot.park(self)
             self.report = CallReport(at.live, session, call)
             self.report.trace(at.incoming)
         except BaseException:

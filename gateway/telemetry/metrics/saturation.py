@@ -7,7 +7,7 @@ from gateway.telemetry.metrics.series import Count, Counts
 
 
 class Saturation:
-    """The gauges of one process that are set when the metrics are asked for; a limit of +Inf is none."""
+    """The gauges of one process that are set when the metrics are asked for."""
 
     def __init__(self, gauge: Callable[..., Counts], fill: Callable[["Saturation"], None]) -> None:
         """`gauge` declares one; `fill` sets all but those of reloads and certificates."""
@@ -20,11 +20,6 @@ class Saturation:
         self.connections = one("connections", "Open connections of clients.")
         self.connections_limit = one("connections_limit", "Maximum of `mcp_gateway_connections`.")
         self.in_flight = one("requests_in_flight", "Requests whose final message has not been written.")
-        self.held_of_one = one("held_calls_of_one_address", "Held calls of the client address that has the most.")
-        self.held_of_one_limit = one(
-            "held_calls_of_one_address_limit",
-            "Maximum of `mcp_gateway_held_calls_of_one_address`; +Inf without a limit.",
-        )
         self.sessions_limit = gauge("sessions_limit", "Maximum number of upstream sessions.", "route")
         self.children_limit = gauge("children_limit", "Maximum of `mcp_gateway_children`.", "route")
         self._certificate = gauge(

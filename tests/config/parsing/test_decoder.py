@@ -14,10 +14,6 @@ from tests.support.configurations import (
 
 REFUSED = [
     ("lisen: a:1\n", 'lisen: unknown key; did you mean "listen"?'),
-    (
-        "sessions: {max_newcomers: 5}\n",
-        "sessions.max_newcomers: unknown key; sessions.max_per_principal and sessions.new_per_second do it",
-    ),
     ("hold: {ttl: 5}\n", 'hold.ttl: unknown key; did you mean "ttl_seconds"?'),
     (
         "cach: {}\n",

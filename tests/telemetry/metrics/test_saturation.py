@@ -26,7 +26,7 @@ def value(stand: Stand, name: str, **labels: str) -> float | None:
 
 async def test_the_use_of_each_limit_stands_beside_the_limit(upstream: FakeUpstream, begin: Start) -> None:
     upstream.tool(ask)
-    stand = await begin(hold={"max_calls_per_address": 5}, limits={"connections": 99}, sessions={"max": 7})
+    stand = await begin(limits={"connections": 99}, sessions={"max": 7})
     client = stand.client()
     asked = await client.call()
     route = {"route": "/mcp"}
@@ -34,17 +34,10 @@ async def test_the_use_of_each_limit_stands_beside_the_limit(upstream: FakeUpstr
     assert value(stand, "mcp_gateway_connections") == 1
     assert value(stand, "mcp_gateway_connections_limit") == 99
     assert value(stand, "mcp_gateway_requests_in_flight") == 0
-    assert value(stand, "mcp_gateway_held_calls_of_one_address") == 1
-    assert value(stand, "mcp_gateway_held_calls_of_one_address_limit") == 5
     assert value(stand, "mcp_gateway_sessions_limit", **route) == 7
     metrics = stand.gateway.metrics._registry
     assert value_in(metrics, "children_limit", **route) is None, "the upstream is no command"
     assert json.loads((await client.answer(asked)).text) == ACCEPT
-    assert value(stand, "mcp_gateway_held_calls_of_one_address") == 0
-
-
-async def test_without_a_limit_its_gauge_is_infinite(upstream: FakeUpstream, stand: Stand) -> None:
-    assert value(stand, "mcp_gateway_held_calls_of_one_address_limit") == float("inf")
 
 
 async def test_a_draining_process_is_not_ready(upstream: FakeUpstream, stand: Stand) -> None:
@@ -90,8 +83,6 @@ async def test_a_plain_call_is_counted_with_the_time_of_its_upstream(upstream: F
     [
         ("mcp_gateway_ready", ("1.0", "0.0"), 0),
         ("mcp_gateway_config_last_reload_successful", ("1.0", "0.0"), 0),
-        ("mcp_gateway_held_calls_of_one_address", ("4.0", "9.0"), 9),
-        ("mcp_gateway_held_calls_of_one_address_limit", ("10.0", "10.0"), 10),
         ("mcp_gateway_connections", ("4.0", "9.0"), 13),
     ],
 )
