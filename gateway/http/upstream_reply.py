@@ -1,7 +1,6 @@
 """A reply of an upstream for the one coroutine that awaits it.
 
-The head comes first, then the body part by part, from a bounded buffer. A stream that stays open for long goes to a
-listener instead, once its head is read: no coroutine has to wait then.
+The head comes first, then the body part by part, from a bounded buffer.
 """
 
 import asyncio
@@ -11,10 +10,9 @@ from typing import Final, Self
 
 from multidict import CIMultiDict
 
-from gateway.http_client.errors import ListenerFailed, ReplyCut, RequestFailed
+from gateway.http_client.errors import ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
-from gateway.runtime.pieces import Pieces
 from gateway.runtime.throttle import AwaitedArrival, Throttle
 
 _BUFFERED_BYTES: Final = 131_072
@@ -35,12 +33,9 @@ class AwaitedReply:
         "_is_begun",
         "_is_over",
         "_is_unwanted",
-        "_listener",
         "_parts",
         "_pending",
-        "_pieces",
         "_waiter",
-        "_wants_pause",
         "head",
     )
 
@@ -57,10 +52,6 @@ class AwaitedReply:
         """Whether the rest is skipped."""
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._listener: ReplyListener | None = None
-        self._pieces: Pieces | None = None
-        """While a listener gets what was here before it, piece by piece."""
-        self._wants_pause = False
         self._pending = begin(self)
 
     # -- for the coroutine --------------------------------------------------------------------------------------
@@ -129,15 +120,8 @@ class AwaitedReply:
 
     def pause_reading(self) -> None:
         """Read nothing more from the socket until the next part is awaited."""
-        self._wants_pause = True
         if not self._pending.is_paused:
             self._pending.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read from the socket again."""
-        self._wants_pause = False
-        if self._pieces is None or not self._pieces.is_waiting:
-            self._pending.resume_reading()
 
     async def read_at_most(self, limit: int, throttle: Throttle | None = None) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
@@ -162,48 +146,6 @@ class AwaitedReply:
         async for _ in self:
             pass
 
-    def pass_on(self, listener: ReplyListener) -> None:
-        """Hand the rest of the reply to a listener as it comes, what is here already first."""
-        self._listener, self._wants_pause = listener, False
-        if self._pending.is_paused:
-            self._pending.resume_reading()
-        if self._parts:
-            pieces = self._pieces = Pieces(self._tell, self._pending.pause_reading, self._tell_all)
-            pieces.take(self._taken())
-            if not pieces.is_waiting:
-                self._pieces = None
-        if self._is_over:
-            self._tell_end()
-
-    def _tell(self, data: bytes) -> None:
-        """Hand over a piece of what was here before the listener."""
-        listener, pieces = self._listener, self._pieces
-        assert listener is not None
-        try:
-            listener.on_body(data)
-        except Exception as exc:
-            if pieces is None or not pieces.is_waiting:
-                raise  # whoever passes the reply on hears of it
-            failure = ListenerFailed()
-            failure.__cause__ = exc
-            self.close()
-            listener.on_failed(failure)
-
-    def _tell_all(self) -> None:
-        """The listener has everything that was here before it."""
-        self._pieces = None
-        if not self._wants_pause:
-            self._pending.resume_reading()
-
-    def _tell_end(self) -> None:
-        """Tell the listener that the reply is over, behind everything else."""
-        if self._pieces is not None:
-            self._pieces.then(self._tell_end)
-        elif self._listener is not None and self._failure is not None:
-            self._listener.on_failed(self._failure)
-        elif self._listener is not None:
-            self._listener.on_end()
-
     def let_end(self, seconds: float) -> None:
         """Skip the rest without the coroutine, for at most so long; `close` does nothing then."""
         self._parts.clear()
@@ -216,9 +158,6 @@ class AwaitedReply:
             return
         self._pending.abort()
         self._parts.clear()
-        self._listener = None
-        if self._pieces is not None:
-            self._pieces.drop()
 
     def distrust(self) -> None:
         """Have the connection carry no further request: the reply was that to another one."""
@@ -249,12 +188,6 @@ class AwaitedReply:
         """A part of the body is here."""
         if self._is_unwanted:
             return
-        if self._listener is not None:
-            if self._pieces is None:
-                self._listener.on_body(data)
-            else:
-                self._pieces.take(data)
-            return
         self._parts.append(data)
         self._buffered += len(data)
         if self._buffered >= _BUFFERED_BYTES and not self._pending.is_paused:
@@ -264,14 +197,12 @@ class AwaitedReply:
     def on_end(self) -> None:
         """The reply is complete."""
         self._is_over = True
-        self._tell_end()
         self._wake()
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
         self._failure = failure
         self._is_over = True
-        self._tell_end()
         self._wake()
 
     def _wake(self) -> None:

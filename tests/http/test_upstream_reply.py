@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import ListenerFailed, NoReply, ReplyCut, RequestFailed
+from gateway.http_client.errors import NoReply, ReplyCut
 from gateway.http_client.reply_head import ReplyHead
 from tests.support.fake_carrier import FakeCarrier
-from tests.support.turns import gives_way
 from tests.support.workbench import eventually
 
 HEAD = ReplyHead(200, "1.1", [(b"Content-Type", b"Text/Event-Stream; x=y"), (b"A", b"1"), (b"a", b"2")])
@@ -234,118 +233,3 @@ async def test_the_rest_of_a_reply_has_only_so_long_to_end(reply: AwaitedReply, 
     reply.on_head(HEAD)
     reply.let_end(0)
     await eventually(lambda: carrier.asked == ["abort"])
-
-
-class Heard:
-    """A listener that notes what it hears."""
-
-    def __init__(self) -> None:
-        self.words: list[object] = []
-        self.raises_at = 0
-        """The number of the word that is too much."""
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(word for word in self.words if isinstance(word, bytes))
-
-    @property
-    def last(self) -> object:
-        return self.words[-1]
-
-    def on_head(self, head: ReplyHead, /) -> None:
-        self.words.append(head)
-
-    def on_body(self, data: bytes, /) -> None:
-        self.words.append(data)
-        if len(self.words) == self.raises_at:
-            raise LookupError
-
-    def on_end(self) -> None:
-        self.words.append("end")
-
-    def on_failed(self, failure: RequestFailed, /) -> None:
-        self.words.append(type(failure))
-
-
-@pytest.mark.usefixtures("still_clock")
-@pytest.mark.parametrize("ending", ["end", "cut"])
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_listener_hears_the_rest_of_a_reply_once(
-    reply: AwaitedReply, carrier: FakeCarrier, ending: str, when: str
-) -> None:
-    heard, finish = Heard(), carrier.end if ending == "end" else carrier.cut
-    reply.on_head(HEAD)
-    reply.on_body(b"a")
-    reply.on_body(LARGE)
-    if when == "before":
-        finish()
-        reply.pass_on(heard)
-        assert (heard.body, heard.last) == (b"a" + LARGE, "end" if ending == "end" else ReplyCut)
-        return
-    reply.pass_on(heard)
-    assert (heard.body, carrier.asked) == (b"a" + LARGE, ["pause", "resume"])
-    reply.on_body(b"b")
-    finish()
-    assert (heard.body, heard.last) == (b"a" + LARGE + b"b", "end" if ending == "end" else ReplyCut)
-
-
-@pytest.mark.usefixtures("busy_clock")
-@pytest.mark.parametrize("ending", ["end", "cut"])
-async def test_a_listener_hears_much_that_came_before_it_in_several_turns(
-    reply: AwaitedReply, carrier: FakeCarrier, ending: str
-) -> None:
-    heard = Heard()
-    reply.on_head(HEAD)
-    reply.on_body(b"a")
-    reply.on_body(LARGE)
-    reply.pass_on(heard)
-    assert carrier.asked == ["pause", "resume", "pause"]
-    reply.on_body(b"b")
-    assert await gives_way(lambda: heard.body.endswith(b"b"))
-    if ending == "cut":
-        carrier.cut()
-    await eventually(lambda: heard.body == b"a" + LARGE + b"b")
-    if ending == "end":
-        assert carrier.asked == ["pause", "resume", "pause", "resume"]
-        carrier.end()
-    await eventually(lambda: heard.last == ("end" if ending == "end" else ReplyCut))
-
-
-@pytest.mark.usefixtures("busy_clock")
-async def test_a_listener_that_wants_a_pause_meanwhile_gets_it(reply: AwaitedReply, carrier: FakeCarrier) -> None:
-    heard = Heard()
-    reply.on_head(HEAD)
-    reply.on_body(LARGE)
-    reply.pass_on(heard)
-    reply.pause_reading()
-    await eventually(lambda: heard.body == LARGE)
-    assert carrier.asked[-1] == "pause"
-    assert carrier.pending.is_paused
-    reply.resume_reading()
-    assert carrier.asked[-1] == "resume"
-
-
-@pytest.mark.usefixtures("busy_clock")
-async def test_a_listener_that_closes_its_reply_hears_nothing_more(reply: AwaitedReply) -> None:
-    heard = Heard()
-    reply.on_head(HEAD)
-    reply.on_body(LARGE)
-    reply.pass_on(heard)
-    words = list(heard.words)
-    reply.close()
-    assert await gives_way(lambda: heard.words != words)
-    assert heard.words == words
-
-
-@pytest.mark.usefixtures("busy_clock")
-async def test_a_listener_that_raises_in_a_later_turn_fails_its_reply(
-    reply: AwaitedReply, carrier: FakeCarrier
-) -> None:
-    heard = Heard()
-    heard.raises_at = 2
-    reply.on_head(HEAD)
-    reply.on_body(LARGE)
-    reply.pass_on(heard)
-    await eventually(lambda: heard.last == ListenerFailed)
-    assert carrier.asked[-1] == "abort"
-    assert await gives_way(lambda: len(heard.words) > 3)

@@ -17,6 +17,7 @@ from gateway.config import redacted_url
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ListenerFailed, RequestFailed
+from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
@@ -69,13 +70,17 @@ class HttpSseChannel(Channel):
     def __init__(self, upstream: HttpUpstream) -> None:
         self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
-        self._stream: AwaitedReply | None = None
-        """The reply to GET, while it is open."""
+        self._stream: PendingRequest | None = None
+        """The GET, while it is open. No task reads its reply, which is silent most of the time."""
+        self._refusal: AwaitedReply | None = None
+        """That reply, if it is no event stream."""
         self._arrival: Arrival | None = None
         """While a large event is arriving."""
-        self._parser: sse.Parser
-        self._named: asyncio.Future[URL | UpstreamError]
-        """Done when the first event named the address for messages, or when it will not."""
+        self._parser: sse.Parser | None = None
+        """Made with the head of the stream."""
+        self._named: asyncio.Future[URL | UpstreamError | AwaitedReply]
+        """Done when the first event named the address for messages, or when it will not: with the reason, or with a
+        reply that is no event stream."""
         self._messages: URL | None = None
         """The address for messages, while the stream is open."""
         self._waiting: _Waiting | None = None
@@ -107,48 +112,45 @@ class HttpSseChannel(Channel):
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
         where, seconds = self._endpoint.where, self._times.endpoint_seconds
-        self._named = asyncio.get_running_loop().create_future()
+        self._parser = None
         try:
             async with asyncio.timeout(seconds):
-                self._stream = await self._open_stream(headers)
-                self._parser = sse.Parser(self._client.limits.event_bytes)
-                # No task reads the stream: it is silent most of the time.
-                self._stream.pass_on(self)
-                found = await self._named
+                await self._open_stream(headers)
         except BaseException as exc:
-            is_open = self._stream is not None
             self._end(CallLost(f"{where} did not open a session"))
             if not isinstance(exc, TimeoutError):
                 raise
-            if not is_open:
+            if self._parser is None:
                 raise Unreachable(f"{where} did not answer GET within {seconds:g} s") from exc
             raise WrongTransport(
                 f"{where} did not name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE"
             ) from exc
-        if isinstance(found, UpstreamError):
-            raise found
 
-    async def _open_stream(self, headers: Headers) -> AwaitedReply:
+    async def _open_stream(self, headers: Headers) -> None:
         """GET the stream, following one redirect. Raises WrongTransport, Unreachable, CallLost or Refused."""
         endpoint = self._endpoint
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
-        try:
-            for _ in range(2):
-                response = await self._client.send("GET", endpoint.url, wanted, b"")
-                if response.status == 200 and response.content_type == "text/event-stream":
-                    return response
-                try:
-                    if response.status in REDIRECTS:
-                        endpoint.follow(response.headers.get("Location"))
-                        continue
-                    if response.status in (401, 403) or response.status >= 500:
-                        _ = await read_refusal(response, endpoint)
-                finally:
-                    response.close()
-                what = f"HTTP {response.status} {clean(response.content_type, 80)}"
-                raise WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
-        except RequestFailed as exc:
-            raise exc.mapped(endpoint.where) from exc
+        for _ in range(2):
+            self._named = asyncio.get_running_loop().create_future()
+            self._refusal = None
+            self._stream = self._client.begin("GET", endpoint.url, wanted, b"", self, is_fresh=True)
+            found = await self._named
+            if isinstance(found, UpstreamError):
+                raise found
+            if not isinstance(found, AwaitedReply):
+                return
+            try:
+                if found.status in REDIRECTS:
+                    endpoint.follow(found.headers.get("Location"))
+                    continue
+                if found.status in (401, 403) or found.status >= 500:
+                    _ = await read_refusal(found, endpoint)
+            except RequestFailed as exc:
+                raise exc.mapped(endpoint.where) from exc
+            finally:
+                found.close()
+            what = f"HTTP {found.status} {clean(found.content_type, 80)}"
+            raise WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
         raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     @property
@@ -171,20 +173,39 @@ class HttpSseChannel(Channel):
     # -- the stream ---------------------------------------------------------------------------------------------
 
     def on_head(self, head: ReplyHead, /) -> None:
-        """The head of the stream was read before."""
+        """The head is here."""
+        if head.status == 200 and head.content_type == "text/event-stream":
+            self._parser = sse.Parser(self._client.limits.event_bytes)
+            return
+        refusal = self._refusal = AwaitedReply(self._sent)
+        refusal.on_head(head)
+        self._tell_named(refusal)
+
+    def _tell_named(self, found: URL | UpstreamError | AwaitedReply) -> None:
+        if not self._named.done():  # else its time is over
+            self._named.set_result(found)
+
+    def _sent(self, _: ReplyListener) -> PendingRequest:
+        assert self._stream is not None, "its reply is here"
+        return self._stream
 
     def on_body(self, data: bytes, /) -> None:
         """A part of the stream is here."""
+        if self._refusal is not None:
+            self._refusal.on_body(data)
+            return
+        parser = self._parser
+        assert parser is not None, "the head came first"
         try:
-            for event in self._parser.feed(data):
+            for event in parser.feed(data):
                 if self._messages is None:
                     self._messages = self._named_endpoint(event)
-                    self._named.set_result(self._messages)
+                    self._tell_named(self._messages)
                 elif event.data and event.event == "message":
                     self._receive(event.data)
             if self._stream is not None:
                 arriving = self._client.arriving.arriving
-                self._arrival = arriving(self._arrival, self._parser.unfinished_bytes, self._stream)
+                self._arrival = arriving(self._arrival, parser.unfinished_bytes, self._stream)
         except UpstreamError as exc:
             self._end(exc)
         except sse.EventTooLarge:
@@ -192,10 +213,16 @@ class HttpSseChannel(Channel):
 
     def on_end(self) -> None:
         """The server ended the stream."""
+        if self._refusal is not None:
+            self._refusal.on_end()
+            return
         self._end(CallLost(f"{self._endpoint.where} ended the stream of its session"))
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The stream broke."""
+        if self._refusal is not None:
+            self._refusal.on_failed(failure)
+            return
         self._end(failure.mapped(self._endpoint.where))
         if isinstance(failure, ListenerFailed) and failure.__cause__ is not None:
             raise failure.__cause__
@@ -205,12 +232,11 @@ class HttpSseChannel(Channel):
         stream, self._stream = self._stream, None
         if stream is None:
             return
-        stream.close()
+        stream.abort()
         if self._arrival is not None:
             self._arrival.release()
         self._messages = None
-        if not self._named.done():
-            self._named.set_result(ended)
+        self._tell_named(ended)
         if self._waiting is not None:
             cause = ended.message.partition(";")[0]
             self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
