@@ -48,7 +48,7 @@ SCENARIOS = (
 # These start gateways of their own.
 APART = {"forwarded", "cluster", "workers", "parked", "ended", "cold", "hostile"}
 ENDED_CALLS = 5000
-PYMALLOC = "PYTHONMALLOC=pymalloc"
+C_LIBRARY = "PYTHONMALLOC=malloc"
 ENDED_CLIENTS = 256
 # A round of `ask` waits out the quiet window, so it takes fewer operations to fill a slice.
 ASKS_PER_REQUEST = 0.25
@@ -215,12 +215,12 @@ class Bench:
         return uvloop.run(interleave(title, targets, self._options.rounds, count, clients, anchor=ONE_WORKER))
 
     def _ended(self) -> EndedOutcome | None:
-        """As it is started, and with the allocator of Python for all objects."""
+        """As it is started, and with the allocator of the C library for all objects."""
         if self._options.gateway == "none":
             return None
         calls, _ = most_calls(min(ENDED_CALLS, self._options.calls), ENDED_CLIENTS)
         outcome = EndedOutcome(calls)
-        for name, prefix in (("as started", "env -u PYTHONMALLOC"), (PYMALLOC, f"env {PYMALLOC}")):
+        for name, prefix in (("as started", "env -u PYTHONMALLOC"), (C_LIBRARY, f"env {C_LIBRARY}")):
             command = f"{prefix} {self._options.gateway}"
             gateway = self._fleet.gateway(command, self._fleet.upstream(), config=ENDED_CONFIG)
             row = outcome.rows[name] = end_all(gateway, calls, ENDED_CLIENTS)

@@ -4,7 +4,7 @@ Only the lot finds an exchange by its id. It also keeps exchanges that have ende
 been lost. Those do not count against the caps, but share a budget of bytes.
 """
 
-from collections.abc import Callable, Iterator, ValuesView
+from collections.abc import Iterator, ValuesView
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -13,7 +13,6 @@ from gateway.protocol.errors import Busy
 from gateway.routes.cold_calls import ColdCall, ColdCalls
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
-from gateway.runtime.idle_memory import MANY
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -52,8 +51,6 @@ class Lot(Generic[P]):
         self._kept: dict[str, tuple[P, Share]] = {}
         self._kept_of: Holdings[str] = Holdings()
         self._per_principal: dict[bytes, int] = {}
-        self.when_many: Callable[[], None] = lambda: None
-        """Called whenever the number of parked calls has grown to MANY."""
         self.cold = ColdCalls(hold, cold_bytes, self._count)
         """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""
 
@@ -116,8 +113,6 @@ class Lot(Generic[P]):
         self.check(parked.principal)
         self._waiting[parked.id] = parked
         self._count(parked, 1)
-        if len(self._waiting) == MANY:
-            self.when_many()
 
     def keep(self, parked: P) -> None:
         """Keep an exchange that has ended, so that `find` finds it. One of the caller that has the most makes room."""

@@ -3,9 +3,6 @@
 Python runs a full collection only after many new objects, which a process without work never makes, and the C library
 keeps freed pages. So the memory of thousands of calls that have ended would stay for as long as nothing happens.
 
-Python's own allocator would keep most of it even then (`python_allocator`). So it is not used from the moment when
-many calls are held until their memory has been given back.
-
 The C library, for its part, gives each large block back at once: a result of 1 MB, copied a few times, cost as much in
 page faults as in everything else.
 """
@@ -19,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from gateway import world
-from gateway.runtime.python_allocator import PythonAllocator
 from gateway.runtime.tasks import Tasks
 
 LOOK_SECONDS: Final = 5.0
@@ -30,9 +26,9 @@ _QUIET_SHARE: Final = 0.1
 """The share of a processor that a quiet process uses."""
 _PAUSE: Final = 100
 """The pause after a collection, as a multiple of its duration: a caller that makes garbage must not stall others."""
-MANY: Final = 200
+_MANY: Final = 200
 """With this many held calls, a collection is put off: it walks the objects of all, about 0.02 ms for each call, while
-nothing else runs. And getting their memory back is worth 8 % more instructions for each request."""
+nothing else runs."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 _LARGE_BYTES: Final = 4 << 20
@@ -76,13 +72,11 @@ class IdleMemory:
         tasks: Tasks,
         held: Callable[[], int],
         memory: ProcessMemory | None = None,
-        allocator: PythonAllocator | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """`held` counts the held calls."""
         self._tasks, self._held, self._clock = tasks, held, clock or world.monotonic
         self._memory = memory or ProcessMemory()
-        self._allocator = allocator or PythonAllocator()
         self._needed = self._memory.resident()
         """The resident memory after the last collection, or less."""
         self._used_seconds = world.cpu()
@@ -101,19 +95,13 @@ class IdleMemory:
 
         _ = loop.call_later(LOOK_SECONDS, again)
 
-    def expect_many(self) -> None:
-        """Take memory from the C library from now on, because MANY calls are held."""
-        self._allocator.use_c_library(wanted=True)
-
     def look(self) -> None:
-        """Give memory back if there is much and the process is quiet; without much, let Python be fast again."""
+        """Give memory back if there is much and the process is quiet."""
         before, self._used_seconds = self._used_seconds, world.cpu()
         resident = self._memory.resident()
         if resident < self._needed + _GROWTH_BYTES:
             self._needed = min(self._needed, resident)
-            if self._held() < MANY:
-                self._allocator.use_c_library(wanted=False)
-        elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() < MANY:
+        elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() < _MANY:
             began = self._clock()
             if began < self._may_again:
                 return

@@ -74,9 +74,7 @@ def ignore_signals() -> None:
 
 def give_memory_back(gateway: Gateway) -> None:
     """From now on, give the memory of calls that have ended back to the operating system."""
-    idle_memory = IdleMemory(gateway.tasks, lambda: len(gateway.lot))
-    gateway.lot.when_many = idle_memory.expect_many
-    idle_memory.begin()
+    IdleMemory(gateway.tasks, lambda: len(gateway.lot)).begin()
 
 
 def _raise_open_files() -> None:

@@ -6,7 +6,6 @@ from gateway.config import Hold, InForce
 from gateway.protocol.errors import Busy
 from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Budget
-from gateway.runtime.idle_memory import MANY
 
 
 class Car:
@@ -43,21 +42,6 @@ def test_the_lot_is_bounded_per_principal_and_in_all() -> None:
     lot.park(Car("3"))
     assert lot.find("3") is not None
     assert lot.find("1") is None
-
-
-def test_it_tells_whenever_the_calls_have_become_many() -> None:
-    lot, told = parking_lot(max_calls=1000, max_calls_per_principal=1000), []
-    lot.when_many = lambda: told.append(len(lot))
-    cars = [Car(str(number)) for number in range(MANY + 1)]
-    for car in cars:
-        lot.park(car)
-    for car in cars[-2:]:
-        lot.remove(car)
-        lot.park(car)
-    lot.remove(cars[0])
-    lot.keep(cars[1])
-    lot.park(cars[0])
-    assert told == [MANY, MANY]
 
 
 def test_kept_results_make_room_and_take_none() -> None:

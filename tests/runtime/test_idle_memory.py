@@ -8,8 +8,7 @@ import pytest
 
 from gateway import world
 from gateway.runtime import idle_memory
-from gateway.runtime.idle_memory import MANY, IdleMemory, ProcessMemory
-from gateway.runtime.python_allocator import PythonAllocator
+from gateway.runtime.idle_memory import IdleMemory, ProcessMemory
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 
@@ -40,23 +39,13 @@ class FakeMemory(ProcessMemory):
         self.now += self.seconds
 
 
-class FakeAllocator(PythonAllocator):
-    """A FAKE allocator, which chooses nothing."""
-
-    def __init__(self) -> None:
-        self.is_c_library = False
-
-    def use_c_library(self, *, wanted: bool) -> None:
-        self.is_c_library = wanted
-
-
 @pytest.fixture
 def memory() -> FakeMemory:
     return FakeMemory(100)
 
 
 def idle(memory: FakeMemory, held: int = 0) -> IdleMemory:
-    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, FakeAllocator(), lambda: memory.now)
+    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, lambda: memory.now)
 
 
 def test_memory_that_grew_is_given_back_once_the_process_is_quiet(memory: FakeMemory) -> None:
@@ -127,20 +116,6 @@ def test_collections_take_a_hundredth_of_the_time_at_most_whoever_makes_the_garb
         it.look()
         memory.now += idle_memory.LOOK_SECONDS
     assert memory.given_back == pytest.approx(memory.now / 100 / memory.seconds, abs=3)
-
-
-def test_the_c_library_is_used_from_many_held_calls_until_their_memory_is_given_back(memory: FakeMemory) -> None:
-    allocator, held = FakeAllocator(), MANY
-    it = IdleMemory(Tasks(Metrics("0")), lambda: held, memory, allocator, lambda: memory.now)
-    it.expect_many()
-    it.look()
-    assert allocator.is_c_library, "though there is not much memory yet"
-    memory.mib, memory.needed, held = 300, 105, MANY - 1
-    it.look()
-    assert allocator.is_c_library, "what has ended may still be on its way out"
-    for _ in range(2):
-        it.look()
-    assert (allocator.is_c_library, memory.mib) == (False, 105)
 
 
 def test_a_system_that_does_not_tell_its_memory_changes_nothing() -> None:
