@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from msgspec import Raw
 
 from gateway import world
+from gateway.bridge.upstream_call import BUG
 from gateway.mirror.call_rounds import (
     NO_TRACE,
     Again,
@@ -24,7 +25,7 @@ from gateway.mirror.call_rounds import (
     Step,
     with_trace,
 )
-from gateway.mirror.modern_server import Outgoing, Pending, ask
+from gateway.mirror.modern_server import Outgoing, ask
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
@@ -65,11 +66,11 @@ class Runner:
         self._upstream = upstream
         self._hears = hears
         self._log_level = log_level
-        self._pending: Pending | None = None
+        self._work: asyncio.Task[None] | None = None
+        """Runs rounds, unless the client has to answer."""
         self.headers: Headers = {}
         """The newest headers of the client."""
         self._is_relisted = False
-        self._polling: asyncio.TimerHandle | None = None
         self._failures = 0
         """How many requests about the task have failed in a row."""
         self._ends_at = world.monotonic() + upstream.task_seconds if call.live_task is not None else float("inf")
@@ -80,44 +81,55 @@ class Runner:
         return not self.is_over and not self.call.open
 
     def run(self, headers: Headers) -> None:
-        """Send the present round; `headers` are the client's."""
+        """Run rounds from the present one on, until the client has to answer; `headers` are the client's."""
         self.headers = headers
+        self._work = self._upstream.tasks.start(self._run(), "mirrored call")
+
+    async def _run(self) -> None:
+        try:
+            step: Step | None = Again()
+            while isinstance(step, Again | Poll):
+                if isinstance(step, Poll):
+                    await asyncio.sleep(step.seconds)
+                step = await self._round()
+        except GatewayError as exc:
+            self._fail(exc)
+        except Exception:  # the outermost edge of the call's task, where it is counted
+            self._fail(CallLost(BUG))
+            raise
+
+    async def _round(self) -> Step | None:
+        """Send the request that is due; return what its response led to. Raises GatewayError."""
         (method, target), upstream = self.call.aim, self._upstream
         needs_schema = method == mcp.TOOLS_CALL and upstream.server.reads_headers
-        if not needs_schema or upstream.catalog.knows(upstream.caller, target):
-            self._send()
-        else:
-            self._upstream.tasks.spawn(self._list_and_send(), "list tools")
-
-    async def _list_and_send(self) -> None:
-        upstream = self._upstream
-        await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self.headers)
-        if not self.is_over:
-            self._send()
-
-    def _send(self) -> None:
-        (method, target), upstream = self.call.aim, self._upstream
+        if needs_schema and not upstream.catalog.knows(upstream.caller, target):
+            await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self.headers)
         if world.monotonic() > self._ends_at:
-            self._fail(
-                CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
-            )
-            return
+            raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
+        taken: Step | None = None
+
+        def hear(data: bytes) -> None:
+            nonlocal taken
+            taken = self._hear(data)
+
+        sending = upstream.server.send(self._outgoing(method, target), hear)
+        try:
+            await sending
+        except ValueError as exc:
+            raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
+        except GatewayError as exc:
+            return self._tried_again(exc)
+        return taken
+
+    def _outgoing(self, method: str, target: str) -> Outgoing:
         trace = NO_TRACE if method == mcp.TASKS_GET else self._hears.sending()
         try:
             id_ = new_id()
             body = self.call.sent(id_, self._log_level(), trace)
             headers = with_trace(self.headers, trace) if trace else self.headers
-            outgoing = Outgoing(id_, body, method, target, headers, self._param_headers(method, target))
-        except InvalidParams as exc:
-            self._fail(exc)
-            return
+            return Outgoing(id_, body, method, target, headers, self._param_headers(method, target))
         except ValueError as exc:
-            self._fail(InvalidParams(f'"params._meta" cannot be read: {exc}'))
-            return
-        try:
-            self._pending = upstream.server.begin(outgoing, self)
-        except ValueError as exc:
-            self._fail(InvalidParams(f"A header of the request cannot be sent to the server: {exc}"))
+            raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 
     def _param_headers(self, method: str, target: str) -> dict[str, str]:
         if method != mcp.TOOLS_CALL:
@@ -127,10 +139,6 @@ class Runner:
             return {}
         return param_headers.headers_for(mirrored, jsonrpc.fields(self.call.request.params).get("arguments"))
 
-    def _poll_in(self, seconds: float) -> None:
-        poll = self._upstream.tasks.guard(self._send, "poll a task")
-        self._polling = asyncio.get_running_loop().call_later(seconds, poll)
-
     def answer(self, key: str, message: jsonrpc.Message, headers: Headers) -> None:
         """Take the client's response to a question; the last one sends the next round, with its own headers."""
         if self.is_over:
@@ -138,19 +146,17 @@ class Runner:
         step = self.call.answered(key, message)
         if step is not None:
             self.headers = headers
-            self._take(step)
+            if self._taken(step) is not None:
+                self.run(headers)
 
     def cancel(self) -> None:
         """Give the call up; the client's side hears nothing more."""
-        self.is_over = True
-        self._abort()
+        self._over()
+        if self._work is not None and self._work is not asyncio.current_task():
+            _ = self._work.cancel()
 
-    def _abort(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.abort()
-        if self._polling is not None:
-            self._polling.cancel()
+    def _over(self) -> None:
+        self.is_over = True
         if self.call.live_task is not None:
             self._upstream.tasks.spawn(self._cancel_task(self.call.live_task), "send upstream")
             self.call.live_task = None
@@ -163,67 +169,60 @@ class Runner:
             _ = await ask(self._upstream.server, Outgoing(id_, body, mcp.TASKS_CANCEL, task_id, self.headers))
 
     def _fail(self, error: GatewayError) -> None:
-        self.is_over = True
-        self._abort()
-        self._hears.fail(error)
+        if not self.is_over:
+            self._over()
+            self._hears.fail(error)
 
     # -- from the server ----------------------------------------------------------------------------------------
 
-    def on_message(self, data: bytes, /) -> None:
-        """See `Listener`."""
+    def _hear(self, data: bytes) -> Step | None:
+        """Take a message of the server; return what is to be done next, unless that is the client's."""
         if self.is_over:
-            return
+            return None
         if self._is_stale(data):
-            self._is_relisted, self._pending = True, None
+            self._is_relisted = True
             self._upstream.catalog.forget(self._upstream.caller)
-            self._upstream.tasks.spawn(self._list_and_send(), "list tools")
-            return
+            return Again()
         try:
             step = self.call.received(data)
         except CallLost as exc:
-            self.on_failed(exc)
-            return
-        if step is not None:
-            self._failures = 0
-            if isinstance(step, End):
-                self._learn(data)
-            self._take(step)
+            return self._tried_again(exc)
+        if step is None:
+            return None
+        self._failures = 0
+        if isinstance(step, End):
+            self._learn(data)
+        return self._taken(step)
 
-    def on_failed(self, error: GatewayError, /) -> None:
-        """See `Listener`."""
-        self._pending = None
-        if self.is_over:
-            return
-        if isinstance(error, Unreachable) and self.call.progress.round:
-            error = CallLost(f"{error.message}; the rounds before may have had effects")
-        if self.call.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
-            self._fail(error)
-            return
-        # The server works on the task all the same, and takes answers that it has taken already.
-        self._poll_in(_PAUSES[self._failures])
-        self._failures += 1
-
-    def _take(self, step: Step) -> None:
+    def _taken(self, step: Step) -> Step | None:
+        """Tell the client's side of a step; return it if the server is next."""
         match step:
             case Notify(message):
                 self._hears.notify(message)
             case Ask(questions):
-                self._pending = None
                 self._hears.ask(questions)
-            case Again():
-                self._pending = None
-                self._send()
-            case Poll(seconds, is_new):
-                self._pending = None
+            case End(message):
+                self._over()
+                self._hears.end(message)
+            case Poll(_, is_new):
                 if is_new:
                     self._ends_at = world.monotonic() + self._upstream.task_seconds
-                    self._hears.sending()
-                self._poll_in(seconds)
-            case End(message):
-                self.is_over = True
-                self._pending = None
-                self._abort()
-                self._hears.end(message)
+                    _ = self._hears.sending()
+                return step
+            case Again():
+                return step
+        return None
+
+    def _tried_again(self, error: GatewayError) -> Poll | None:
+        """The next try after a request that failed, if the server works on a task; else the call fails."""
+        if isinstance(error, Unreachable) and self.call.progress.round:
+            error = CallLost(f"{error.message}; the rounds before may have had effects")
+        if self.call.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
+            self._fail(error)
+            return None
+        # The server works on the task all the same, and takes answers that it has taken already.
+        self._failures += 1
+        return Poll(_PAUSES[self._failures - 1])
 
     def _learn(self, data: bytes) -> None:
         if self.call.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:

@@ -16,8 +16,9 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.subscription import Filter
+from gateway.bridge.upstream_call import BUG
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernServer, Outgoing, Pending, in_time
+from gateway.mirror.modern_server import ModernServer, Outgoing, in_time
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
@@ -150,9 +151,8 @@ class Changes:
 
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
-        stream = _Stream(self._deliver, self._lost)
         request = listening(self._profile, headers, uris)
-        stream.pending = self._server.begin(request, stream)
+        stream = _Stream(self._server, request, self._tasks, self._deliver, self._lost)
         self._opening = stream
         try:
             honoured = await in_time(stream.acknowledged, mcp.LISTEN)
@@ -175,7 +175,7 @@ class Changes:
         if self._reopening is not None:
             _ = self._reopening.cancel()
         if self._opening is not None:
-            self._opening.on_failed(CallLost("The subscription ended before the server acknowledged it"))
+            self._opening.over(CallLost("The subscription ended before the server acknowledged it"))
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -224,21 +224,40 @@ class Changes:
 
 
 class _Stream:
-    """One subscriptions/listen in flight (`Listener`)."""
+    """One subscriptions/listen in flight."""
 
-    def __init__(self, deliver: Callable[[bytes], None], lost: Callable[["_Stream"], None]) -> None:
-        self.pending: Pending
+    def __init__(
+        self,
+        server: ModernServer,
+        request: Outgoing,
+        tasks: Tasks,
+        deliver: Callable[[bytes], None],
+        lost: Callable[["_Stream"], None],
+    ) -> None:
         self.began = world.monotonic()
         self.is_over = False
         self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
         self._deliver = deliver
         self._lost = lost
+        self._task = tasks.start(self._run(server, request), "listen")
 
     def close(self) -> None:
         """Tell of nothing more."""
-        self.pending.abort()
+        if self._task is not asyncio.current_task():
+            _ = self._task.cancel()
 
-    def on_message(self, data: bytes, /) -> None:
+    async def _run(self, server: ModernServer, request: Outgoing) -> None:
+        try:
+            await server.send(request, self._hear)
+        except GatewayError as exc:
+            self.over(exc)
+        except ValueError as exc:
+            self.over(InvalidParams(f"A header of the request cannot be sent to the server: {exc}"))
+        except Exception:  # the outermost edge of the stream's task, where it is counted
+            self.over(CallLost(BUG))
+            raise
+
+    def _hear(self, data: bytes) -> None:
         message = jsonrpc.message(data)
         if message.method == mcp.ACKNOWLEDGED:
             if not self.acknowledged.done():
@@ -250,12 +269,12 @@ class _Stream:
                 self._deliver(notification)
         elif isinstance(message.error, Raw):
             said = jsonrpc.error(message.error).message
-            self.on_failed(InvalidParams(f"The server refused subscriptions/listen: {said}"))
+            self.over(InvalidParams(f"The server refused subscriptions/listen: {said}"))
         elif isinstance(message.result, Raw):
-            self.on_failed(CallLost("The server ended its subscription"))
+            self.over(CallLost("The server ended its subscription"))
 
-    def on_failed(self, error: GatewayError, /) -> None:
-        """See `Listener`; a response ends the stream too."""
+    def over(self, error: GatewayError) -> None:
+        """The stream has ended, or will not be opened."""
         self.is_over = True
         if self.acknowledged.done():
             self._lost(self)

@@ -1,25 +1,23 @@
 """A modern server as the mirror uses it: over streamable HTTP, or a child process."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from typing import ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
-from yarl import URL
 
-from gateway.bridge.upstream_call import BUG
 from gateway.http.upstream_client import REDIRECTS
-from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.http_client.pending_request import PendingRequest  # noqa: TC001  (one import style)
-from gateway.http_client.reply_head import ReplyHead
+from gateway.http.upstream_reply import AwaitedReply
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, Unreachable, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
-from gateway.runtime.tasks import Tasks
-from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style)
+from gateway.runtime.coarse_timeout import CoarseTimeout
+from gateway.runtime.pieces import InTurns
+from gateway.runtime.throttle import AwaitedArrival
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -29,6 +27,7 @@ T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 30.0
 """How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
+_TOO_LARGE: Final = "sent a message larger than limits.event_bytes"
 _ACCEPT: Final = "application/json, text/event-stream"
 
 
@@ -54,32 +53,8 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
         return {**repeated, mcp.NAME_HEADER: encode_value(self.target)} if self.target else repeated
 
 
-class Listener(Protocol):
-    """What hears the reply to one request."""
-
-    def on_message(self, data: bytes, /) -> None:
-        """A message is here: a notification, or the response, which is the last. Raises ValueError for a bad one."""
-
-    def on_failed(self, error: GatewayError, /) -> None:
-        """The response will not come."""
-
-
-class Pending(Protocol):
-    """A request in flight."""
-
-    def abort(self) -> None:
-        """Give the request up, which cancels it at the server. The listener hears nothing more."""
-
-
-class PendingTask(NamedTuple):
-    """A request whose reply a task waits for (`Pending`)."""
-
-    task: asyncio.Task[None]
-
-    def abort(self) -> None:
-        """See `Pending`."""
-        if self.task is not asyncio.current_task():
-            _ = self.task.cancel()
+Hear = Callable[[bytes], None]
+"""Takes a message of a reply: a notification, or the response, which is the last. Raises ValueError for a bad one."""
 
 
 class ModernServer(Protocol):
@@ -88,21 +63,29 @@ class ModernServer(Protocol):
     reads_headers: ClassVar[bool]
     """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
-    def begin(self, request: Outgoing, listener: Listener) -> Pending:
-        """Send a request. No method of the listener is called before this returns."""
+    async def send(self, request: Outgoing, hear: Hear) -> None:
+        """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
+
+        Raises GatewayError if the response will not come, and ValueError for headers that cannot be sent.
+        """
 
 
 async def ask(server: ModernServer, request: Outgoing) -> Raw | jsonrpc.Error:
     """Send a request and wait for its response; raises GatewayError if there is none."""
-    waiting = _Waiting()
-    pending = server.begin(request, waiting)
-    try:
-        return await in_time(waiting.response, request.method)
-    finally:
-        pending.abort()
+    found: list[Raw | jsonrpc.Error] = []
+
+    def hear(data: bytes) -> None:
+        message = jsonrpc.message(data)
+        if isinstance(message.error, Raw):
+            found.append(jsonrpc.error(message.error))
+        elif isinstance(message.result, Raw):
+            found.append(message.result)
+
+    await in_time(server.send(request, hear), request.method)
+    return found[0]
 
 
-async def in_time(answer: asyncio.Future[T], method: str) -> T:
+async def in_time(answer: Awaitable[T], method: str) -> T:
     """Wait for what a server must not take long for; raises CallLost."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -111,24 +94,20 @@ async def in_time(answer: asyncio.Future[T], method: str) -> T:
         raise CallLost(f"The server did not answer {method} in {ANSWER_SECONDS:g} s") from exc
 
 
-class _Waiting:
-    """Hears one response, for a coroutine that awaits it."""
+class StdioServer(msgspec.Struct, frozen=True, eq=False):
+    """A modern server that is a child process, which all requests share."""
 
-    def __init__(self) -> None:
-        self.response: asyncio.Future[Raw | jsonrpc.Error] = asyncio.get_running_loop().create_future()
+    reads_headers: ClassVar[bool] = False
+    modern: ModernStdio
 
-    def on_message(self, data: bytes, /) -> None:
-        message = jsonrpc.message(data)
-        if self.response.done():
-            return
-        if isinstance(message.error, Raw):
-            self.response.set_result(jsonrpc.error(message.error))
-        elif isinstance(message.result, Raw):
-            self.response.set_result(message.result)
-
-    def on_failed(self, error: GatewayError, /) -> None:
-        if not self.response.done():
-            self.response.set_exception(error)
+    async def send(self, request: Outgoing, hear: Hear) -> None:
+        """See `ModernServer`."""
+        sending = self.modern.request(request.body, hear)
+        del request  # it is sent once, and a call need not keep it
+        try:
+            await sending
+        except ValueError as exc:
+            raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
 
 
 class HttpServer(msgspec.Struct, frozen=True, eq=False):
@@ -137,58 +116,49 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
     reads_headers: ClassVar[bool] = True
     live: LiveRoute
 
-    def begin(self, request: Outgoing, listener: Listener) -> Pending:
+    async def send(self, request: Outgoing, hear: Hear) -> None:
         """See `ModernServer`."""
-        return _Reply(self.live, request, listener).begin()
-
-
-class StdioServer(msgspec.Struct, frozen=True, eq=False):
-    """A modern server that is a child process, which all requests share."""
-
-    reads_headers: ClassVar[bool] = False
-    modern: ModernStdio
-    tasks: Tasks
-
-    def begin(self, request: Outgoing, listener: Listener) -> Pending:
-        """See `ModernServer`."""
-        return PendingTask(self.tasks.start(self._run(request.body, listener), "modern request"))
-
-    async def _run(self, body: bytes, listener: Listener) -> None:
+        live = self.live
+        sending = _Request(live, request, hear).run(request)
+        del request
         try:
-            sending = self.modern.request(body, listener.on_message)
-            del body  # it is sent once, and a call need not keep it
             await sending
         except GatewayError as exc:
-            listener.on_failed(exc)
-        except ValueError as exc:
-            listener.on_failed(CallLost(f"The server sent a malformed message ({exc}); the call may have had effects"))
-        except Exception:  # the outermost edge of the request's task, where it is counted
-            listener.on_failed(CallLost(BUG))
+            if isinstance(exc, UpstreamError):
+                live.process.metrics.upstream_failed(live.route.path, exc.reason)
+            live.upstream.health.note(exc)
             raise
 
 
-class _Reply:
-    """One request over HTTP with its reply (`Pending`, `ReplyListener`)."""
+class _Request:
+    """One request over HTTP with its reply."""
 
-    def __init__(self, live: LiveRoute, request: Outgoing, listener: Listener) -> None:
+    def __init__(self, live: LiveRoute, request: Outgoing, hear: Hear) -> None:
         assert live.upstream.era is not None, "an upstream without a command has a URL"
         self._live = live
         self._client, self._endpoint = live.upstream.client, live.upstream.era.endpoint
-        self._request = request
-        self._listener = listener
-        self._silence = live.deadlines.idle
-        """Limits how long a reply may be silent."""
-        self._pending: PendingRequest
-        self._head: ReplyHead
-        self._parser: sse.Parser | None = None
-        self._body = bytearray()
-        self._arrival: Arrival | None = None
-        """While a large message is arriving."""
-        self._is_redirected = False
-        self._is_over = False
+        self._id, self._is_long = request.id, request.is_long
+        self._hear = hear
 
-    def begin(self) -> "_Reply":
-        request = self._request
+    async def run(self, request: Outgoing) -> None:
+        """Send the request, and hand over its reply."""
+        try:
+            reply = await self._sent(request)
+            if reply.status in REDIRECTS:  # the server has not run it
+                _ = await reply.read_at_most(self._client.limits.event_bytes)
+                reply.close()
+                self._endpoint.follow(reply.head.text(b"location"))
+                reply = await self._sent(request)
+            del request  # it is not sent again, so a call need not keep it
+            try:
+                await self._read(reply)
+            finally:
+                reply.close()
+        except RequestFailed as exc:
+            raise exc.mapped(self._endpoint.where) from exc
+
+    async def _sent(self, request: Outgoing) -> AwaitedReply:
+        """Wait for the head of the reply."""
         headers = {
             **request.headers,
             **request.param_headers,
@@ -196,98 +166,59 @@ class _Reply:
             "Content-Type": "application/json",
             **request.repeated,
         }
-        self._begin(self._endpoint.url, headers)
-        return self
+        return await self._heard(self._client.send("POST", self._endpoint.url, headers, request.body))
 
-    def _begin(self, url: URL, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._pending = self._client.begin("POST", url, headers, self._request.body, self)
-        self._restart()
-
-    def abort(self) -> None:
-        self._end()
-        self._pending.abort()
-
-    def _end(self) -> None:
-        self._is_over = True
-        self._silence.disarm(self)
-        self._release()
-
-    def _release(self) -> None:
-        """Hold no part of a message any more."""
-        if self._arrival is not None:
-            self._arrival.release()
-            self._arrival = None
-
-    def _hold(self, size: int) -> None:
-        """Read on only if there is room for more of a message, of which `size` bytes are here."""
-        if not self._is_over:
-            self._arrival = self._client.arriving.arriving(self._arrival, size, self)
-
-    def pause_reading(self) -> None:
-        """See `throttle.Reader`. It is not the server that is silent then."""
-        self._silence.disarm(self)
-        self._pending.pause_reading()
-
-    def resume_reading(self) -> None:
-        """See `throttle.Reader`."""
-        self._restart()
-        self._pending.resume_reading()
-
-    def _restart(self) -> None:
-        if not (self._request.is_long or self._is_over):
-            self._silence.arm(self, self._silent)
-
-    def _silent(self) -> None:
-        self._pending.abort()
-        self._lose("was silent for timeouts.idle_seconds")
-
-    def _lose(self, why: str) -> None:
-        self._fail(CallLost(f"{self._endpoint.where} {why}; the call may have had effects"))
-
-    def _fail(self, error: GatewayError) -> None:
-        if not self._is_over:
-            self._end()
-            if isinstance(error, UpstreamError):
-                self._live.process.metrics.upstream_failed(self._live.route.path, error.reason)
-            self._live.upstream.health.note(error)
-            self._listener.on_failed(error)
-
-    # -- from the connection ------------------------------------------------------------------------------------
-
-    def on_head(self, head: ReplyHead, /) -> None:
-        self._head = head
-        self._restart()
-        if head.status < 300:
-            self._request = replace(self._request, body=b"")  # it is not sent again, so a call need not keep it
-        if head.status < 300 and head.content_type == "text/event-stream":
-            self._parser = sse.Parser(self._client.limits.event_bytes)
-
-    def on_body(self, data: bytes, /) -> None:
-        self._restart()
-        if self._parser is None:
-            self._body += data
-            if len(self._body) > self._client.limits.event_bytes:
-                self._too_large()
-            else:
-                self._hold(len(self._body))
-            return
+    async def _heard(self, said: Awaitable[T]) -> T:
+        """Wait for the server, but not for ever, unless it may be silent."""
         try:
-            events = self._parser.feed(data)
-        except sse.EventTooLarge:
-            self._too_large()
-            return
-        for event in events:
-            if event.data and not self._is_over:
-                self._take(event.data)
-        self._hold(self._parser.unfinished_bytes)
+            with nullcontext() if self._is_long else CoarseTimeout(self._live.deadlines.idle):
+                return await said
+        except TimeoutError as exc:
+            raise self._lost("was silent for timeouts.idle_seconds") from exc
 
-    def _too_large(self) -> None:
-        self._pending.abort()
-        self._lose("sent a message larger than limits.event_bytes")
+    def _lost(self, why: str) -> CallLost:
+        return CallLost(f"{self._endpoint.where} {why}; the call may have had effects")
 
-    def _take(self, data: bytes) -> None:
-        """Hand a message over; the response ends the reply, even if the stream stays open.
+    async def _read(self, reply: AwaitedReply) -> None:
+        """Hand over an event stream or a body. Unfinished messages of all replies together have a limit."""
+        limit, arrival = self._client.limits.event_bytes, AwaitedArrival(self._client.arriving)
+        is_stream = reply.status < 300 and reply.content_type == reply_messages.EVENT_STREAM
+        pieces, parser, body = InTurns(reply), sse.Parser(limit), bytearray()
+        if is_stream:
+            reply.expect_silence()
+        try:
+            while piece := await self._heard(anext(pieces, b"")):
+                if is_stream:
+                    for event in parser.feed(piece):
+                        if event.data and self._take(event.data):
+                            # If the server ends the stream now, its connection carries the next request.
+                            reply.let_end(self._live.process.stream_times.drain_seconds)
+                            return
+                else:
+                    body += piece
+                    if len(body) > limit:
+                        raise self._lost(_TOO_LARGE)
+                await arrival.hold(parser.unfinished_bytes or len(body))
+        except sse.EventTooLarge as exc:
+            raise self._lost(_TOO_LARGE) from exc
+        finally:
+            arrival.release()
+        if is_stream:
+            raise self._lost("ended its reply without a response")
+        self._take_whole(reply, bytes(body))
+
+    def _take_whole(self, reply: AwaitedReply, body: bytes) -> None:
+        status = reply.status
+        if status in (401, 403):
+            raise refused(self._endpoint, status, reply.head.texts())
+        if not body.lstrip().startswith(b"{"):
+            raise self._lost(f"answered HTTP {status} without a JSON-RPC response")
+        if not self._take(body):
+            reply.distrust()
+            raise self._lost(f"answered HTTP {status} without the JSON-RPC response to this request")
+
+    def _take(self, data: bytes) -> bool:
+        """Hand a message over; return whether it was the response.
 
         The response to another request, which a server or a proxy wrote here, is skipped.
         """
@@ -297,54 +228,11 @@ class _Reply:
                 # Modern servers send no requests, and nobody gets this one.
                 metrics, path = self._live.process.metrics, self._live.route.path
                 metrics.nested_request(path, message.method, NestedOutcome.UNSOLICITED)
-                return
-            if reply_messages.is_response(message):
-                if not reply_messages.is_answer(message, self._request.id):
-                    return
-                self._end()
-                # If the server ends the stream now, its connection carries the next request.
-                self._pending.end_within(self._live.process.stream_times.drain_seconds)
-            self._listener.on_message(data)
+                return False
+            is_response = reply_messages.is_response(message)
+            if is_response and not reply_messages.is_answer(message, self._id):
+                return False
+            self._hear(data)
         except (ValueError, RecursionError) as exc:
-            self._is_over = False
-            self._pending.abort()
-            self._lose(f"sent a malformed message ({self._endpoint.quoted(str(exc))})")
-
-    def on_end(self) -> None:
-        if self._is_over:
-            return
-        self._release()
-        if self._parser is not None:
-            self._lose("ended its reply without a response")
-            return
-        status = self._head.status
-        if status in REDIRECTS and not self._is_redirected:
-            self._follow()
-        elif status in (401, 403):
-            self._fail(refused(self._endpoint, status, self._head.texts()))
-        elif self._body.lstrip().startswith(b"{"):
-            self._take(bytes(self._body))
-            if not self._is_over:
-                self._pending.distrust()
-                self._lose(f"answered HTTP {status} without the JSON-RPC response to this request")
-        else:
-            self._lose(f"answered HTTP {status} without a JSON-RPC response")
-
-    def _follow(self) -> None:
-        """Send the request to the address that the server names: it has not run it."""
-        self._is_redirected = True
-        try:
-            self._endpoint.follow(self._head.text(b"location"))
-        except Unreachable as exc:
-            self._fail(exc)
-        else:
-            self._body.clear()
-            self._begin(self._endpoint.url, self._headers)
-
-    def on_failed(self, failure: RequestFailed, /) -> None:
-        self._silence.disarm(self)
-        self._release()
-        if not isinstance(failure, ListenerFailed):
-            self._fail(failure.mapped(self._endpoint.where))
-        else:
-            self._fail(CallLost(f"{self._endpoint.where}: the gateway could not read its reply"))
+            raise self._lost(f"sent a malformed message ({self._endpoint.quoted(str(exc))})") from exc
+        return is_response

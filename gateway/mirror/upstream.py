@@ -20,7 +20,7 @@ async def is_modern(live: LiveRoute, headers: Headers) -> bool:
 def server_of(live: LiveRoute) -> ModernServer:
     """The modern server of a route."""
     if live.upstream.stdio is not None:
-        return StdioServer(live.upstream.stdio.modern, live.process.tasks)
+        return StdioServer(live.upstream.stdio.modern)
     return HttpServer(live)
 
 

@@ -3,22 +3,23 @@
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue, FinalMessage
+from gateway.bridge.upstream_call import BUG
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.modern_server import ModernServer, Outgoing
 from gateway.mirror.streamable import reply_stream
 from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import GatewayError
+from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.sep_1442.vocabulary import LISTENING
 from gateway.upstream.channel import Headers
 
 
 class Listening:
-    """One background stream (`Listener`, `Endable`)."""
+    """One background stream (`Endable`)."""
 
     def __init__(self, live: LiveRoute, id_: bytes, request_id: str) -> None:
         self._live = live
@@ -30,17 +31,25 @@ class Listening:
     async def serve(self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:
         """Write the changes of a server until its client leaves, or the stream is ended."""
         streams = self._live.upstream.streams
-        pending = server.begin(listening(profile, headers), self)
+        hearing = self._live.process.tasks.start(self._listen(server, listening(profile, headers)), "listen")
         streams[self] = None
         try:
             return (await reply_stream.finish(reply, await reply_stream.write(self._queue, reply)))[0]
         finally:
             self._is_over = True
-            pending.abort()
+            _ = hearing.cancel()
             _ = streams.pop(self, None)
 
-    def on_message(self, data: bytes, /) -> None:
-        """See `Listener`."""
+    async def _listen(self, server: ModernServer, request: Outgoing) -> None:
+        try:
+            await server.send(request, self._hear)
+        except GatewayError as exc:
+            self._finish(FinalMessage.of_error(exc, self._id, self._request_id))
+        except Exception:  # the outermost edge of the stream's task, where it is counted
+            self._finish(FinalMessage.of_error(CallLost(BUG), self._id, self._request_id))
+            raise
+
+    def _hear(self, data: bytes) -> None:
         message = jsonrpc.message(data)
         if self._is_over:
             return
@@ -56,10 +65,6 @@ class Listening:
             self._finish(FinalMessage(jsonrpc.failure(self._id, error), status))
         else:
             self.end()
-
-    def on_failed(self, error: GatewayError, /) -> None:
-        """See `Listener`."""
-        self._finish(FinalMessage.of_error(error, self._id, self._request_id))
 
     def end(self) -> None:
         """See `Endable`."""

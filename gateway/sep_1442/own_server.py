@@ -12,7 +12,7 @@ from gateway.cluster.peer_errors import PeerFailed
 from gateway.http.incoming import Incoming
 from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
 from gateway.http.server.response import Response
-from gateway.mirror.modern_server import Listener, Outgoing, Pending, PendingTask
+from gateway.mirror.modern_server import Hear, Outgoing
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
@@ -41,10 +41,15 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
     reply: ReplyWriter
     live: LiveRoute
 
-    def begin(self, request: Outgoing, listener: Listener) -> Pending:
+    async def send(self, request: Outgoing, hear: Hear) -> None:
         """See `ModernServer`; the headers are those that the client sent."""
-        tasks = self.live.process.tasks
-        return PendingTask(tasks.start(self._run(request, listener), "modern request"))
+        reply = _Messages(hear, self.reply, self.live.config.limits.event_bytes)
+        with suppress(ConnectionError, PeerFailed):
+            _ = await self.side.serve(self._modern(request), reply)
+        if reply.error is not None:
+            raise reply.error
+        if not reply.is_over:
+            raise CallLost("The gateway lost the call; it may have had effects")
 
     def give_up(self, request: Outgoing) -> None:
         """End the call that waits for this request, which will not be sent."""
@@ -62,13 +67,6 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
             has_headers=False,
         )
 
-    async def _run(self, request: Outgoing, listener: Listener) -> None:
-        reply = _Messages(listener, self.reply, self.live.config.limits.event_bytes)
-        with suppress(ConnectionError, PeerFailed):
-            _ = await self.side.serve(self._modern(request), reply)
-        if not reply.is_over:
-            listener.on_failed(CallLost("The gateway lost the call; it may have had effects"))
-
 
 def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
     """The client's headers, with those of 2026-07-28 in place of its own."""
@@ -77,13 +75,15 @@ def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
 
 
 class _Messages(MessageReply):
-    """A reply whose messages a listener hears."""
+    """A reply whose messages are handed over."""
 
-    def __init__(self, listener: Listener, reply: ReplyWriter, event_bytes: int) -> None:
+    def __init__(self, hear: Hear, reply: ReplyWriter, event_bytes: int) -> None:
         super().__init__(event_bytes)
-        self._listener = listener
+        self._hear = hear
         self._reply = reply
         self.is_over = False
+        self.error: GatewayError | None = None
+        """Why there is no response."""
 
     def share_unread(self) -> Share:
         return self._reply.share_unread()
@@ -92,20 +92,16 @@ class _Messages(MessageReply):
         """Hand one message over."""
         try:
             self.is_over |= reply_messages.is_response(jsonrpc.message(message))
-            self._listener.on_message(message)
+            self._hear(message)
         except (ValueError, RecursionError) as exc:
-            self._fail(CallLost(f"The server's answer is malformed ({exc}); the call may have had effects"))
+            self.error = CallLost(f"The server's answer is malformed ({exc}); the call may have had effects")
 
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
         if status in _PLAIN:
             await self.take(body)
         else:
-            self._fail(_refusal(body, status, headers))
+            self.error = _refusal(body, status, headers)
         return NO_RESPONSE
-
-    def _fail(self, error: GatewayError) -> None:
-        self.is_over = True
-        self._listener.on_failed(error)
 
 
 def _refusal(body: bytes, status: int, headers: Mapping[str, str]) -> GatewayError:

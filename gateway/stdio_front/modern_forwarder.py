@@ -4,17 +4,14 @@ Over HTTP, a server wants the annotated arguments of a tool repeated in headers,
 the first call of a tool that was not listed lists the tools.
 """
 
-import asyncio
 from typing import Final
 
 from msgspec import Raw
 
-from gateway.legacy_front.session import error_response
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp, param_headers
-from gateway.protocol.errors import GatewayError
 from gateway.protocol.request import ParsedBody
 from gateway.runtime.call_bytes import CallBytes
 from gateway.stdio_front.host import HOST, Host
@@ -36,7 +33,10 @@ class Forwarder:
         self._catalog = ToolCatalog()
 
     async def serve(self, parsed: ParsedBody, line: bytes) -> None:
-        """Pass a request on with everything that answers it; if cancelled, cancel it at the server. Raises Busy."""
+        """Pass a request on with everything that answers it; if cancelled, cancel it at the server.
+
+        Raises GatewayError.
+        """
         with self._calls.take(HOST, 2 * len(line)):
             await self._serve(parsed, line)
 
@@ -44,15 +44,18 @@ class Forwarder:
         assert parsed.id is not None
         target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, ""))) or ""
         repeated = await self._repeated(parsed, target) if self._server.reads_headers else {}
-        listener = _ToHost(self._host, parsed.id)
+        is_mismatch = False
+
+        def hear(data: bytes) -> None:
+            nonlocal is_mismatch
+            error = jsonrpc.message(data).error
+            is_mismatch = isinstance(error, Raw) and jsonrpc.error(error).code == mcp.HEADER_MISMATCH
+            self._host.send(data)
+
         is_long = parsed.method == mcp.LISTEN
         request = Outgoing(bytes(parsed.id), line, parsed.method, target, self._headers, repeated, is_long=is_long)
-        pending = self._server.begin(request, listener)
-        try:
-            await listener.answered
-        finally:
-            pending.abort()
-        if listener.is_mismatch:
+        await self._server.send(request, hear)
+        if is_mismatch:
             self._catalog.forget(_CALLER)  # the tool has changed; the host's next call lists the tools again
 
     async def _repeated(self, parsed: ParsedBody, tool: str) -> dict[str, str]:
@@ -62,33 +65,6 @@ class Forwarder:
             await self._catalog.read(_CALLER, self._server, _profile(parsed), self._headers)
         mirrored = self._catalog.find(_CALLER, tool).mirrored
         return param_headers.headers_for(mirrored, parsed.params.get("arguments")) if mirrored else {}
-
-
-class _ToHost:
-    """Writes the messages of one reply to the host (`Listener`)."""
-
-    def __init__(self, host: Host, id_: Raw) -> None:
-        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.is_mismatch = False
-        self._host = host
-        self._id = id_
-
-    def on_message(self, data: bytes, /) -> None:
-        message = jsonrpc.message(data)
-        self._host.send(data)
-        if message.method is None:
-            self.is_mismatch = isinstance(message.error, Raw) and (
-                jsonrpc.error(message.error).code == mcp.HEADER_MISMATCH
-            )
-            self._end()
-
-    def on_failed(self, error: GatewayError, /) -> None:
-        self._host.send(error_response(self._id, error))
-        self._end()
-
-    def _end(self) -> None:
-        if not self.answered.done():
-            self.answered.set_result(None)
 
 
 def _profile(parsed: ParsedBody) -> Profile:

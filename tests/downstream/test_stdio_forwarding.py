@@ -13,7 +13,6 @@ import pytest_asyncio
 from msgspec import Raw
 
 from gateway.downstream.stdio_forwarding import _Passage
-from gateway.mirror.modern_server import StdioServer
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request import ParsedBody
@@ -240,9 +239,6 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
             await passage.run(modern)
-    listener, request = Mock(), Mock(body=b"{}")
-    _ = StdioServer(modern, tasks).begin(request, listener)
     while len(tasks):
         await asyncio.sleep(0)
-    assert isinstance(listener.on_failed.call_args.args[0], CallLost)
-    assert tasks.failures == 2
+    assert tasks.failures == 1

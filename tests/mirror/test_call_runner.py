@@ -1,6 +1,5 @@
 """The rounds of one mirrored call at its server, once the call has become a task."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -67,6 +66,22 @@ class Stage:
     def last(self) -> Sent:
         return self.server.sent[-1]
 
+    async def begun(self) -> "Stage":
+        """The stage, once the call is at the server."""
+        _ = await self.next(1)
+        return self
+
+    async def next(self, count: int) -> Sent:
+        """The request with that number, once it is at the server."""
+        await eventually(lambda: len(self.server.sent) >= count, "the server is asked")
+        return self.server.sent[count - 1]
+
+    async def failed(self) -> GatewayError:
+        """The error with which the call has failed."""
+        await eventually(lambda: self.hears.failed, "the call fails")
+        (error,) = self.hears.failed
+        return error
+
     async def polled(self, count: int = 1) -> Sent:
         """The poll with that number, once it is at the server."""
         await eventually(lambda: len(self.server.of(mcp.TASKS_GET)) >= count, "the server is asked about the task")
@@ -75,7 +90,8 @@ class Stage:
     async def task(self) -> Sent:
         """The first poll of a call that has become a task."""
         self.last.says(error={"code": mcp.MISSING_CAPABILITY, "message": "no", "data": NEEDS_TASKS})
-        self.last.says(result={"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1})
+        again = await self.next(2)
+        again.says(result={"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1})
         return await self.polled()
 
     async def cancelled(self) -> Sent:
@@ -99,12 +115,13 @@ def says(sent: Sent, status: str, **more: Any) -> None:
 
 
 async def test_a_server_that_reads_no_headers_is_not_asked_for_its_tools(tasks: Tasks) -> None:
-    stage = Stage(tasks, is_child=True)
+    stage = await Stage(tasks, is_child=True).begun()
     assert [sent.request.method for sent in stage.server.sent] == [mcp.TOOLS_CALL]
+    stage.runner.cancel()
 
 
 async def test_a_task_is_polled_with_its_id_in_mcp_name(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     first = await stage.task()
     assert (first.request.target, first.request.headers, first.request.param_headers) == ("t1", HEADERS, {})
     says(first, "working")
@@ -116,34 +133,34 @@ async def test_a_task_is_polled_with_its_id_in_mcp_name(tasks: Tasks) -> None:
 
 
 async def test_the_answers_of_the_client_go_to_the_task_with_its_newest_headers(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     says(await stage.task(), "input_required", inputRequests={"a": FORM})
     assert [each.key for each in stage.hears.asked] == ["a"]
     stage.runner.answer("a", answer(result=ACCEPT), {"Authorization": "newer"})
-    assert (stage.last.request.method, stage.last.request.target) == (mcp.TASKS_UPDATE, "t1")
-    assert stage.last.request.headers == {"Authorization": "newer"}
-    stage.last.completes()
+    update = await stage.next(4)
+    assert (update.request.method, update.request.target) == (mcp.TASKS_UPDATE, "t1")
+    assert update.request.headers == {"Authorization": "newer"}
+    update.completes()
     says(await stage.polled(2), "completed", result={"content": []})
     assert len(stage.hears.ended) == 1
 
 
 async def test_only_the_first_round_of_a_call_that_cannot_be_sent_has_had_no_effects(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     stage.last.fails(Unreachable("no connection"))
-    (error,) = stage.hears.failed
-    assert isinstance(error, Unreachable)
-    stage = Stage(tasks)
+    assert isinstance(await stage.failed(), Unreachable)
+    stage = await Stage(tasks).begun()
     stage.last.says(result={"resultType": "input_required", "inputRequests": {"a": FORM}, "requestState": "s"})
     stage.runner.answer("a", answer(result=ACCEPT), HEADERS)
-    stage.last.fails(Unreachable("no connection"))
-    (error,) = stage.hears.failed
+    (await stage.next(2)).fails(Unreachable("no connection"))
+    error = await stage.failed()
     assert isinstance(error, CallLost)
     assert "may have had effects" in error.message
 
 
 @pytest.mark.parametrize("when", ["before a poll", "in a poll", "while it asks"])
 async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     poll = await stage.task()
     if when != "in a poll":
         more = {"inputRequests": {"a": FORM}} if when == "while it asks" else {}
@@ -151,7 +168,7 @@ async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> Non
     stage.runner.cancel()
     sent = await stage.cancelled()
     assert (sent.params["taskId"], sent.request.target, sent.request.headers) == ("t1", "t1", HEADERS)
-    assert poll.is_aborted == (when == "in a poll")
+    await eventually(lambda: poll.is_aborted == (when == "in a poll"))
     stage.runner.cancel()
     assert len(stage.server.of(mcp.TASKS_CANCEL)) == 1
     assert len(stage.server.of(mcp.TASKS_GET)) == 1
@@ -160,14 +177,14 @@ async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> Non
 
 
 async def test_a_task_that_is_over_is_not_cancelled(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     says(await stage.task(), "completed", result={"content": []})
     stage.runner.cancel()
     assert not stage.server.of(mcp.TASKS_CANCEL)
 
 
 async def test_a_call_that_ends_without_its_task_cancels_it(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     says(await stage.task(), "input_required", inputRequests={"a": FORM})
     stage.runner.answer("a", answer(error={"code": -1, "message": "User rejected"}), HEADERS)
     _ = await stage.cancelled()
@@ -175,7 +192,7 @@ async def test_a_call_that_ends_without_its_task_cancels_it(tasks: Tasks) -> Non
 
 
 async def test_a_poll_that_failed_is_repeated(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     (await stage.task()).fails(Unreachable("no connection"))
     (await stage.polled(2)).says(error={"code": mcp.INTERNAL_ERROR, "message": "busy"})
     says(await stage.polled(3), "completed", result={"content": []})
@@ -185,33 +202,31 @@ async def test_a_poll_that_failed_is_repeated(tasks: Tasks) -> None:
 
 async def test_a_task_is_lost_after_too_many_failures(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.mirror.call_runner._PAUSES", (0.0, 0.0))
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     (await stage.task()).fails(CallLost("one"))
     for number, word in ((2, "two"), (3, "three")):
         (await stage.polled(number)).fails(CallLost(word))
-    assert [error.message for error in stage.hears.failed] == ["three"]
+    assert (await stage.failed()).message == "three"
     _ = await stage.cancelled()
 
 
 async def test_a_refused_credential_ends_the_call(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     (await stage.task()).fails(Refused("no", status=401, challenge=None, is_clients=True))
-    assert len(stage.hears.failed) == 1
+    assert isinstance(await stage.failed(), Refused)
     _ = await stage.cancelled()
 
 
 async def test_a_task_has_a_time_limit(tasks: Tasks) -> None:
-    stage = Stage(tasks, seconds=0.0)
+    stage = await Stage(tasks, seconds=0.0).begun()
     stage.last.says(result={"resultType": "task", "taskId": "t1", "status": "working", "pollIntervalMs": 1})
-    await eventually(lambda: stage.hears.failed, "the call fails")
-    assert "tasks.ttl_seconds" in stage.hears.failed[0].message
+    assert "tasks.ttl_seconds" in (await stage.failed()).message
     _ = await stage.cancelled()
     assert not stage.server.of(mcp.TASKS_GET)
 
 
 async def test_a_failed_call_that_is_no_task_yet_is_not_repeated(tasks: Tasks) -> None:
-    stage = Stage(tasks)
+    stage = await Stage(tasks).begun()
     stage.last.fails(CallLost("gone"))
-    await asyncio.sleep(0)
+    assert isinstance(await stage.failed(), CallLost)
     assert len(stage.server.sent) == 1
-    assert len(stage.hears.failed) == 1

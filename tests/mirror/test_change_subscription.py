@@ -99,7 +99,7 @@ async def test_a_session_that_listens_at_once_has_missed_nothing(bench: Bench) -
     bench.changes.begin(HEADERS)
     stream = await bench.opened(1)
     stream.acknowledges()
-    await eventually(lambda: not bench.tasks)
+    await settle()
     stream.says(method=mcp.PROMPTS_CHANGED)
     assert bench.told == [mcp.PROMPTS_CHANGED]
 
@@ -114,7 +114,7 @@ async def test_a_session_that_begins_to_listen_while_a_lost_stream_is_opened_aga
     first.completes()
     bench.changes.begin(HEADERS)
     (await bench.opened(2)).acknowledges("a:b")
-    await eventually(lambda: not bench.tasks)
+    await settle()
     assert len(bench.streams) == 2
 
 

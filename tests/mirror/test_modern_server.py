@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.modern_server import _Reply
+from gateway.mirror.call_runner import Runner
 from gateway.protocol import mcp
 from gateway.runtime.pieces import PIECE_BYTES
 from tests.mirror.conftest import Begin
@@ -164,13 +164,13 @@ async def test_a_flood_of_log_messages_lets_others_run(
         return call.text("done")
 
     server.tools["flood"] = flood
-    turns, on_body = Turns(), _Reply.on_body
+    turns, hear = Turns(), Runner._hear
 
-    def noted(reply: _Reply, data: bytes) -> None:
+    def noted(runner: Runner, data: bytes) -> object:
         turns.note()
-        on_body(reply, data)
+        return hear(runner, data)
 
-    monkeypatch.setattr(_Reply, "on_body", noted)
+    monkeypatch.setattr(Runner, "_hear", noted)
     with turns:
         async with client.call("flood") as stream:
             while "result" not in await stream.message():

@@ -71,10 +71,10 @@ async def test_a_list_that_failed_is_asked_for_again(bench: Bench) -> None:
 
 
 async def test_a_list_that_cannot_be_asked_for_is_missing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    async def refuse(*_: object) -> None:
         raise ValueError("a header has a control character in its value")
 
-    monkeypatch.setattr(bench.server, "begin", refuse)
+    monkeypatch.setattr(bench.server, "send", refuse)
     await bench.read()
     assert not bench.catalog.knows(ADA, "t")
 

@@ -1,9 +1,10 @@
 """A FAKE `ModernServer` in memory: the test answers each request by hand."""
 
+import asyncio
 import json
 from typing import Any
 
-from gateway.mirror.modern_server import Listener, Outgoing
+from gateway.mirror.modern_server import Hear, Outgoing
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from tests.support.fake_modern import INFO
@@ -12,22 +13,23 @@ Json = dict[str, Any]
 
 
 class Sent:
-    """One request that the mirror sent, and its `Pending`."""
+    """One request that the mirror sent."""
 
-    def __init__(self, request: Outgoing, listener: Listener) -> None:
-        self.request, self._listener = request, listener
+    def __init__(self, request: Outgoing, hear: Hear) -> None:
+        self.request, self._hear = request, hear
         self.body: Json = json.loads(request.body)
         self.params: Json = self.body["params"]
-        self.is_aborted = False
-
-    def abort(self) -> None:
-        self.is_aborted = True
+        self.is_answered = self.is_aborted = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def says(self, **members: Any) -> None:
         """Let it hear a message; a response if `result` or `error` is given."""
         is_response = "result" in members or "error" in members
         id_ = {"id": self.body["id"]} if is_response else {}
-        self._listener.on_message(json.dumps({"jsonrpc": "2.0", **id_, **members}).encode())
+        self._hear(json.dumps({"jsonrpc": "2.0", **id_, **members}).encode())
+        if is_response:
+            self.is_answered = True
+            self.over.set_result(None)
 
     def completes(self, **result: Any) -> None:
         self.says(result={"resultType": "complete", "_meta": INFO, **result})
@@ -40,7 +42,7 @@ class Sent:
         self.says(method=mcp.ACKNOWLEDGED, params={"notifications": filters})
 
     def fails(self, error: GatewayError) -> None:
-        self._listener.on_failed(error)
+        self.over.set_exception(error)
 
 
 class FakeServer:
@@ -51,9 +53,14 @@ class FakeServer:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
-    def begin(self, request: Outgoing, listener: Listener) -> Sent:
-        self.sent.append(Sent(request, listener))
-        return self.sent[-1]
+    async def send(self, request: Outgoing, hear: Hear) -> None:
+        sent = Sent(request, hear)
+        self.sent.append(sent)
+        try:
+            await sent.over
+        except asyncio.CancelledError:
+            sent.is_aborted = not sent.is_answered
+            raise
 
     def of(self, method: str) -> list[Sent]:
         return [each for each in self.sent if each.request.method == method]

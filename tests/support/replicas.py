@@ -122,8 +122,6 @@ async def crash(stand: Stand) -> None:
         task.cancel()
     for held in gateway.downstream._legacy.mirror._shared.running.values():
         held.runner.is_over = True
-        if held.runner._polling is not None:
-            held.runner._polling.cancel()
     for listener in gateway._listeners:
         for connection in list(listener._service.connections):
             connection.wire.abort()
