@@ -11,7 +11,7 @@ from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp, tool_filter
 from gateway.protocol.errors import CallLost
 from gateway.protocol.json_text.json_bounds import TooMany
-from gateway.protocol.request import Request
+from gateway.protocol.request import Request, TextParams
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import tool_schemas
 from gateway.telemetry import COMPLETE, TOOL_FAILED, Span
@@ -25,8 +25,9 @@ def legacy_call(
     """The request as a legacy server knows it; `task` asks the server to run it as a task."""
     said, params = request.said, request.params
     token = call_id if said.progress_token is not None else None
-    if token is None and task is None and span is None and not said.user_meta and isinstance(params, dict):
-        return Call(call_id, jsonrpc.request(call_id, request.method, params), listener)
+    if token is None and task is None and span is None and not said.user_meta:
+        text = params.text if isinstance(params, TextParams) else params
+        return Call(call_id, jsonrpc.request(call_id, request.method, text), listener)
     meta: dict[str, Raw] = dict(said.user_meta)
     if token is not None:
         meta[mcp.META_PROGRESS_TOKEN] = Raw(token)

@@ -10,6 +10,7 @@ from msgspec import Raw
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from gateway.http.known_call import known_call
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import jsonrpc
@@ -94,10 +95,14 @@ class Incoming(msgspec.Struct, eq=False):
     def request(self) -> Request:
         """Return the modern request, checked at the first call only; raises the DownstreamError of what is wrong."""
         if self.checked is None:
-            parsed = self.opened or self.parsed()
             known = self.known
-            headers, repeated = (known.__getitem__, known.repeated) if known is not None else (self.values, None)
-            self.checked = check(parsed, headers, repeated)
+            if known is None:
+                self.checked = check(self.parsed(), self.values)
+            elif known.call is None or (request := known.call.read(self.body, self.json_depth)) is None:
+                request = self.checked = check(self.parsed(), known.__getitem__, known.repeated)
+                known.call = known.call or known_call(self.body, request)
+            else:
+                self.checked = request
         return self.checked
 
     def keep_once(self) -> None:

@@ -42,6 +42,8 @@ class KnownValues(dict[str, Sequence[str]]):
         self.caller: Any = None
         """Who sends such a request, as long as `judge` stays the same."""
         self.judge: object = None
+        self.call: Any = None
+        """The form of the bodies that came with it, once one was a plain call."""
         self.passing: Any = None
         """The route on which its headers have passed through, with the lines that have."""
         self.sender: Any = None

@@ -258,10 +258,11 @@ def is_null(raw: Raw) -> bool:
     return bytes(raw).strip() == NULL
 
 
-def request(id_: bytes, method: str, params: Mapping[str, Any] | Raw) -> bytes:
-    """A request; `id_` is JSON."""
+def request(id_: bytes, method: str, params: Mapping[str, Any] | bytes | Raw) -> bytes:
+    """A request; `id_` is JSON, and so are `params` if they are bytes."""
     named = _METHODS.get(method) or encode(method)
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, named, encode(params))
+    text = params if type(params) is bytes else encode(params)
+    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (id_, named, text)
 
 
 def notification(method: str, params: Mapping[str, Any] | Raw | None = None) -> bytes:

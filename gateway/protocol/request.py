@@ -65,8 +65,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
         return jsonrpc.text(self.params.get(field)) if field is not None else None
 
 
-class HeldParams(msgspec.Struct, frozen=True, gc=False):
-    """The params of a call that waits long, as one text: opened, they take far more memory, and are seldom read."""
+class TextParams(msgspec.Struct, frozen=True, gc=False):
+    """Params as one text, opened by whoever reads them: seldom are they read, and opened they take more memory."""
 
     text: bytes
 
@@ -96,10 +96,10 @@ class HeldParams(msgspec.Struct, frozen=True, gc=False):
         return key in jsonrpc.fields(self.text)
 
 
-Params = jsonrpc.Fields | HeldParams
+Params = jsonrpc.Fields | TextParams
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A checked modern request.
 
     `params` goes upstream: it lacks `_meta`, `inputResponses` and `requestState`. `target` is the tool, prompt or URI,
@@ -120,13 +120,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_held(self) -> bool:
         """Whether this is the request of a call that waits long."""
-        return isinstance(self.params, HeldParams)
+        return self.id is _NO_ID
 
     @property
     def params_size(self) -> int:
         """How many bytes the params take."""
         params = self.params
-        return len(params.text) if isinstance(params, HeldParams) else sum(map(len, params.values()))
+        return len(params.text) if isinstance(params, TextParams) else sum(map(len, params.values()))
 
     def held(self) -> "Request":
         """The same for a call that waits long: its body, of which each value is a part, need not stay in memory.
@@ -138,7 +138,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return msgspec.structs.replace(
             self,
             id=_NO_ID,
-            params=params if isinstance(params, HeldParams) else HeldParams(jsonrpc.exact(jsonrpc.encode(params))),
+            params=params if isinstance(params, TextParams) else TextParams(jsonrpc.exact(jsonrpc.encode(params))),
             said=self.said.held(),
             input_responses=None if self.input_responses is None else _NO_ANSWERS,
             task=None,
@@ -171,7 +171,7 @@ class _UsualCall(msgspec.Struct, gc=False):
     params: _UsualParams
 
 
-_decode_usual = msgspec.json.Decoder(_UsualCall).decode
+decode_usual = msgspec.json.Decoder(_UsualCall).decode
 _CALLS: Final = b'"method":"tools/call"'
 _USUAL: Final = b'{"jsonrpc":"2.0","id":,"method":"tools/call","params":{"name":,"arguments":,"_meta":}}'
 _OF_RETRY: Final = b',"inputResponses":,"requestState":'
@@ -187,7 +187,7 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
     try:
         if not body.isascii():
             _ = body.decode()
-        call = _decode_usual(body)
+        call = decode_usual(body)
         params, id_ = call.params, call.id
         name, arguments, meta = params.name, params.arguments, params.meta
         more = len(body) - len(_USUAL) - len(id_) - len(name) - len(arguments) - len(meta)
@@ -293,16 +293,7 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
         raise InvalidState("malformed")
     if tool is None or answers is not None:
         params = {key: value for key, value in params.items() if key not in _OURS}
-    return Request(
-        id=parsed.id,
-        method=method,
-        params=params,
-        target=target,
-        said=said,
-        input_responses=responses,
-        request_state=state,
-        task=parsed.params.get("task"),
-    )
+    return Request(parsed.id, method, params, target, said, responses, state, parsed.params.get("task"))
 
 
 def _is_first_form(method: str, declared: Capabilities) -> bool:
