@@ -227,12 +227,12 @@ class LiveTask:
         _ = self._questions.clear()
         self._touch()
         self.live.process.metrics.task_ended(self.live.route.path, outcome)
-        about = {**self._about, "outcome": outcome, "seconds": round(max(world.wall() - self._handle.issued, 0), 3)}
+        seconds = round(max(world.wall() - self._handle.issued, 0), 3)
         if cause is None:
-            log.info(Event.TOOL_TASK_ENDED, **about)
-        else:
-            say = log.warning if isinstance(cause, UpstreamError) else log.info
-            say(Event.TOOL_TASK_LOST, **about, cause=cause.message, fix=cause.fix)
+            log.info(Event.TOOL_TASK_ENDED, **self._about, outcome=outcome, seconds=seconds)
+            return
+        say = log.warning if isinstance(cause, UpstreamError) else log.info
+        say(Event.TOOL_TASK_LOST, **self._about, outcome=outcome, seconds=seconds, cause=cause.message, fix=cause.fix)
 
     def _touch(self) -> None:
         self._updated = _text(world.wall())
