@@ -21,6 +21,7 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
+from gateway.sessions.pool import orphans
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
@@ -359,7 +360,7 @@ class UpstreamCall(ABC):
 
     def _tell_orphan(self, upstream: Upstream, message: bytes) -> None:
         pool, headers = self._context.live.upstream.pool, self._context.headers
-        self._outgoing.try_to_send(partial(pool.tell_orphan, upstream, message, headers))
+        self._outgoing.try_to_send(partial(orphans.tell, pool, upstream, message, headers))
 
     @property
     def _outgoing(self) -> Outgoing:

@@ -18,6 +18,7 @@ from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
+from gateway.sessions.pool import orphans
 from gateway.telemetry import ColdEnding, Event, get_logger
 from gateway.upstream.channel import Headers
 
@@ -92,9 +93,8 @@ async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: He
     """Give up a call that no process reads; returns whether it need not be tried again."""
     answers = [(Raw(id_), *withdrawn(Question("", method, None, Raw(id_), b""))) for id_, method in remains.questions]
     try:
-        await live.upstream.pool.end_orphan(
-            remains.upstream, [(id_, error or result or Raw(b"{}")) for id_, result, error in answers], reason, headers
-        )
+        given = [(id_, error or result or Raw(b"{}")) for id_, result, error in answers]
+        await orphans.end(live.upstream.pool, remains.upstream, given, reason, headers)
     except (UpstreamError, TimeoutError) as exc:
         log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))
         return isinstance(exc, Refused | SessionLost)

@@ -142,13 +142,13 @@ FAULTS: Final = (
     ),
     Planted(
         "sessions: an adopted session is kept",
-        "sessions/pool/checkout.py",
+        "sessions/pool/pool.py",
         "is_useless = session.lost or session.adopted or self.closed",
         "is_useless = session.lost or self.closed",
     ),
     Planted(
         "sessions: idle sessions are not swept",
-        "sessions/pool/checkout.py",
+        "sessions/pool/pool.py",
         "                self._drop(session)\n            self._groups.forget_if_empty",
         "                break\n            self._groups.forget_if_empty",
     ),
@@ -160,7 +160,7 @@ FAULTS: Final = (
     ),
     Planted(
         "sessions: who joined a session does not leave it",
-        "sessions/pool/checkout.py",
+        "sessions/pool/pool.py",
         "        joiner.shared.leave(joiner)\n",
         "",
     ),
@@ -333,7 +333,7 @@ FAULTS: Final = (
     ),
     Planted(
         "sessions: a session in quarantine is not dropped",
-        "sessions/pool/checkout.py",
+        "sessions/pool/pool.py",
         "        self._drop(session)\n        session.abandon()\n",
         "        session.abandon()\n",
     ),

@@ -11,7 +11,7 @@ import pytest
 from gateway.bridge import outgoing_messages, subscription
 from gateway.cluster import discovery, witness
 from gateway.server import drain
-from gateway.sessions.pool import checkout
+from gateway.sessions.pool import pool
 from gateway.telemetry import SessionState
 from tests.support import workbench
 from tests.support.fake_upstream import FakeUpstream
@@ -24,7 +24,7 @@ Start = Callable[..., Awaitable[Stand]]
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times that no configuration shortens."""
-    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "_SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(subscription, "_PAUSES", (0.0, 0.01))
     # As in the gateway, a session's quarantine ends before the last pause.
     monkeypatch.setattr(outgoing_messages, "_CANCEL_PAUSES", (0.0, 0.05, 0.4))

@@ -15,7 +15,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import MAX_FOLLOWED, Group, Groups
-from gateway.sessions.pool import checkout
+from gateway.sessions.pool import pool as pools
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
@@ -357,7 +357,7 @@ async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is there before the caller runs, so the sweeper never sees an empty group."""
-    monkeypatch.setattr(checkout, "_SWEEP_SECONDS", 0)
+    monkeypatch.setattr(pools, "_SWEEP_SECONDS", 0)
     bench = Bench(sessions={"max": 1, "idle_seconds": 0})
     pool = bench.pool
     begun: dict[str, Any] = {
