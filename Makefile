@@ -28,7 +28,7 @@ quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 
 # Three workers, because many of these tests wait for a time to pass.
 unit: $(VENV)/stamp ## quick, and every other test that starts no program, in about 90 seconds
-	$(PYTEST) -n 3 --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
+	$(PYTEST) -n $(or $(WORKERS),3) --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
 
 # In the order of the folders, because few tests may take long: a long file that comes last leaves a worker idle.
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite
