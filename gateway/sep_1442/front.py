@@ -27,9 +27,9 @@ from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.replica_routing import Replicas
+from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
-from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream, is_modern, server_of
+from gateway.mirror.upstream import is_modern, server_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
@@ -55,22 +55,19 @@ class Stateless:
     def __init__(
         self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, mirror: Mirror, own_side: OwnSide
     ) -> None:
-        self._tokens = tokens
         self._replicas = replicas
         self._mirror = mirror
         self._own_side = own_side
-        self._catalog = ToolCatalog()
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results, cold)
         """The calls that may ask."""
-        self._of_sessions: dict[tuple[str, bytes], StatelessCall] = {}
-        """The calls of sessions, by the session's key with the JSON of the request's id."""
+        self._shared = Shared(tokens, self.lot)
 
     def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""
         if vocabulary.DIALECT not in live.route.dialects or incoming.method != "POST":
             return False
-        if self._tokens.is_session(incoming.headers.get(mcp.SESSION_ID)):
+        if self._shared.tokens.is_session(incoming.headers.get(mcp.SESSION_ID)):
             return True
         body = incoming.body
         if _KEY not in body and _SEALED not in body and b"\\" not in body:
@@ -81,7 +78,7 @@ class Stateless:
             return False
         if message.method is not None:
             return vocabulary.is_declared(message)
-        return isinstance(message.id, Raw) and self._tokens.is_nested(jsonrpc.text(message.id))
+        return isinstance(message.id, Raw) and self._shared.tokens.is_nested(jsonrpc.text(message.id))
 
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
@@ -102,7 +99,7 @@ class Stateless:
 
     def end_all(self, error: GatewayError) -> None:
         """End the calls that wait for answers: nobody could go on with them."""
-        for call in self.lot:
+        for call in list(self.lot):
             call.stop(error)
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -137,7 +134,7 @@ class Stateless:
     async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> Response:
         server, headers = await self._server(at)
         found = await initialize(server, profile, headers)
-        token = self._tokens.new_session(*at.caller_key, profile, world.wall())
+        token = self._shared.tokens.new_session(*at.caller_key, profile, world.wall())
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
     async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> Response:
@@ -153,27 +150,13 @@ class Stateless:
         if self._mirror.draining.refuses_calls:
             raise ShuttingDown("call again")
         server, headers = await self._server(at)
-        key = None if session is None else (session.key, request.id)
-        if key in self._of_sessions:
+        if session is not None and (session.key, request.id) in self._shared.running:
             raise IdInUse
-        may_ask = request.method in mcp.ASKING
-        if may_ask:
-            self.lot.check(at.caller.principal)
-        upstream = Upstream.of(at.live, at.caller_key, self._catalog, server)
-        with at.live.process.calls.take(at.caller.principal, 2 * len(request.params)) as weight:
-            call = StatelessCall(
-                at, _stateless(at, declared.profile), request, declared, upstream, self._tokens, weight
-            )
-            if may_ask:
-                self.lot.park(call)
-            if key is not None:
-                self._of_sessions[key] = call
-            try:
-                return await call.serve(headers, at.reply)
-            finally:
-                self.lot.remove(call)
-                if key is not None and self._of_sessions.get(key) is call:
-                    del self._of_sessions[key]
+        binding = _stateless(at, replace(declared.profile, echoes_state=False))
+        call = StatelessCall(self._shared, at, binding, request, declared, server, session)
+        call.runner.run(headers)
+        replied, _ = await call.write(at.reply, at.incoming.request_id)
+        return replied
 
     # -- notifications ------------------------------------------------------------------------------------------
 
@@ -181,9 +164,9 @@ class Stateless:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
         if message.method == mcp.CANCELLED and session is not None:
-            call = self._of_sessions.get((session.key, cancelled(message) or b""))
+            call = self._shared.running.get((session.key, cancelled(message) or b""))
             if call is not None:
-                call.cancel()
+                call.abandon()
             else:
                 await self._replicas.tell_all(at.incoming)
         return await at.accept()
@@ -192,7 +175,7 @@ class Stateless:
 
     async def _answered(self, at: MirrorArrival, message: jsonrpc.Message) -> Response:
         """Take the response to a nested request, or have the replica take it that holds the call."""
-        nested = at.nested(message, self._tokens, _stateless(at))
+        nested = at.nested(message, self._shared.tokens, _stateless(at))
         call = self.lot.find(nested.place.exchange)
         if call is None and not at.holds(nested.place):
             found = await self._replicas.route(at, nested.place)
@@ -211,7 +194,7 @@ class Stateless:
         if token is None:
             return None
         try:
-            return at.session(token, self._tokens)
+            return at.session(token, self._shared.tokens)
         except NoSession as exc:
             raise InvalidSession from exc
 

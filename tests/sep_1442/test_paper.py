@@ -305,9 +305,9 @@ async def test_a_call_of_a_session_can_be_cancelled(
     await client.initialize()
     async with client.call("wait", {"logLevel": "info"}, id_=id_) as stream:
         assert (await stream.message())["method"] == mcp.LOG
-        calls = [call for stand in stands for call in stand.gateway.downstream.stateless._of_sessions.values()]
+        calls = [call for stand in stands for call in stand.gateway.downstream.stateless._shared.running.values()]
         assert await client.notify(mcp.CANCELLED, {"requestId": id_}) == 202
-        assert [call._runner.is_over for call in calls] == [True], "also at another replica, before it was accepted"
+        assert [call.runner.is_over for call in calls] == [True], "also at another replica, before it was accepted"
         with pytest.raises(EOFError):
             await stream.message()
     await eventually(tools.left.is_set, "the server's request is cut")

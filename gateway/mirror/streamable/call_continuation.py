@@ -8,12 +8,13 @@ from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.router import TakeOver
 from gateway.http.server.response import Response
 from gateway.legacy_front.session import error_response
-from gateway.mirror.call_rounds import Progress, Question
+from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_requests import initialize
 from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.nested_state import InvalidRequestState
 from gateway.mirror.streamable.replica_routing import Replicas
+from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session
 from gateway.mirror.upstream import server_of
@@ -27,8 +28,8 @@ from gateway.upstream.channel import NO_HEADERS
 class CallContinuation:
     """The way to the calls that were begun before."""
 
-    def __init__(self, shared: Shared, replicas: Replicas) -> None:
-        self._shared = shared
+    def __init__(self, shared: Shared[StreamedCall], homes: Homes, replicas: Replicas) -> None:
+        self._shared, self._homes = shared, homes
         self._replicas = replicas
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -63,11 +64,17 @@ class CallContinuation:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
         if nested.request is None or self._is_over(at, nested.place, nested.progress):
             return None
-        held = StreamedCall(self._shared, at, session, nested.place.exchange, nested.request, nested.progress)
+        held = self._taken_over(at, session, nested.place, nested.request, nested.progress)
         held.reopen((Question(key, "", b"{}") for key in nested.keys), at.headers)
         held.report.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
         held.wait()
         return held
+
+    def _taken_over(
+        self, at: MirrorArrival, session: Session, place: Place, request: Request, progress: Progress
+    ) -> StreamedCall:
+        level = self._homes.level(session)
+        return StreamedCall(self._shared, at, session, place.exchange, request, level, progress)
 
     def _is_over(self, at: MirrorArrival, place: Place, progress: Progress) -> bool:
         """Whether a call of a replica that has died cannot go on."""
@@ -118,7 +125,7 @@ class CallContinuation:
         request = mark.request
         if request is None or self._is_over(at, mark.place, mark.progress) or not (mark.asking or may_run):
             return None
-        held = StreamedCall(self._shared, at, session, mark.place.exchange, request, mark.progress)
+        held = self._taken_over(at, session, mark.place, request, mark.progress)
         if mark.asking:
             held.reopen(mark.asking, at.headers)
         else:

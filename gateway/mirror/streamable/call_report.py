@@ -22,7 +22,8 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 class CallReport:
     """Collects how one call goes."""
 
-    def __init__(self, live: LiveRoute, session: Session, call: MirroredCall) -> None:
+    def __init__(self, live: LiveRoute, session: Session, call: MirroredCall, *, is_counted: bool = True) -> None:
+        """`is_counted` is False if something else reports the call."""
         self._live = live
         self._version = session.profile.version
         self._call, self._request = call, call.request
@@ -30,12 +31,13 @@ class CallReport:
         self._asked_at: float | None = None
         self._thought = 0.0
         """Seconds in which the client was asked, and nothing was upstream."""
-        self._is_over = False
+        self._is_over = not is_counted
         self._span: Span | None = None
         self._round: Span | None = None
         self.request_id = ""
         """The id of the HTTP request that waits."""
-        live.process.metrics.mirroring(live.route.path, 1)
+        if is_counted:
+            live.process.metrics.mirroring(live.route.path, 1)
 
     def trace(self, incoming: Incoming) -> None:
         """Begin the span of the call, if calls are traced; each round is one below it."""
@@ -49,9 +51,12 @@ class CallReport:
         """The client is asked."""
         self._asked_at = world.monotonic()
         self._end_round(_ASKED)
-        metrics, path = self._live.process.metrics, self._live.route.path
         for question in questions:
-            metrics.nested_request(path, question.method, NestedOutcome.ASKED)
+            self._count(question, NestedOutcome.ASKED)
+
+    def _count(self, question: Question, outcome: NestedOutcome) -> None:
+        if not self._is_over:
+            self._live.process.metrics.nested_request(self._live.route.path, question.method, outcome)
 
     def sending(self) -> Headers:
         """A round goes upstream; returns its trace context."""
@@ -76,8 +81,7 @@ class CallReport:
 
     def answered(self, question: Question) -> None:
         """The client has answered."""
-        path = self._live.route.path
-        self._live.process.metrics.nested_request(path, question.method, NestedOutcome.ANSWERED)
+        self._count(question, NestedOutcome.ANSWERED)
 
     def taken_over(self, owner: str, round_: int, *, owner_is_dead: bool) -> None:
         """This replica continues a call that another one began."""
@@ -98,7 +102,8 @@ class CallReport:
 
     def failed(self, error: GatewayError) -> None:
         """The call ends with an error of the gateway."""
-        self._live.upstream.health.note(error)
+        if not self._is_over:
+            self._live.upstream.health.note(error)
         self._finish(Ending(Outcome.ERROR, str(error.code)), error)
 
     def finished(self) -> None:

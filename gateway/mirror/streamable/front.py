@@ -33,7 +33,6 @@ from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
-from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream, server_of
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
@@ -69,8 +68,9 @@ class Mirror:
         self._headers = HeaderRules(in_force, process.epoch)
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
-        self._shared = Shared(tokens, self.lot, Homes(tokens, results), ToolCatalog())
-        self._calls = CallContinuation(self._shared, replicas)
+        self._shared = Shared(tokens, self.lot)
+        self._homes = Homes(tokens, results)
+        self._calls = CallContinuation(self._shared, self._homes, replicas)
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
         self._subscribing: set[tuple[str, bytes]] = set()
@@ -135,7 +135,7 @@ class Mirror:
             raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
         session = at.session(token, self._shared.tokens)
         with at.counted():
-            self._shared.homes.check(session)
+            self._homes.check(session)
         at.incoming.found_session()
         return session
 
@@ -165,13 +165,13 @@ class Mirror:
         if keeps_level:
             message, known = client_state_item.taken(message, at.live, session)
             if known is not None:
-                self._shared.homes.learn_level(session, known)
+                self._homes.learn_level(session, known)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
                 level = Level(level_of(params_of(message)), world.wall())
-                self._shared.homes.set_level(session, level)
+                self._homes.set_level(session, level)
                 await self._replicas.tell_all(at.incoming)
                 if keeps_level:
                     response = client_state_item.given(response, level, at.live, session)
@@ -198,19 +198,16 @@ class Mirror:
         found = await self._replicas.at_home(at, session.key)
         if found is not None:
             return found[0]
-        home = self._shared.homes.of(session, at.live)
+        home = self._homes.of(session, at.live)
         await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
         return None
 
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> Response:
         if self.draining.refuses_calls:
             raise ShuttingDown("call again")
-        held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request)
-        try:
-            held.runner.run(at.headers)
-        except BaseException:
-            held.abandon()
-            raise
+        level = self._homes.level(session)
+        held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request, level)
+        held.runner.run(at.headers)
         replied, _ = await held.write(at.reply, at.incoming.request_id)
         return replied
 
@@ -228,7 +225,7 @@ class Mirror:
         try:
             found = await self._replicas.at_home(at, session.key)
             if found is None:
-                home = self._shared.homes.of(session, at.live)
+                home = self._homes.of(session, at.live)
                 found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
         finally:
             self.long_lived -= 1
@@ -246,7 +243,7 @@ class Mirror:
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
             held.abandon()
-        self._shared.homes.end(session)
+        self._homes.end(session)
         await self._replicas.tell_all(at.incoming)
         return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
 

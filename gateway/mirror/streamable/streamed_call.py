@@ -1,4 +1,4 @@
-"""One mirrored call with the stream on which its client waits.
+"""One call at a modern server with the stream on which its legacy client waits.
 
 The events of a client of 2025-11-25 have ids, so a client whose stream broke comes back with the last one, here or at
 another replica. What it must not miss (the questions of the round, the response) is kept for that. Older clients take
@@ -10,7 +10,7 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -22,17 +22,17 @@ from gateway.exchange.commands import Timer
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
 from gateway.mirror.call_runner import Runner
+from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable import nested_state, reply_stream
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.reply_stream import Item
-from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
-from gateway.routes.held_calls import Lot  # noqa: TC001  (one import style)
+from gateway.routes.held_calls import Lot
 from gateway.runtime.fair_shares import FairTable
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
@@ -44,31 +44,43 @@ _LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
 """Ends a stream without a response, because the client has another one or may open one elsewhere."""
 
 
-class Shared:
-    """What the mirrored calls of one process share."""
+Call = TypeVar("Call", bound="StreamedCall")
 
-    def __init__(self, tokens: Tokens, lot: "Lot[StreamedCall]", homes: Homes, catalog: ToolCatalog) -> None:
+
+class Shared(Generic[Call]):
+    """What the streamed calls of one process share."""
+
+    def __init__(self, tokens: Tokens, lot: Lot[Call]) -> None:
         """`lot` has the calls that may ask, and their responses for a while."""
-        self.tokens, self.lot, self.homes, self.catalog = tokens, lot, homes, catalog
-        self.running: dict[tuple[str, bytes], StreamedCall] = {}
+        self.tokens, self.lot = tokens, lot
+        self.catalog = ToolCatalog()
+        self.running: dict[tuple[str, bytes], Call] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
         self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
 
 
 class StreamedCall:
-    """One mirrored call of this replica (`Hears`, `Parked`)."""
+    """One call of this replica (`Hears`, `Parked`)."""
+
+    keeps_alive = True
+    """Whether the stream of a client that waits for long gets comments."""
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        shared: Shared,
+        shared: Shared[Any],
         at: MirrorArrival,
         session: Session,
         exchange: str,
         request: Request,
+        log_level: str | None,
         progress: Progress | None = None,
+        server: ModernServer | None = None,
     ) -> None:
-        """`progress` is set if this continues a call that a dead replica began."""
+        """`progress` is set if this continues a call that a dead replica began.
+
+        `server` is the route's own if it is not given.
+        """
         self.id = exchange
         self.principal = at.caller.principal
         self.session = session
@@ -76,11 +88,11 @@ class StreamedCall:
         self._live = at.live
         self._place = at.new_place(session.key, exchange)
         self._is_continued = progress is not None
-        upstream, progress = Upstream.of(at.live, at.caller_key, shared.catalog), progress or Progress()
+        upstream = Upstream.of(at.live, at.caller_key, shared.catalog, server)
+        progress = progress or Progress()
         drives = upstream.drives_tasks
         self.call = call = MirroredCall(request, session.profile, exchange, progress, drives_tasks=drives)
-        level = shared.homes.level(session)
-        self.runner = Runner(call, upstream, self, lambda: level)
+        self.runner = Runner(call, upstream, self, lambda: log_level)
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
@@ -93,8 +105,7 @@ class StreamedCall:
         try:
             if request.method in mcp.ASKING:
                 shared.lot.park(self)
-            self.report = CallReport(at.live, session, call)
-            self.report.trace(at.incoming)
+            self.report = self._new_report(at)
         except BaseException:
             self._weight.release()
             shared.lot.remove(self)
@@ -103,7 +114,17 @@ class StreamedCall:
         self._final_event = b""
         self._reply: ReplyWriter | None = None
         """The reply that the client reads, while it does."""
-        shared.running[session.key, request.id] = self
+        shared.running[self._key] = self
+
+    def _new_report(self, at: MirrorArrival) -> CallReport:
+        report = CallReport(at.live, self.session, self.call)
+        report.trace(at.incoming)
+        return report
+
+    @property
+    def _key(self) -> tuple[str, bytes]:
+        """What no other open call of the client has."""
+        return self.session.key, self.call.request.id
 
     @property
     def _may_ask(self) -> bool:
@@ -179,9 +200,8 @@ class StreamedCall:
 
     def _unregister(self) -> None:
         self._weight.release()
-        key = self.session.key, self.call.request.id
-        if self._shared.running.get(key) is self:
-            del self._shared.running[key]
+        if self._shared.running.get(self._key) is self:
+            del self._shared.running[self._key]
         if self._is_continued:
             self._shared.ended.keep(self.principal, self.id, None)
 
@@ -322,7 +342,8 @@ class StreamedCall:
         if self._final is not None:
             queue.finish(self._final)
         try:
-            last = await reply_stream.write(queue, reply, self._first(queue, reply, after, has_missed=bool(missed)))
+            first = self._first(queue, reply, after, has_missed=bool(missed))
+            last = await reply_stream.write(queue, reply, first, keeps_alive=self.keeps_alive)
             return await reply_stream.finish(reply, last, self._final_event)
         finally:
             if self._queue is queue:

@@ -210,7 +210,7 @@ async def test_all_replicas_know_the_log_level(server: FakeModern, cluster: Clus
     async with client.request("logging/setLevel", {"level": "alert"}) as stream:
         assert (await stream.message())["result"] == {}
     mirror = two.gateway.downstream._legacy.mirror
-    await eventually(lambda: [level.name for level in mirror._shared.homes._levels.values()] == ["alert"])
+    await eventually(lambda: [level.name for level in mirror._homes._levels.values()] == ["alert"])
     async with client.call("level", url=two.url) as stream:
         assert text(await stream.message()) == "alert"
 
@@ -233,7 +233,7 @@ async def test_changes_reach_the_standalone_stream_at_whichever_replica_it_is(
 
 def home_of(*stands: Stand) -> Stand:
     """The home of the only session."""
-    (home,) = [stand for stand in stands if stand.gateway.downstream._legacy.mirror._shared.homes._homes]
+    (home,) = [stand for stand in stands if stand.gateway.downstream._legacy.mirror._homes._homes]
     return home
 
 

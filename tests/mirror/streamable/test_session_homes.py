@@ -24,7 +24,7 @@ async def session(stand: Stand, caller: str | None = None) -> LegacyClient:
 
 
 def homes(stand: Stand) -> list[Home]:
-    return stand.gateway.downstream._legacy.mirror._shared.homes._homes.values()
+    return stand.gateway.downstream._legacy.mirror._homes._homes.values()
 
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
@@ -152,8 +152,8 @@ async def test_one_caller_makes_nobody_elses_level_or_end_forgotten(
         assert (await eve.ask("logging/setLevel", {"level": "info"}))["result"] == {}
         async with stand.http.delete(stand.url, headers=(await session(stand, "eve"))._sent()) as response:
             assert response.status == 200
-    shared = stand.gateway.downstream._legacy.mirror._shared
-    token = shared.tokens._session(ann.session or "")
-    assert shared.homes.level(token) == "error"
+    mirror = stand.gateway.downstream._legacy.mirror
+    token = mirror._shared.tokens._session(ann.session or "")
+    assert mirror._homes.level(token) == "error"
     async with gone.request("ping") as stream:
         assert stream.response.status == 404
