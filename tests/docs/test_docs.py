@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gateway.config import Config, Upstream, parse
+from gateway.config.parsing.retired_keys import RETIRED
 from gateway.protocol import mcp
 from gateway.telemetry.metrics.labels import STATE_REASONS
 from tests.docs.pages import PAGES, Block, anchors, blocks, links, named
@@ -146,6 +147,13 @@ def test_the_defaults_keep_the_order_that_the_operations_page_asks_for() -> None
     assert sessions.max_per_principal > hold.max_calls_per_principal
     together = hold.drain_delay_seconds + hold.drain_seconds + timeouts.cancel_seconds
     assert f"together: {together:g} s" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_page_names_a_key_that_was_retired(page: Path) -> None:
+    if page.name != "CHANGELOG.md":
+        named_keys = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", page.read_text()))
+        assert named_keys & RETIRED.keys() == set()
 
 
 def test_there_are_blocks_and_links_to_check() -> None:
