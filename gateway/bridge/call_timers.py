@@ -13,8 +13,6 @@ _LOOK_SECONDS: Final = 1.0
 """How often GRACE looks for that."""
 _BACK_SECONDS: Final = 2.0
 """How long a client then has at least to come back: another replica may have told it to call again in a second."""
-_NONE: Final[dict[Timer, asyncio.TimerHandle]] = {}
-"""No timer of the event loop, as nearly always: it is replaced, never changed."""
 
 
 class Owner(Protocol):
@@ -35,12 +33,8 @@ class Timers:
 
     def __init__(self, live: LiveRoute) -> None:
         self._live = live
-        self._handles = _NONE
-        """The timers of the event loop, while there are any."""
-
-    def __contains__(self, timer: Timer) -> bool:
-        shared = self._live.deadlines.shared.get(timer)
-        return timer in self._handles or (shared is not None and shared.deadline(self) is not None)
+        self._handles: dict[Timer, asyncio.TimerHandle] = {}
+        """The timers of the event loop."""
 
     def arm(self, timer: Timer, owner: Owner, seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual.
@@ -48,22 +42,18 @@ class Timers:
         `owner` is held while the timer runs and no longer, so that a finished exchange is not part of a reference
         cycle. It is not a bound method, because that would take memory of its own while a call is held.
         """
-        live = self._live
-        if timer is LEG and not live.config.legs.rounds:
+        if timer is LEG and not self._live.config.legs.rounds:
             return
-        if self._handles:
-            self._cancel(timer)
-        shared = live.deadlines.shared.get(timer)
-        if shared is not None:
-            if seconds is None:
-                shared.arm(self, _fire, owner, timer)
-                return
-            shared.disarm(self)
-        elif timer is QUIET:
-            seconds = live.config.hold.quiet_seconds
+        self.disarm(timer)
+        shared, hold = self._live.deadlines.shared.get(timer), self._live.config.hold
+        if seconds is None and shared is not None:
+            shared.arm(self, _fire, owner, timer)
+            return
+        if timer is QUIET:
+            seconds = hold.quiet_seconds
         elif timer is GRACE:
-            seconds = live.config.hold.grace_seconds if seconds is None else seconds
-        if seconds is not None:  # else it is COLD, and calls do not go cold
+            seconds = hold.grace_seconds
+        if seconds is not None:  # else the configuration has this timer off
             self._start(timer, owner, asyncio.get_running_loop().time() + seconds)
 
     def _start(self, timer: Timer, owner: Owner, until: float) -> None:
@@ -71,9 +61,7 @@ class Timers:
         loop = asyncio.get_running_loop()
         due = min(until, loop.time() + _LOOK_SECONDS) if timer is GRACE else until
         ring = partial(self._ring, timer, owner, due, until)
-        handle = loop.call_at(due, self._live.process.tasks.guard(ring, "timer " + timer))
-        self._handles = self._handles or {}
-        self._handles[timer] = handle
+        self._handles[timer] = loop.call_at(due, self._live.process.tasks.guard(ring, "timer " + timer))
 
     def deadline(self, timer: Timer) -> float | None:
         """Return the monotonic time at which a shared timer rings; None if it does not run."""
@@ -82,27 +70,18 @@ class Timers:
 
     def disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""
-        if self._handles:
-            self._cancel(timer)
-        shared = self._live.deadlines.shared.get(timer)
-        if shared is not None:
+        if (handle := self._handles.pop(timer, None)) is not None:
+            handle.cancel()
+        if (shared := self._live.deadlines.shared.get(timer)) is not None:
             shared.disarm(self)
 
     def disarm_all(self) -> None:
         """Stop every timer."""
-        handles, self._handles = self._handles, _NONE
-        for handle in handles.values():
-            handle.cancel()
-        for shared in self._live.deadlines.shared.values():
-            shared.disarm(self)
-
-    def _cancel(self, timer: Timer) -> None:
-        if (handle := self._handles.pop(timer, None)) is not None:
-            handle.cancel()
-            self._handles = self._handles or _NONE
+        for timer in Timer:
+            self.disarm(timer)
 
     def _ring(self, timer: Timer, owner: Owner, due: float, until: float) -> None:
-        self._cancel(timer)
+        del self._handles[timer]
         now = asyncio.get_running_loop().time()
         if timer is GRACE and now - due > _STALLED_SECONDS:
             # The process stood still. Its client may have come back in time, and waits to be read or was sent away.

@@ -156,7 +156,7 @@ class Driver:
         self._report.began_before(seconds)
         self._wait(leg)
         self._feed(on.Called(leg))
-        if seconds > TICK_SECONDS and LEG in self._timers:
+        if seconds > TICK_SECONDS and self._timers.deadline(LEG) is not None:
             self._timers.arm(LEG, self, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
     def take_over(

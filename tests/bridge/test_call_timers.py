@@ -191,10 +191,10 @@ async def test_a_held_call_expires_no_more_once_it_is_answered(
     gate = Gate(upstream)
     asked = await client.call()
     (driver,) = stand.gateway.lot.waiting()
-    assert [timer for timer in Timer if timer in driver._timers] == [Timer.TTL]
+    assert [timer for timer in Timer if driver._timers.deadline(timer) is not None] == [Timer.TTL]
     retry = later(client.answer(asked))
     await gate.answered.wait()
-    assert [timer for timer in Timer if timer in driver._timers] == [Timer.LEG]
+    assert [timer for timer in Timer if driver._timers.deadline(timer) is not None] == [Timer.LEG]
     gate.go.set()
     assert (await retry).text == "done"
-    assert [timer for timer in Timer if timer in driver._timers] == [Timer.LINGER]
+    assert [timer for timer in Timer if driver._timers.deadline(timer) is not None] == [Timer.LINGER]
