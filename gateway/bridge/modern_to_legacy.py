@@ -44,33 +44,30 @@ def legacy_call(
 
 def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
     """What the legacy server said, as the exchange knows it."""
-    request = context.request
+    request, route = context.request, context.live.route
     match event:
         case on.Resulted(result=result) if not event.is_modern:
-            return _modern(context, report, result)
+            assert context.server_info is not None, "a result comes from a session"
+            try:
+                modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)
+            except ValueError as exc:
+                flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
+                return on.Broke(
+                    CallLost(
+                        f"The upstream {route.upstream.name} of route {route.path} answered {request.method} with a "
+                        f"result that {flaw}; the call may have had effects"
+                    )
+                )
+            report.ending = (
+                TOOL_FAILED if modern.is_tool_error else COMPLETE
+            )  # an earlier run may have ended otherwise
+            return on.Resulted(modern.body)
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))
         case on.Withdrawn(id=id_):
             return on.Withdrawn(id_, replayable=may_run_twice(context))
         case _:
             return event
-
-
-def _modern(context: Context, report: Report, result: bytes | Raw) -> on.Resulted | on.Broke:
-    assert context.server_info is not None, "a result comes from a session"
-    request, route = context.request, context.live.route
-    try:
-        modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)
-    except ValueError as exc:
-        flaw = f"has {exc}" if isinstance(exc, TooMany) else "is not an object"
-        return on.Broke(
-            CallLost(
-                f"The upstream {route.upstream.name} of route {route.path} answered {request.method} with a result "
-                f"that {flaw}; the call may have had effects"
-            )
-        )
-    report.ending = TOOL_FAILED if modern.is_tool_error else COMPLETE  # an earlier run may have ended otherwise
-    return on.Resulted(modern.body)
 
 
 def modern_result(

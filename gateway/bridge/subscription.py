@@ -150,7 +150,10 @@ class Subscription:
 
     def changed(self, method: str, data: bytes) -> None:
         """Pass on one notification of the upstream, if it was asked for."""
-        params = _params(data)
+        try:
+            params = jsonrpc.members(jsonrpc.message(data).params)
+        except ValueError:
+            params = {}
         uri = jsonrpc.text(params.get("uri")) if method == mcp.RESOURCE_UPDATED else ""
         if self._is_ended or uri is None or (method, uri) not in self._topics:
             return
@@ -295,10 +298,3 @@ def _pauses() -> Iterator[float]:
     """Seconds to wait before each attempt, with jitter."""
     for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
         yield pause * (1 + _JITTER * world.random())
-
-
-def _params(data: bytes) -> jsonrpc.Fields:
-    try:
-        return jsonrpc.members(jsonrpc.message(data).params)
-    except ValueError:
-        return {}

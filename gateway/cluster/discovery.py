@@ -176,20 +176,17 @@ class Discovery:
             names = await asyncio.gather(
                 *(self._ask_name(each, self._host) for each in addresses), return_exceptions=True
             )
-            if asked == self._name:  # else a reload changed it meanwhile
-                self._take(addresses, names)
+            if asked != self._name:
+                return  # a reload changed it meanwhile
+            self.is_unsure = any(isinstance(name, BaseException) for name in names)
+            self.found = {
+                name: address
+                for name, address in zip(names, addresses, strict=True)
+                if isinstance(name, str) and name != self._host
+            }
+            for name, address in self.found.items():
+                self._remember(name, address)
+                self._on_answer(name)
         finally:
             self._looked = world.monotonic()
             self._lookup = None
-
-    def _take(self, addresses: list[Address], names: list[str | BaseException | None]) -> None:
-        """Replace the hosts found before by those of a lookup."""
-        self.is_unsure = any(isinstance(name, BaseException) for name in names)
-        self.found = {
-            name: address
-            for name, address in zip(names, addresses, strict=True)
-            if isinstance(name, str) and name != self._host
-        }
-        for name, address in self.found.items():
-            self._remember(name, address)
-            self._on_answer(name)

@@ -144,7 +144,9 @@ class Membership:
         """The address of a member, as far as it takes no lookup."""
         host, _, number = member.partition("#")
         if host == self.host:
-            return self._sibling(number)
+            worker = self._worker
+            exists = worker is not None and number.isdecimal() and int(number) < worker.count
+            return worker.socket("peer", int(number)) if worker is not None and exists else None
         return self._replica.peers.get(host) if self._replica.peers_dns is None else self.discovery.address(host)
 
     async def address(self, member: str) -> Address | None:
@@ -162,12 +164,6 @@ class Membership:
         if address is None:
             raise self._not_found(member)
         return address
-
-    def _sibling(self, number: str) -> Address | None:
-        worker = self._worker
-        if worker is None or not number.isdecimal() or int(number) >= worker.count:
-            return None
-        return worker.socket("peer", int(number))
 
     def _not_found(self, member: str) -> OwnerSilent:
         where = f"by {self.own} (does replica.peers_dns name it, and does it answer?)"

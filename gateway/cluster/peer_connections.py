@@ -10,6 +10,7 @@ or refuses one. Every other failure to connect is silence, which may have its ca
 import asyncio
 import errno
 import os
+from contextlib import suppress
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Final
@@ -179,19 +180,18 @@ class PeerConnections:
         return OwnerSilent(member, why, is_local=True)
 
     async def _not_sent(self, address: Address, member: str, failure: RequestFailed) -> PeerFailed | OwnerSilent:
-        """The error that the failure of a request stands for of which the peer got no more than the head."""
+        """The error that the failure of a request stands for of which the peer got no more than the head.
+
+        The process is dead only if that is proven.
+        """
         cause = failure.__cause__
         if isinstance(failure, ConnectTimedOut):
             return self.slow(member)
         if isinstance(cause, world.LookupFailed | UnicodeError):
             return self._unresolved(member, "does not resolve")
-        if isinstance(failure, NotConnected) and isinstance(cause, OSError):
-            return await self._not_connected(address, member, cause)
-        return StaleConnection(f"{member}: {type(failure).__name__}")
-
-    async def _not_connected(self, address: Address, member: str, failure: OSError) -> PeerFailed | OwnerSilent:
-        """The error that a failure to connect stands for: the process is dead only if that is proven."""
-        number = failure.errno
+        if not (isinstance(failure, NotConnected) and isinstance(cause, OSError)):
+            return StaleConnection(f"{member}: {type(failure).__name__}")
+        number = cause.errno
         if address.startswith(_UNIX):
             is_proof = number in _UNUSED_SOCKET
         elif parsed_address(split_address(address)[0]) is not None:
@@ -200,8 +200,8 @@ class PeerConnections:
             is_proof = await self._all_refuse(address)
         if is_proof:
             return PeerDead(member)
-        cause = os.strerror(number) if number is not None and number > 0 else failure.strerror or str(failure)
-        why = f"cannot be reached from {self._own} ({cause})"
+        said = os.strerror(number) if number is not None and number > 0 else cause.strerror or str(cause)
+        why = f"cannot be reached from {self._own} ({said})"
         return OwnerSilent(member, why, is_local=number not in _REMOTE_CAUSES)
 
     async def _all_refuse(self, address: Address) -> bool:
@@ -209,21 +209,14 @@ class PeerConnections:
         host, port = split_address(address)
         try:
             async with asyncio.timeout(self.timeouts.peer_connect_seconds):
-                found = await world.resolve(host, port)
-                return all([await _refuses(info) for info in found])
+                for info in await world.resolve(host, port):
+                    with world.new_socket(info) as attempt, suppress(ConnectionRefusedError):
+                        attempt.setblocking(False)
+                        await asyncio.get_running_loop().sock_connect(attempt, info[4])
+                        return False
         except (OSError, TimeoutError):
             return False
-
-
-async def _refuses(address: world.AddressInfo) -> bool:
-    """Whether an address refuses a connection; raises OSError if the attempt shows neither."""
-    with world.new_socket(address) as attempt:
-        attempt.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(attempt, address[4])
-        except ConnectionRefusedError:
-            return True
-    return False
+        return True
 
 
 @lru_cache(_ADDRESSES)

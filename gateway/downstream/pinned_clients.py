@@ -47,16 +47,20 @@ class PinnedClients:
         meta, sealed = client_state.taken(said.user_meta, NAME)
         round_.request = replace(request, said=replace(said, user_meta=meta))
         item = None if sealed is None else self._opened(sealed, round_)
+        own, path = self._process.owner, round_.live.route.path
         # A retry goes to the replica that holds its call.
         is_free = request.request_state is not None or request.method in _FREE
         if item is not None and not is_free and self._is_elsewhere(item.place, round_.incoming):
             replied = await self._router.send_to(item.place, round_.incoming, round_.reply)
             if replied is not None:
                 return replied
-        if item is not None and item.place == self._process.owner:
+        if item is not None and item.place == own:
             round_.key = replace(round_.key, pin=item.value)
-        elif not is_free and not is_stopping:
-            self._pin(round_)
+        elif not is_free and not is_stopping:  # a session of its own, and the item that leads to it
+            pin = world.token_urlsafe(12)
+            sealed = self._process.items.seal(Item(NAME, path, round_.key.principal, world.wall(), own, pin))
+            round_.key = replace(round_.key, pin=pin)
+            round_.reply = _ReplyWithItem(round_.reply, sealed)
         return await serve(round_)
 
     def _opened(self, sealed: Raw, round_: Round) -> Item | None:
@@ -74,13 +78,6 @@ class PinnedClients:
         if owner == own or incoming.is_local:
             return False
         return incoming.peer_request is None or owner.partition("#")[0] == own.partition("#")[0]
-
-    def _pin(self, round_: Round) -> None:
-        """Give the client a session of its own, and the item that leads to it."""
-        pin, owner = world.token_urlsafe(12), self._process.owner
-        item = Item(NAME, round_.live.route.path, round_.key.principal, world.wall(), owner, pin)
-        round_.key = replace(round_.key, pin=pin)
-        round_.reply = _ReplyWithItem(round_.reply, self._process.items.seal(item))
 
 
 class _ReplyWithItem(WrappedReply):

@@ -44,17 +44,6 @@ def no_route(path: str) -> MethodNotFound:
     return MethodNotFound(f"No route has the path {path[:80]!r}; check the path of the gateway's URL")
 
 
-def _reads_body(exc: Exception, incoming: Incoming) -> bool:
-    """Whether an error names the id of its request.
-
-    A page that must not send requests here learns nothing of its own, as the specification has it, whether the body
-    has arrived or not. A bug may be in the parser, so the body is not parsed for its sake.
-    """
-    if isinstance(exc, Forbidden):
-        return False
-    return isinstance(exc, GatewayError) or incoming.opened is not None
-
-
 class Rejections:
     """The error responses of one listener, with the log lines and metrics that go with them."""
 
@@ -64,16 +53,21 @@ class Rejections:
 
     async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Write the response that an exception means."""
-        error = exc if isinstance(exc, GatewayError) else self._bug(exc, incoming)
+        if isinstance(exc, GatewayError):
+            error = exc
+        else:
+            self._metrics.task_failed()
+            log.error(
+                Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc
+            )
+            error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
         self._record(error, incoming)
-        id_ = error.request_id or (incoming.rpc_id if _reads_body(exc, incoming) else None)
+        # A page that must not send requests here learns nothing of its own, as the specification has it, whether the
+        # body has arrived or not. A bug may be in the parser, so the body is not parsed for its sake.
+        may_parse = isinstance(exc, GatewayError) or incoming.opened is not None
+        id_ = error.request_id or (incoming.rpc_id if may_parse and not isinstance(exc, Forbidden) else None)
         last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
         return await reply.whole(last.body, last.status, last.headers, last.ending)
-
-    def _bug(self, exc: Exception, incoming: Incoming) -> GatewayError:
-        self._metrics.task_failed()
-        log.error(Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc)
-        return GatewayError("Internal error of the gateway; its log has this requestId and says more")
 
     def _record(self, error: GatewayError, incoming: Incoming) -> None:
         """Count an error, and log it if an operator can do something about it."""

@@ -50,7 +50,10 @@ class StdioForwarding:
         draining = live.process.draining
         if draining.has_begun and (draining.refuses_calls or parsed.method == mcp.LISTEN):
             raise ShuttingDown("call again")
-        _check(parsed, incoming)
+        version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
+        if version is None:
+            raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
+        header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
         assert incoming.caller is not None, "the caller is identified before"
         with live.process.calls.take(incoming.caller.principal, 2 * len(incoming.body)):
             return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
@@ -141,11 +144,3 @@ class _Passage:
         meta = {mcp.META_SUBSCRIPTION: self._id}
         result = jsonrpc.encode({"resultType": "complete", "_meta": meta})
         self._finish(FinalMessage(jsonrpc.result(self._id, result), 200, NO_HEADERS, COMPLETE))
-
-
-def _check(parsed: ParsedBody, incoming: Incoming) -> None:
-    """Compare the headers with the body; raises HeaderMismatch or InvalidParams."""
-    version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
-    if version is None:
-        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
-    header_mismatch.check(parsed.method, parsed.target, version, incoming.values)

@@ -9,8 +9,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from msgspec import Raw
-
 from gateway import world
 from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
@@ -22,7 +20,7 @@ from gateway.protocol.request import Request
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
-from gateway.tasks.live_task import LiveTask, Origin
+from gateway.tasks.live_task import LiveTask
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Step
 
@@ -96,9 +94,7 @@ class TaskRequests:
         if handle.upstream is None:
             raise UnknownTask
         round_.continued(Step.RESUMED)
-        info = Raw(handle.upstream.server_info)
-        origin = Origin(round_.live, round_.key, round_.headers, round_.request.said.declared, info)
-        return self.table.continue_(handle, sealed, origin, is_shared=not found.proven)
+        return self.table.continue_(handle, sealed, round_, is_shared=not found.proven)
 
     async def _answer(self, task: LiveTask, request: Request) -> bytes:
         if not request.said.declared.tasks:

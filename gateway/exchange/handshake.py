@@ -75,7 +75,11 @@ def handshake(result: Raw) -> Handshake:
     capabilities = jsonrpc.fields(opened.get("capabilities", jsonrpc.EMPTY))
     return Handshake(
         version,
-        {key: raw if _is_object(raw) else jsonrpc.EMPTY for key, raw in capabilities.items() if _is_set(raw)},
+        {
+            key: raw if _is_object(raw) else jsonrpc.EMPTY
+            for key, raw in capabilities.items()
+            if not jsonrpc.is_null(raw) and bytes(raw) != b"false"
+        },
         _server_info(opened.get("serverInfo")),
         instructions if jsonrpc.text(instructions) is not None else None,
     )
@@ -84,10 +88,6 @@ def handshake(result: Raw) -> Handshake:
 def recalled(version: str, server_info: Raw) -> Handshake:
     """The handshake of a session that another process opened: version and server info are known, no capabilities."""
     return Handshake(version, {}, server_info, None)
-
-
-def _is_set(raw: Raw) -> bool:
-    return not jsonrpc.is_null(raw) and bytes(raw) != b"false"
 
 
 def _is_object(raw: Raw) -> bool:
@@ -110,7 +110,11 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
         (key, _server_capability(key, raw)) for key, raw in shaken.capabilities.items() if key in _SERVER_KEYS
     ]
     if shaken.offers_tasks:
-        capabilities = _with_tasks(capabilities)
+        # With an empty object: some clients ignore the extension if it has members.
+        others = dict(capabilities)
+        extensions = jsonrpc.fields(others.pop("extensions", b"{}"))
+        offered = jsonrpc.merge([*extensions.items(), (mcp.TASKS, b"{}")])
+        capabilities = [*others.items(), ("extensions", offered)]
     parts: list[tuple[str, bytes | Raw]] = [
         ("resultType", b'"complete"'),
         ("supportedVersions", jsonrpc.encode(mcp.SUPPORTED_VERSIONS)),
@@ -122,13 +126,6 @@ def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:
     if shaken.instructions is not None:
         parts.append(("instructions", shaken.instructions))
     return jsonrpc.merge(parts)
-
-
-def _with_tasks(capabilities: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Add the extension with an empty object: some clients ignore it if it has members."""
-    others = dict(capabilities)
-    extensions = jsonrpc.fields(others.pop("extensions", b"{}"))
-    return [*others.items(), ("extensions", jsonrpc.merge([*extensions.items(), (mcp.TASKS, b"{}")]))]
 
 
 def _server_capability(key: str, raw: Raw) -> bytes:

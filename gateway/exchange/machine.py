@@ -55,8 +55,6 @@ from gateway.protocol.errors import (
 from gateway.protocol.request_meta import Capabilities
 
 _AGAIN: Final = "the call is run again"
-_NONE: Final[dict[int, bytes]] = {}
-"""No answers, as in most exchanges: it is replaced, never changed."""
 Commands = list[Command]
 Ending = do.Reply | do.Fail
 
@@ -128,10 +126,10 @@ class Exchange:
     """One exchange; all events go through `handle`."""
 
     __slots__ = (
-        "_answers",
         "_declared",
         "_digests",
         "_final",
+        "_ledger",
         "_lingers",
         "_nested_requests",
         "_owes_answers",
@@ -154,7 +152,7 @@ class Exchange:
         self._policy = policy
         self.legs: tuple[on.Leg, ...] = ()
         """The legs that wait for their final message, oldest first."""
-        self._digests = _NONE
+        self._digests: dict[int, bytes] = {}
         """What the client answered in each round that it claimed."""
         self._final: Ending | None = None
         """The final message, for legs that come later."""
@@ -162,8 +160,7 @@ class Exchange:
         """Whether the end is kept for the linger time: nothing of it was parked, or its client has it."""
         self._owes_answers = False
         """Whether an earlier call in the session left a nested request unanswered."""
-        self._answers: ReplayLedger | None = None
-        """Made with the first retry, or withdrawn question: most held calls have had neither."""
+        self._ledger = ReplayLedger()
         self.sheds = 0
         """State-only rounds so far."""
 
@@ -173,7 +170,7 @@ class Exchange:
             raise LocalProtocolError(f"an exchange that is {self.state} cannot be restored")
         self.state = RESTORED if past.state is PARKED else past.state
         self.round, self.sheds = past.round, past.sheds
-        self._answers = ReplayLedger(past.record)
+        self._ledger = ReplayLedger(past.record)
         self._nested_requests.restore(past.questions, [recorded.key for recorded in past.record or ()])
 
     @property
@@ -191,8 +188,6 @@ class Exchange:
     @property
     def kept_bytes(self) -> int:
         """The size of the open questions, of the answers on record, and of a result that waits for its client."""
-        if not (self.questions or self._answers or self._final):  # as in most calls
-            return 0
         asked = sum([len(question.params) for question in self.questions.values() if question.params is not None])
         final = len(self._final.result) if isinstance(self._final, do.Reply) else 0
         return asked + final + sum([len(recorded.answer) for recorded in self.record or ()])
@@ -200,17 +195,7 @@ class Exchange:
     @property
     def record(self) -> tuple[Recorded, ...] | None:
         """The answers that another run would get, in their order; None if the call cannot be run again."""
-        return () if self._answers is None else self._answers.on_record
-
-    @property
-    def _ledger(self) -> ReplayLedger:
-        if self._answers is None:
-            self._answers = ReplayLedger()
-        return self._answers
-
-    def _forget_withdrawn(self) -> None:
-        if self._answers is not None:
-            self._answers.forget_withdrawn()
+        return self._ledger.on_record
 
     def handle(self, event: on.Event) -> Commands:
         """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
@@ -223,7 +208,7 @@ class Exchange:
         """End after a bug: whoever feeds the exchange ends its legs, its call and its timers."""
         self.state, self.legs, self._lingers = ENDED, (), False
         self.questions.clear()
-        self._forget_withdrawn()
+        self._ledger.forget_withdrawn()
 
     # -- downstream ---------------------------------------------------------------------------------------------
 
@@ -244,10 +229,9 @@ class Exchange:
             return self._ask_again(event.leg)
         self._nested_requests.check_askable(event.answers)
         self._claim(event)
-        ledger = self._ledger
-        ledger.note(matched, self.round)
+        self._ledger.note(matched, self.round)
         if late:
-            ledger.note(late, self.round, sent=False)
+            self._ledger.note(late, self.round, sent=False)
         for question, _ in matched:
             del self.questions[question.key]
         self._resume_waiting()
@@ -306,7 +290,6 @@ class Exchange:
         self.legs = (event.leg,)
 
     def _note_digest(self, event: on.Answered) -> None:
-        self._digests = self._digests or {}
         self._digests[event.round] = event.digest
 
     def _repeated(self, event: on.Answered) -> None:
@@ -389,7 +372,7 @@ class Exchange:
             if exc.lacks is None or self._policy.refuse_undeclared:
                 return out
             return out + self._abort(MissingCapability(exc.lacks, event.method))
-        recorded = None if self._answers is None else self._answers.next_answer(question)
+        recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
         early = self._nested_requests.given_answer(question)
@@ -441,7 +424,7 @@ class Exchange:
         return self._complete(do.Fail((), event.error))
 
     def _complete(self, final: Ending) -> Commands:
-        if self._answers is not None and self._answers.owes_run:
+        if self._ledger.owes_run:
             return self._run_again_in_time(completed=True, runs_on=False)
         return self._end(final, completed=True)
 
@@ -472,23 +455,20 @@ class Exchange:
 
     def _break(self, event: on.Broke) -> Commands:
         if event.not_begun and self.round and self.record is not None:
-            return self._begin_later(event.error)
+            # A run could not begin: the client keeps its state, and may come again with the same answers.
+            out: Commands = [do.Fail(self.legs, event.error)] if self.legs else []
+            self.legs = ()
+            if not self._policy.holds:
+                return [*out, *self._part(None)]
+            self._digests.pop(self.round, None)
+            self._ledger.cancel_run()
+            self.state = BROKEN
+            return [*out, self._release(completed=False), _ARM_TTL]
         if not event.replayable or not self._ledger.can_run_again:
-            self._forget_withdrawn()  # the call cannot be run again, so late answers are useless
+            self._ledger.forget_withdrawn()  # the call cannot be run again, so late answers are useless
             out = self._cancel("the gateway cannot read the result any more") if event.runs_on else []
             return [*out, *self._end(do.Fail((), event.error), completed=False)]
         return self._run_again_in_time(completed=False, runs_on=event.runs_on)
-
-    def _begin_later(self, error: GatewayError) -> Commands:
-        """A run could not begin: the client keeps its state, and may come again with the same answers."""
-        out: Commands = [do.Fail(self.legs, error)] if self.legs else []
-        self.legs = ()
-        if not self._policy.holds:
-            return [*out, *self._part(None)]
-        self._digests.pop(self.round, None)
-        self._ledger.cancel_run()
-        self.state = BROKEN
-        return [*out, self._release(completed=False), _ARM_TTL]
 
     def _run_again_in_time(self, *, completed: bool, runs_on: bool) -> Commands:
         """Run again now, or, if the client has questions, once it has answered them."""
@@ -560,7 +540,7 @@ class Exchange:
         self.round += 1
         self.state = state
         self._nested_requests.show()
-        self._forget_withdrawn()  # an answer belongs to the questions that its round showed
+        self._ledger.forget_withdrawn()  # an answer belongs to the questions that its round showed
         legs, self.legs = self.legs, ()
         resting = state if holds or state is REFERRED else BROKEN
         ask = do.Ask(legs, dict(self.questions), self.round, resting, held=holds, stays=stays)
@@ -627,7 +607,7 @@ class Exchange:
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
-        self._forget_withdrawn()  # a late answer must not run the call again
+        self._ledger.forget_withdrawn()  # a late answer must not run the call again
         return [*self._cancel(error.message), *self._end(do.Fail((), error), completed=False)]
 
     def _give_up(self, reason: str) -> Commands:

@@ -59,8 +59,13 @@ class ColdExpiry:
         try:
             while self._queue:
                 call, failures = self._queue.popleft()
-                if failures or await self._is_left(call):
-                    await self._end(call, failures)
+                if not (failures or await self._is_left(call)):
+                    continue
+                remains, headers = call.unpacked()
+                is_over = await end_orphan(call.live, remains, "the client did not answer in time", headers)
+                if not is_over and failures < len(CANCEL_AGAIN_SECONDS):  # the server has not heard of it
+                    again = self._tasks.guard(partial(self._give_up, [call], failures + 1), "cancel again")
+                    _ = asyncio.get_running_loop().call_later(CANCEL_AGAIN_SECONDS[failures], again)
         finally:
             self._running -= 1
 
@@ -78,15 +83,6 @@ class ColdExpiry:
             return False
         process.metrics.cold_call_ended(route, ColdEnding.EXPIRED)
         return True
-
-    async def _end(self, call: ColdCall, failures: int) -> None:
-        """Give a call up, and once more later if the server does not hear of it now."""
-        remains, headers = call.unpacked()
-        is_over = await end_orphan(call.live, remains, "the client did not answer in time", headers)
-        if is_over or failures >= len(CANCEL_AGAIN_SECONDS):
-            return
-        again = self._tasks.guard(partial(self._give_up, [call], failures + 1), "cancel again")
-        _ = asyncio.get_running_loop().call_later(CANCEL_AGAIN_SECONDS[failures], again)
 
 
 async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> bool:

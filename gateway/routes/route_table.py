@@ -5,8 +5,6 @@ freed with its last call. The new route gets the `LiveUpstream` of the replaced 
 its sessions stays the same.
 """
 
-import ssl
-from collections.abc import Callable
 from functools import partial
 
 from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
@@ -61,7 +59,11 @@ class RouteTable:
 
     def rebuild(self, config: Config, tls: Contexts) -> None:
         """Serve the routes of this configuration from now on."""
-        endpoints = {route.path: _endpoint(route) for route in config.routes}
+        endpoints = {
+            route.path: Endpoint(route.path, url, as_client=asks_as_client(route))
+            for route in config.routes
+            if (url := route.upstream.url) is not None
+        }
         configs = {route.path: on_route(config, route) for route in config.routes}
         tasks = self.process.tasks
         self._deadlines = {
@@ -71,13 +73,24 @@ class RouteTable:
         upstreams = {}
         for route in config.routes:
             settings = RouteSettings(configs[route.path], route)
-            bounds = _bounds(settings, tls.upstreams[route.path])
+            server_name, of_route = route.upstream.tls.server_name, settings.config
+            bounds = Bounds(of_route.limits, of_route.timeouts, tls.upstreams[route.path], server_name)
             upstreams[route.path] = _kept(before.get(route.path), settings, bounds) or self._new_upstream(
-                settings, bounds, endpoints[route.path]
+                settings, bounds, endpoints.get(route.path)
             )
         self.live = {
-            route.path: self._route(configs[route.path], route, upstreams[route.path]) for route in config.routes
+            route.path: LiveRoute(
+                config=configs[route.path],
+                route=route,
+                policies=_policies(configs[route.path], route),
+                deadlines=self._deadlines[lengths(configs[route.path])],
+                upstream=upstreams[route.path],
+                process=self.process,
+            )
+            for route in config.routes
         }
+        for path in self.live:
+            self.process.metrics.show_zeroes(path)
         self._prestart()
         kept = {id(upstream) for upstream in upstreams.values()}
         for live in before.values():
@@ -96,18 +109,6 @@ class RouteTable:
             if self._is_prestarting and live.upstream.stdio is not None:
                 live.upstream.stdio.launcher.begin_prestarting()
 
-    def _route(self, config: Config, route: Route, upstream: LiveUpstream) -> LiveRoute:
-        """Make the route of one configuration; `config` is already as it holds on the route."""
-        self.process.metrics.show_zeroes(route.path)
-        return LiveRoute(
-            config=config,
-            route=route,
-            policies=_policies(config, route),
-            deadlines=self._deadlines[lengths(config)],
-            upstream=upstream,
-            process=self.process,
-        )
-
     def _new_upstream(self, first: RouteSettings, bound: Bounds, endpoint: Endpoint | None) -> LiveUpstream:
         """Make an upstream; without an `endpoint` it is a child process."""
         metrics, tasks, route = self.process.metrics, self.process.tasks, first.route
@@ -121,7 +122,12 @@ class RouteTable:
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
-        detection = TransportDetection(_transport_found(era, health))
+
+        def found_out(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
+            era.transport_found(speaks_sse)
+            health.speaks_sse = speaks_sse
+
+        detection = TransportDetection(found_out)
         pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
         found = detection if route.upstream.transport == "auto" else None
         return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {}, found)
@@ -176,11 +182,6 @@ class RouteTable:
         await end_children(self._children)
 
 
-def _bounds(settings: RouteSettings, tls: ssl.SSLContext | None) -> Bounds:
-    config, route = settings
-    return Bounds(config.limits, config.timeouts, tls, route.upstream.tls.server_name)
-
-
 def _kept(before: LiveRoute | None, settings: RouteSettings, bounds: Bounds) -> LiveUpstream | None:
     """Return the upstream that this path had, if its sessions serve the new configuration as well."""
     if before is None or _shape(before.route) != _shape(settings.route):
@@ -190,27 +191,12 @@ def _kept(before: LiveRoute | None, settings: RouteSettings, bounds: Bounds) -> 
     return before.upstream
 
 
-def _transport_found(era: EraProbe, health: UpstreamHealth) -> Callable[[bool], None]:
-    """Return the callback for the transport that the upstream was found to speak."""
-
-    def found(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
-        era.transport_found(speaks_sse)
-        health.speaks_sse = speaks_sse
-
-    return found
-
-
 def _shape(route: Route) -> tuple[object, ...]:
     """Everything that shapes a session of this route."""
     # Without the token: a new one belongs to the same caller, and a call that waits continues with it.
     credentials = route.credentials
     lists = route.forward_headers, route.set_headers
     return route.upstream, *lists, credentials.mode, credentials.header, route.sessions.affinity
-
-
-def _endpoint(route: Route) -> Endpoint | None:
-    url = route.upstream.url
-    return None if url is None else Endpoint(route.path, url, as_client=asks_as_client(route))
 
 
 def _policies(config: Config, route: Route) -> dict[str, Policy]:

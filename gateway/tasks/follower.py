@@ -181,7 +181,13 @@ class Follower:
             self._looked(legacy_tasks.status(await self.ask(mcp.TASKS_GET)))
             self._looked = None
         if self._waits:
-            answer = await self._hold()
+            # A server does not notice that a stream was cut, and would send the next question there: so the request
+            # before is cancelled.
+            if self._tries:
+                await self._withdraw(self._holder, self._tries - 1)
+            id_ = self._held_id(self._holder, self._tries)
+            self._tries += 1
+            answer = await self.ask(mcp.TASKS_RESULT, id_)
             if legacy_tasks.is_result(answer):
                 assert isinstance(answer, Raw)
                 return Ended("completed", legacy_tasks.without_task(answer))
@@ -195,18 +201,6 @@ class Follower:
             return None
         # What tasks/result said before may have been said before the end.
         return legacy_tasks.ended(found, await self.ask(mcp.TASKS_RESULT))
-
-    async def _hold(self) -> Raw | jsonrpc.Error:
-        """Send tasks/result, which may take as long as the task.
-
-        A server does not notice that a stream was cut, and would send the next question there: so the request before
-        is cancelled.
-        """
-        if self._tries:
-            await self._withdraw(self._holder, self._tries - 1)
-        id_ = self._held_id(self._holder, self._tries)
-        self._tries += 1
-        return await self.ask(mcp.TASKS_RESULT, id_)
 
     def _held_id(self, holder: str, number: int) -> bytes:
         """JSON of the id of a tasks/result that is held open, so that another process can name it."""

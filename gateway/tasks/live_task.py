@@ -11,45 +11,30 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.bridge.call_context import Context
+from gateway.bridge.call_context import ClientCall, Context
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.exchange.input_requests import Question
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
-from gateway.protocol.request_meta import Capabilities
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
-from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.tasks.follower import Follower, Past, Relay, TaskGone, holder
 from gateway.tasks.legacy_tasks import Created, Ended, Status, without_task
 from gateway.tasks.modern_tasks import View
 from gateway.tasks.open_questions import OpenQuestions
 from gateway.telemetry import Event, NestedOutcome, TaskOutcome, get_logger
-from gateway.upstream.channel import Headers
 
 log = get_logger()
 
 _TARGET_CHARACTERS: Final = 200
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """What a task needs to know of the request that made it, or of the one that another replica continues it for."""
-
-    live: LiveRoute
-    key: PoolKey
-    headers: Headers
-    declared: Capabilities
-    server_info: Raw
 
 
 class LiveTask:
@@ -61,18 +46,20 @@ class LiveTask:
         self,
         handle: TaskHandle,
         sealed: str,
-        origin: Origin,
+        asked: ClientCall,
+        server_info: Raw,
         sealer: TaskSealer,
         budget: Budget,
         forget: Callable[["LiveTask"], None],
     ) -> None:
         """`sealed` is the handle as the client knows it; `forget` is called when the task is closed.
 
-        `budget` is that of all kept results.
+        `asked` is the call that made it, or the request that another replica continues it for. `budget` is that of
+        all kept results.
         """
         self.id = handle.exchange
-        self.live, self.key, self.headers = origin.live, origin.key, origin.headers
-        self.principal = origin.key.principal
+        self.live, self.key, self.headers = asked.live, asked.key, asked.headers
+        self.principal = asked.key.principal
         self._handle, self._sealed = handle, sealed
         self._about = {
             "route": self.live.route.path,
@@ -80,10 +67,10 @@ class LiveTask:
             "task": handle.exchange,
         }
         """What each line of the log says of the task."""
-        self._server_info = origin.server_info
+        self._server_info = server_info
         self._forget = forget
         self._created, self._updated = _text(handle.issued), _text(world.wall())
-        self._questions = OpenQuestions(self.id, sealer, origin.declared)
+        self._questions = OpenQuestions(self.id, sealer, asked.request.said.declared)
         self._ended: Ended | None = None
         self._is_cancelled = False
         """Whether its client has cancelled it."""
@@ -101,7 +88,7 @@ class LiveTask:
         """Why the task is not followed here any more."""
         self._changed = asyncio.Event()
         """Set at every change, and replaced by a new one."""
-        self._weight = origin.live.process.calls.take(self.principal, 0, is_continued=True)
+        self._weight = asked.live.process.calls.take(self.principal, 0, is_continued=True)
         """What the open questions weigh; released when the task is closed."""
 
     @property

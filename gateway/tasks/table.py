@@ -7,8 +7,10 @@ oldest finished one makes room.
 from collections import Counter
 from collections.abc import Iterator
 
+from msgspec import Raw
+
 from gateway import world
-from gateway.bridge.call_context import Context
+from gateway.bridge.call_context import ClientCall, Context
 from gateway.config import InForce, TaskLimits
 from gateway.identity.principal import of_headers
 from gateway.protocol.errors import Busy, ShuttingDown, UnknownTask
@@ -19,7 +21,7 @@ from gateway.sessions.session import Session
 from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.follower import Relay
 from gateway.tasks.legacy_tasks import Created
-from gateway.tasks.live_task import LiveTask, Origin
+from gateway.tasks.live_task import LiveTask
 
 _RETRY_AFTER_SECONDS = 5
 
@@ -102,26 +104,25 @@ class TaskTable:
             if session_id is not None
             else None,
         )
-        origin = Origin(live, key, context.headers, context.request.said.declared, server_info)
-        task = self._add(handle, self.sealer.seal(handle), origin)
+        task = self._add(handle, self.sealer.seal(handle), context, server_info)
         task.begin(session, created, relay, context)
         if context.request.said.declared.tasks:
             return modern_tasks.create_result(task.view())
         return sep_2322_form.create_result(task.view())
 
-    def continue_(self, handle: TaskHandle, sealed: str, origin: Origin, *, is_shared: bool) -> LiveTask:
+    def continue_(self, handle: TaskHandle, sealed: str, asked: ClientCall, *, is_shared: bool) -> LiveTask:
         """Follow a task whose owner is gone; `is_shared` if that is not certain. Raises Busy."""
         assert handle.upstream is not None, "without it, only the owner can follow the task"
-        self.check(origin.key.principal)
-        task = self._add(handle, sealed, origin)
+        self.check(asked.key.principal)
+        task = self._add(handle, sealed, asked, Raw(handle.upstream.server_info))
         task.continue_(handle.upstream, is_shared=is_shared)
         return task
 
-    def _add(self, handle: TaskHandle, sealed: str, origin: Origin) -> LiveTask:
-        task = LiveTask(handle, sealed, origin, self.sealer, self._budget, self._remove)
+    def _add(self, handle: TaskHandle, sealed: str, asked: ClientCall, server_info: Raw) -> LiveTask:
+        task = LiveTask(handle, sealed, asked, server_info, self.sealer, self._budget, self._remove)
         self._tasks[task.id] = task
         self._per_principal[task.principal] += 1
-        origin.live.process.metrics.tasks_changed(origin.live.route.path, 1)
+        task.live.process.metrics.tasks_changed(task.live.route.path, 1)
         return task
 
     def _remove(self, task: LiveTask) -> None:

@@ -98,8 +98,23 @@ class TaskCall(UpstreamCall):
         return driven
 
     async def _run(self) -> None:
+        context = self._context
+        pool, relay = context.live.upstream.pool, Relay(self._listener)
         try:
-            await self._create_and_follow()
+            session = self._reserved_session()
+            if session is None:
+                is_exempt = self._is_continued
+                session = self._session = await pool.open(context.key, context.headers, is_exempt=is_exempt)
+                context.runs_in(session)
+                await pool.prepare(session, context.request.said.log_level, context.headers)
+            if not self._is_wanted():
+                self.release(clean=True)  # given up at the moment the session came
+                return
+            span = self._report.call_span(session.shaken.version)
+            task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
+            call = legacy_call(context.request, new_id(), relay, span, task)
+            self._sent(call)
+            await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)), relay)
         except GatewayError as exc:
             await self._failed(exc, self._call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
@@ -110,20 +125,6 @@ class TaskCall(UpstreamCall):
         """Ask for another task, and follow the one before no longer."""
         self._follower = None
         super().run_again()
-
-    async def _create_and_follow(self) -> None:
-        context = self._context
-        session = await self._session_of_its_own()
-        if not self._is_wanted():
-            self.release(clean=True)  # given up at the moment the session came
-            return
-        span = self._report.call_span(session.shaken.version)
-        task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
-        relay = Relay(self._listener)
-        call = legacy_call(context.request, new_id(), relay, span, task)
-        self._sent(call)
-        reading = session.run(call, self._call_headers(call))
-        await self._follow_from_creation(session, call, reading, relay)
 
     async def _follow_from_creation(
         self, session: Session, call: Call, reading: Awaitable[None], relay: Relay, past: Past | None = None
@@ -159,16 +160,6 @@ class TaskCall(UpstreamCall):
             await self._drive(driven, past)
         else:
             self._hand_over(self._adopt, session, created, relay)
-
-    async def _session_of_its_own(self) -> Session:
-        context, session = self._context, self._reserved_session()
-        if session is not None:
-            return session
-        headers, is_exempt = context.headers, self._is_continued
-        session = self._session = await context.live.upstream.pool.open(context.key, headers, is_exempt=is_exempt)
-        context.runs_in(session)
-        await context.live.upstream.pool.prepare(session, context.request.said.log_level, headers)
-        return session
 
     def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:
         """Give the task to its client; the session is the task's from now on."""

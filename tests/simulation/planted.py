@@ -316,7 +316,7 @@ FAULTS: Final = (
     Planted(
         "exchange: answers are not on record",
         _MACHINE,
-        "        ledger.note(matched, self.round)\n        if late:",
+        "        self._ledger.note(matched, self.round)\n        if late:",
         "        if late:",
     ),
     Planted(
@@ -447,7 +447,7 @@ FAULTS: Final = (
     Planted(
         "tasks: no replica goes on with a task of another one",
         "downstream/task_requests.py",
-        "        return self.table.continue_(handle, sealed, origin, is_shared=not found.proven)\n",
+        "        return self.table.continue_(handle, sealed, round_, is_shared=not found.proven)\n",
         "        raise UnknownTask\n",
         needs="tasks",
     ),
