@@ -25,6 +25,7 @@ from tests.support.replicas import (
     dies_after_the_body,
     drop,
     exchange_failing_over_to,
+    facing,
     in_time,
     later,
     opened,
@@ -322,9 +323,7 @@ async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(
         else:
             await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
 
-    peer = await cluster.fake(FakePeer(script, mortal=True))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, mortal=True)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-2"))
     assert reply.error["message"] == "heir"
     assert peer.kinds == ["owner", "heir"], "the process that has its name now is the first candidate"

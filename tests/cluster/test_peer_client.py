@@ -20,6 +20,7 @@ from tests.support.replicas import (
     Cluster,
     ask,
     asked_peers,
+    facing,
     in_time,
     orphan,
     retry_params,
@@ -95,9 +96,7 @@ async def test_headers_and_the_clients_address_reach_the_other_replica_unchanged
         await asked.take()
         await asked.reply(b"{}")
 
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script)
     asked = await orphan(one, "gw-2")
     headers, body = one.client().build("tools/call", retry_params(asked))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -181,9 +180,7 @@ async def test_an_owner_that_stops_after_it_took_the_request_is_stalled_too(
         await asked.take()
         await asked.silence()
 
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == (503, -32603, "owner_stalled")
     assert peer.kinds == ["owner"], "sent once"
@@ -199,9 +196,7 @@ async def test_an_owner_that_refuses_the_request_counts_as_alive(
         await asked.refuse(status)
         await asked.silence()
 
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, _ = await facing(cluster, upstream, script, **TWICE)
     asked = await orphan(one, "gw-2")
     for _ in range(2):
         reply = await one.client().answer(asked)

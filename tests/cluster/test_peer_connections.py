@@ -19,7 +19,7 @@ from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
-from tests.support.fake_peer import Asked, FakePeer, Proxy
+from tests.support.fake_peer import Asked, Proxy
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.fake_wire import fake_wire
 from tests.support.replicas import (
@@ -29,6 +29,7 @@ from tests.support.replicas import (
     ask,
     asked_peers,
     dies_at_once,
+    facing,
     in_time,
     later,
     orphan,
@@ -43,9 +44,7 @@ from tests.support.workbench import ACCEPT, eventually
 async def test_a_peer_that_closes_and_then_refuses_connections_is_dead(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
-    peer = await cluster.fake(FakePeer(script, mortal=True))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, mortal=True, **TWICE)
     asked = await orphan(one, "gw-2", "gw-1")
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
     assert asked_peers(one) == {"dead": 1}
@@ -57,9 +56,7 @@ async def test_a_peer_that_accepts_and_closes_connections_is_alive(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
     """A replica at its limit of connections does this."""
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
     assert reply.outcome == (503, -32603, "owner_stalled")
     assert "limits.connections" in reply.error["message"]
@@ -113,9 +110,7 @@ async def test_a_client_that_disconnects_closes_the_connection_to_the_owner(
             left.set()
 
     left = asyncio.Event()
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script)
     asked = await orphan(one, "gw-2")
     waiting = later(one.client().answer(asked))
     await eventually(lambda: peer.kinds)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_reply_relay import BROKEN
 from tests.downstream.test_known_heads import reply, request
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer
@@ -21,6 +20,7 @@ from tests.support.replicas import (
     ask,
     asked_peers,
     dies_at_once,
+    facing,
     in_time,
     operations,
     orphan,
@@ -46,6 +46,19 @@ class Owner:
         await asked.take()
         await asked.whole(RESULT)
 
+    def waits(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """From now on, reply only once the second event is set; the first one tells that a request is here."""
+        taken, go = asyncio.Event(), asyncio.Event()
+
+        async def script(asked: Asked) -> None:
+            await asked.take()
+            taken.set()
+            await go.wait()
+            await asked.whole(RESULT)
+
+        self.script = script
+        return taken, go
+
 
 @asynccontextmanager
 async def forwarding(
@@ -53,9 +66,7 @@ async def forwarding(
 ) -> AsyncIterator[tuple[Stand, Owner, FakePeer, RawConnection, bytes]]:
     """A replica that has forwarded three retries, so that it knows the head of the next one."""
     owner = Owner()
-    peer = await cluster.fake(FakePeer(owner))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, owner, **TWICE)
     asked = await orphan(one, "gw-2")
     sent = request(one, body=one.client().build("tools/call", retry_params(asked))[1])
     async with raw_connection(one) as raw:
@@ -81,15 +92,8 @@ async def test_both_replicas_count_a_forwarded_retry_while_it_waits(upstream: Fa
 
 
 async def test_a_reply_that_takes_long_is_waited_for(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        taken.set()
-        await go.wait()
-        await asked.whole(RESULT)
-
-    taken, go = asyncio.Event(), asyncio.Event()
     async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        owner.script = script
+        taken, go = owner.waits()
         await raw.send(sent)
         await in_time(taken.wait())
         await asyncio.sleep(0.2)  # the time under test
@@ -100,15 +104,8 @@ async def test_a_reply_that_takes_long_is_waited_for(upstream: FakeUpstream, clu
 
 
 async def test_a_retry_that_is_sent_ahead_waits_for_the_one_before(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        taken.set()
-        await go.wait()
-        await asked.whole(RESULT)
-
-    taken, go = asyncio.Event(), asyncio.Event()
     async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        owner.script = script
+        taken, go = owner.waits()
         await raw.send(sent)
         await in_time(taken.wait())
         await raw.send(sent)
@@ -132,20 +129,6 @@ async def test_a_reply_with_a_status_of_its_own_keeps_it(upstream: FakeUpstream,
         head, body = await reply(raw)
         assert (head.split(b" ")[1], body) == (b"429", b'{"error":1}')
     assert (len(peer.asked), asked_peers(one)) == (4, {"served": 4})
-
-
-@pytest.mark.parametrize("script", BROKEN)
-async def test_a_reply_that_breaks_off_is_asked_for_once_more(
-    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
-) -> None:
-    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        owner.script = script
-        await raw.send(sent)
-        head, body = await reply(raw)
-        assert b" 503 " in head
-        assert json.loads(body)["error"]["data"]["reason"] == "owner_stalled"
-    assert (len(peer.asked), asked_peers(one)) == (5, {"served": 3, "broke": 2})
-    assert steps(one) == {"forwarded": 3}
 
 
 async def test_a_kept_connection_that_has_ended_is_replaced(upstream: FakeUpstream, cluster: Cluster) -> None:

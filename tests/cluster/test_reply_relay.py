@@ -13,16 +13,16 @@ from gateway.config import Timeouts
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
 from gateway.seal.peer_messages import Data, End, Frames, Head, Identity, PeerRequest
-from tests.support.fake_peer import KEY, Asked, FakePeer
+from tests.support.fake_peer import KEY, Asked
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
     TOKEN,
     TWICE,
     Cluster,
     Gate,
-    ask,
     asked_peers,
     dies_after_the_body,
+    facing,
     operations,
     orphan,
     progress,
@@ -98,9 +98,7 @@ async def test_every_reply_of_a_replica_is_relayed(
         await asked.take()
         await asked.reply(body, status, headers)
 
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script)
     asked = await orphan(one, "gw-2")
     client = one.client()
     sent, retry = client.build("tools/call", retry_params(asked))
@@ -148,10 +146,8 @@ async def test_an_owner_that_stops_during_its_reply_is_stalled_and_the_stream_en
             await asked.say(Data(event(progress(1))))
         await asked.silence()
 
-    peer = await cluster.fake(FakePeer(script))
     times = {"keepalive_seconds": 0.1}
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, timeouts=times, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.status == (200 if streamed else 503)
     assert reply.is_stream is streamed
@@ -254,9 +250,7 @@ BROKEN = [
 async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
-    peer = await cluster.fake(FakePeer(script, mortal=True))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, mortal=True, **TWICE)
     asked = await orphan(one, "gw-2", "gw-1")
     reply = await one.client().answer(asked)
     assert json.loads(reply.text) == ACCEPT
@@ -271,9 +265,7 @@ async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
     upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
 ) -> None:
     """It is asked once more, in case only the connection died; then the client is told to retry."""
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, peer = await facing(cluster, upstream, script, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2", "gw-1"))
     assert reply.outcome == (503, -32603, "owner_stalled")
     assert steps(one) == {}
@@ -290,9 +282,7 @@ async def test_a_reply_with_an_outcome_of_another_version_is_complete(
         await asked.say(Head(503, (), streamed=False), Data(body[:20]), Data(body[20:]), End("splendid"))
         await asked.end()
 
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    upstream.tool(ask)
+    one, _ = await facing(cluster, upstream, script)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert (reply.status, reply.error["message"]) == (503, "no")
     assert operations(one, "error") == 1

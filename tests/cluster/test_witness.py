@@ -6,8 +6,6 @@ event store, as real servers have that can resume.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -30,6 +28,7 @@ from tests.support.replicas import (
     ask,
     asked_peers,
     exchange_failing_over_to,
+    facing,
     frames_of,
     in_time,
     later,
@@ -44,66 +43,15 @@ TIMES = {"peer_connect_seconds": 0.2, "peer_accept_seconds": 5}
 """Nobody but a hole in the network lets a connection wait; all others answer, however busy the machine is."""
 
 
-class Store:
-    """A FAKE tool of a server with an event store: each reader of its stream gets all events, from the first or from a
-    cursor on, and two may read at once."""
+class Store(FakeStore):
+    """Its tool is done with the last answer."""
 
-    def __init__(self, upstream: FakeUpstream, *titles: str) -> None:
-        self._upstream = upstream
-        self._titles = titles
-        self._events: list[dict[str, Any]] = []
-        self._more = asyncio.Condition()
-        self._work: asyncio.Task[None] | None = None
-        self.answers: list[Any] = []
-        upstream.tool(self._begin)
-        upstream.on("resume", self._resume)
+    def outcome(self, answers: list[Any]) -> Any:
+        return text("done")
 
-    async def _begin(self, turn: Turn) -> None:
-        self._work = asyncio.get_running_loop().create_task(self._run(turn.session, turn.id))
-        await self._tell(turn, 0)
-
-    async def _resume(self, turn: Turn) -> None:
-        await self._tell(turn, int(turn.seen.headers["Last-Event-ID"]))
-
-    async def _run(self, session: str | None, call: Any) -> None:
-        for title in self._titles:
-            id_ = next(self._upstream.ids)
-            waiter = self._upstream.expect(session, id_)
-            schema = {**FORM["requestedSchema"], "title": title}  # type: ignore[dict-item]
-            await self._say({"id": id_, "method": mcp.ELICIT, "params": {**FORM, "requestedSchema": schema}})
-            self.answers.append(await waiter)
-        await self._say({"id": call, "result": text("done")})
-
-    async def _say(self, message: dict[str, Any]) -> None:
-        async with self._more:
-            self._events.append(message)
-            self._more.notify_all()
-
-    async def _tell(self, turn: Turn, place: int) -> None:
-        await turn.raw(b"")
-        while True:
-            async with self._more:
-                while len(self._events) <= place:
-                    await self._more.wait()
-            message = self._events[place]
-            place += 1
-            await turn.say(message, str(place))
-            if "result" in message:
-                return
-
-    async def close(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait((self._work,))
-
-
-@asynccontextmanager
-async def stored(upstream: FakeUpstream, *titles: str) -> AsyncIterator[Store]:
-    store = Store(upstream, *titles)
-    try:
-        yield store
-    finally:
-        await store.close()
+    @property
+    def answers(self) -> list[Any]:
+        return [answer for call in self.calls.values() for answer in call.answers]
 
 
 async def cut_off(cluster: Cluster, hole: Address, names: tuple[str, ...], **sections: Any) -> list[Stand]:
@@ -143,19 +91,19 @@ async def test_a_silent_owners_call_is_resumed_if_a_witness_confirms_the_silence
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    async with stored(upstream, "q") as store:
-        asked = await one.client().call()
-        reply = await two.client().answer(asked)
-        assert reply.text == "done"
-        assert [answer["result"] for answer in store.answers] == [ACCEPT]
-        assert is_unharmed(upstream)
-        resumed = steps(two).get("resumed", 0) + steps(three).get("resumed", 0)
-        assert resumed == 1
-        await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner hears the result too")
-        await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
-        ended = [seen.session for seen in upstream.of("DELETE")]
-        assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
-        assert (await one.client().answer(asked)).text == "done"
+    store = Store(upstream)
+    asked = await one.client().call()
+    reply = await two.client().answer(asked)
+    assert reply.text == "done"
+    assert store.answers == [ACCEPT]
+    assert is_unharmed(upstream)
+    resumed = steps(two).get("resumed", 0) + steps(three).get("resumed", 0)
+    assert resumed == 1
+    await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner hears the result too")
+    await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
+    ended = [seen.session for seen in upstream.of("DELETE")]
+    assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
+    assert (await one.client().answer(asked)).text == "done"
 
 
 async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_stream_another_replica_may_have_taken(
@@ -230,15 +178,15 @@ async def test_a_silent_owners_call_that_cannot_be_resumed_is_given_back_unharme
     async def refuse(turn: Turn) -> None:
         turn.reply(status)
 
-    async with stored(upstream, "q") as store:
-        upstream.on("resume", refuse)
-        asked = await one.client().call()
-        for _ in range(2):
-            reply = await two.client().answer(asked)
-            assert reply.outcome == ((401, -32603, "upstream_refused") if status == 401 else STALLED)
-        assert is_unharmed(upstream)
-        assert store.answers == [], "an answer without an open stream would lose the result"
-        assert (await one.client().answer(asked)).text == "done"
+    store = Store(upstream)
+    upstream.on("resume", refuse)
+    asked = await one.client().call()
+    for _ in range(2):
+        reply = await two.client().answer(asked)
+        assert reply.outcome == ((401, -32603, "upstream_refused") if status == 401 else STALLED)
+    assert is_unharmed(upstream)
+    assert store.answers == [], "an answer without an open stream would lose the result"
+    assert (await one.client().answer(asked)).text == "done"
 
 
 async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
@@ -250,16 +198,16 @@ async def test_a_call_that_a_silent_candidate_may_have_resumed_is_not_cancelled(
     async def refuse(turn: Turn) -> None:
         turn.reply(400)
 
-    async with stored(upstream, "q") as store:
-        upstream.on("resume", refuse)
-        asked = await one.client().call()
-        exchange = await exchange_failing_over_to(two, "gw-3", "gw-2")
-        state = resealed(asked.state, exchange=exchange)
-        await cluster.crash(one)
-        reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
-        assert reply.outcome == STALLED
-        assert is_unharmed(upstream)
-        assert store.answers == []
+    store = Store(upstream)
+    upstream.on("resume", refuse)
+    asked = await one.client().call()
+    exchange = await exchange_failing_over_to(two, "gw-3", "gw-2")
+    state = resealed(asked.state, exchange=exchange)
+    await cluster.crash(one)
+    reply = await two.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
+    assert reply.outcome == STALLED
+    assert is_unharmed(upstream)
+    assert store.answers == []
 
 
 async def test_a_candidate_that_reaches_a_silent_owner_leaves_the_call_to_it(
@@ -279,15 +227,15 @@ async def test_a_candidate_tries_to_reach_a_silent_owner_unless_it_has_just_trie
     upstream: FakeUpstream, cluster: Cluster, hole: Address, tries: dict[str, int]
 ) -> None:
     one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **TWICE)
-    async with stored(upstream, "q"):
-        asked = await one.client().call()
-        if not tries:
-            reach = replaced(peer_request_for("gw-2", "reach"), "gw-1")
-            assert await frames_of(cluster, "gw-2", reach) == [Answer("silent")]
-        _ = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
-        assert steps(two) == {"resumed": 1}
-        assert asked_peers(two) == tries
-        assert (await one.client().answer(asked)).text == "done"
+    _ = Store(upstream)
+    asked = await one.client().call()
+    if not tries:
+        reach = replaced(peer_request_for("gw-2", "reach"), "gw-1")
+        assert await frames_of(cluster, "gw-2", reach) == [Answer("silent")]
+    _ = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
+    assert steps(two) == {"resumed": 1}
+    assert asked_peers(two) == tries
+    assert (await one.client().answer(asked)).text == "done"
 
 
 # -- without one ------------------------------------------------------------------------------------------------------
@@ -298,15 +246,15 @@ async def test_silence_proves_nothing_with_two_replicas(
     upstream: FakeUpstream, cluster: Cluster, hole: Address, sections: dict[str, Any]
 ) -> None:
     one, two = await cut_off(cluster, hole, ("gw-1", "gw-2"), **sections)
-    async with stored(upstream, "q"):
-        asked = await one.client().call()
-        reply = await two.client().answer(asked)
-        assert reply.outcome == STALLED
-        assert "does not accept a connection from gw-2" in reply.error["message"]
-        assert asked_peers(two) == {"silent": 1}
-        assert is_unharmed(upstream)
-        assert "resume" not in upstream.words
-        assert (await one.client().answer(asked)).text == "done"
+    _ = Store(upstream)
+    asked = await one.client().call()
+    reply = await two.client().answer(asked)
+    assert reply.outcome == STALLED
+    assert "does not accept a connection from gw-2" in reply.error["message"]
+    assert asked_peers(two) == {"silent": 1}
+    assert is_unharmed(upstream)
+    assert "resume" not in upstream.words
+    assert (await one.client().answer(asked)).text == "done"
 
 
 async def test_a_replica_that_reaches_the_owner_keeps_its_call_from_being_run_again(
@@ -358,9 +306,7 @@ async def test_another_replica_at_the_owners_address_proves_nothing(upstream: Fa
         await asked.say(Gone("gw-7"))
         await asked.end()
 
-    peer = await cluster.fake(FakePeer(script))
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **TWICE)
-    upstream.tool(ask)
+    one, _ = await facing(cluster, upstream, script, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == STALLED
     assert "gw-7" in reply.error["message"]
@@ -502,18 +448,18 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, three = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    async with stored(upstream, "first", "second", "third") as store:
-        asked = await two.client().answer(await one.client().call())
-        assert list(asked.questions) == ["second"]
-        await eventually(lambda: "second" in only(one)._exchange.questions, "the owner heard the question too")
-        await expire(one)
-        assert (len(one.gateway.lot), one.held) == (0, 0)
-        asked = await three.client().answer(asked)
-        assert list(asked.questions) == ["third"], "the owner has answered no question either"
-        assert (await two.client().answer(asked)).text == "done"
-        assert [answer["result"] for answer in store.answers] == [ACCEPT] * 3
-        assert is_unharmed(upstream)
-        assert len(upstream.of("answer")) == 3
+    store = Store(upstream, rounds=3)
+    asked = await two.client().answer(await one.client().call())
+    assert list(asked.questions) == ["q1"]
+    await eventually(lambda: "q1" in only(one)._exchange.questions, "the owner heard the question too")
+    await expire(one)
+    assert (len(one.gateway.lot), one.held) == (0, 0)
+    asked = await three.client().answer(asked)
+    assert list(asked.questions) == ["q2"], "the owner has answered no question either"
+    assert (await two.client().answer(asked)).text == "done"
+    assert store.answers == [ACCEPT] * 3
+    assert is_unharmed(upstream)
+    assert len(upstream.of("answer")) == 3
 
 
 @pytest.mark.parametrize(("word", "cancelled"), [("yes", False), ("unknown", False), ("no", True)])
@@ -556,12 +502,12 @@ async def test_an_owner_that_cannot_ask_does_not_cancel(
     upstream: FakeUpstream, cluster: Cluster, hole: Address
 ) -> None:
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
-    async with stored(upstream, "first", "second"):
-        asked = await two.client().answer(await one.client().call())
-        one.gateway.members._replica.peers.update({"gw-2": hole, "gw-3": hole})
-        await expire(one)
-        assert (await two.client().answer(asked)).text == "done"
-        assert is_unharmed(upstream)
+    _ = Store(upstream, rounds=2)
+    asked = await two.client().answer(await one.client().call())
+    one.gateway.members._replica.peers.update({"gw-2": hole, "gw-3": hole})
+    await expire(one)
+    assert (await two.client().answer(asked)).text == "done"
+    assert is_unharmed(upstream)
 
 
 async def test_an_owner_that_is_unsure_of_the_members_does_not_cancel(
@@ -571,11 +517,11 @@ async def test_an_owner_that_is_unsure_of_the_members_does_not_cancel(
     section = {"peers": {}, "peers_dns": "peers.invalid:8081"}
     one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section)
     await eventually(lambda: one.gateway.members.is_unsure)
-    async with stored(upstream, "q"):
-        _ = await one.client().call()
-        await expire(one)
-        assert len(one.gateway.lot) == 0
-        assert is_unharmed(upstream)
+    _ = Store(upstream)
+    _ = await one.client().call()
+    await expire(one)
+    assert len(one.gateway.lot) == 0
+    assert is_unharmed(upstream)
 
 
 def telling(*words: str) -> FakePeer:
@@ -601,12 +547,12 @@ async def test_an_owner_that_could_not_ask_asks_again_and_cancels(
 ) -> None:
     peer = await cluster.fake(telling(*words))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    async with stored(upstream, "first", "second"):
-        _ = await one.client().call()
-        await expire(one)
-        _ = await upstream.saw(mcp.CANCELLED)
-        assert peer.kinds == ["holds"] * len(words)
-        assert len(one.gateway.lot) == 0
+    _ = Store(upstream, rounds=2)
+    _ = await one.client().call()
+    await expire(one)
+    _ = await upstream.saw(mcp.CANCELLED)
+    assert peer.kinds == ["holds"] * len(words)
+    assert len(one.gateway.lot) == 0
 
 
 @pytest.mark.parametrize("words", [("unknown", "yes"), ("unknown",) * 3])
@@ -616,12 +562,12 @@ async def test_an_owner_that_could_not_ask_asks_again_and_may_leave_the_call_alo
     """After the last pause it gives up asking."""
     peer = await cluster.fake(telling(*words))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    async with stored(upstream, "q"):
-        _ = await one.client().call()
-        await expire(one)
-        assert peer.kinds == ["holds"] * len(words)
-        assert len(one.gateway.lot) == 0
-        assert is_unharmed(upstream)
+    _ = Store(upstream)
+    _ = await one.client().call()
+    await expire(one)
+    assert peer.kinds == ["holds"] * len(words)
+    assert len(one.gateway.lot) == 0
+    assert is_unharmed(upstream)
 
 
 async def test_a_client_that_comes_while_its_owner_waits_to_ask_again_finds_its_call(
@@ -630,27 +576,27 @@ async def test_a_client_that_comes_while_its_owner_waits_to_ask_again_finds_its_
     monkeypatch.setattr(witness, "ASK_AGAIN_SECONDS", (60.0,))
     peer = await cluster.fake(telling("unknown"))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address})
-    async with stored(upstream, "q"):
-        asked = await one.client().call()
-        only(one).fire(Timer.TTL)
-        await eventually(lambda: peer.kinds == ["holds"])
-        assert (await one.client().answer(asked)).text == "done"
-        assert is_unharmed(upstream)
-        for task in one.gateway.tasks._running:
-            if task.get_name() == "ask about an expired call":
-                task.cancel()
+    _ = Store(upstream)
+    asked = await one.client().call()
+    only(one).fire(Timer.TTL)
+    await eventually(lambda: peer.kinds == ["holds"])
+    assert (await one.client().answer(asked)).text == "done"
+    assert is_unharmed(upstream)
+    for task in one.gateway.tasks._running:
+        if task.get_name() == "ask about an expired call":
+            task.cancel()
 
 
 async def test_an_owner_cancels_an_expired_call_that_no_other_replica_has(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     (one, two) = await cluster.begin("gw-1", "gw-2")
-    async with stored(upstream, "q"):
-        _ = await one.client().call()
-        await cluster.crash(two)
-        await expire(one)
-        await upstream.saw(mcp.CANCELLED)
-        assert len(one.gateway.lot) == 0
+    _ = Store(upstream)
+    _ = await one.client().call()
+    await cluster.crash(two)
+    await expire(one)
+    await upstream.saw(mcp.CANCELLED)
+    assert len(one.gateway.lot) == 0
 
 
 async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
@@ -669,12 +615,12 @@ async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
     peer = await cluster.fake(FakePeer(script))
     times = {"peer_accept_seconds": DEADLINE}
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts=times)
-    async with stored(upstream, "first", "second"):
-        asked = await one.client().call()
-        only(one).fire(Timer.TTL)
-        await in_time(arrived.wait())
-        asked = await one.client().answer(asked)
-        go.set()
-        await eventually(lambda: "ask about an expired call" not in one.tasks())
-        assert (await one.client().answer(asked)).text == "done"
-        assert is_unharmed(upstream)
+    _ = Store(upstream, rounds=2)
+    asked = await one.client().call()
+    only(one).fire(Timer.TTL)
+    await in_time(arrived.wait())
+    asked = await one.client().answer(asked)
+    go.set()
+    await eventually(lambda: "ask about an expired call" not in one.tasks())
+    assert (await one.client().answer(asked)).text == "done"
+    assert is_unharmed(upstream)

@@ -1,6 +1,6 @@
 """Stories of an exchange that outlives its call: run again with the answers on record, here or in another process."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import ANY
 
@@ -1073,15 +1073,6 @@ def test_a_call_that_is_only_asked_again_is_not_picked_up() -> None:
     assert play.state is State.ASKING
 
 
-@pytest.mark.parametrize("cancel", [False, True])
-def test_a_call_that_is_only_asked_again_is_let_go(cancel: bool) -> None:  # noqa: FBT001
-    play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY >> on.LetGo(cancel)
-    if cancel:
-        play = play << do.Respond(raw(1), CANCEL, None) << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-
-
 @pytest.mark.parametrize("event", [on.Expired(), on.Stopped(Stopping("stopping"))])
 def test_a_call_that_is_only_asked_again_is_given_up(event: on.Event) -> None:
     play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY >> event
@@ -1207,41 +1198,41 @@ def test_a_lost_call_is_run_again_where_nothing_is_held_as_elsewhere() -> None:
 # -- this process goes away ------------------------------------------------------------------------------------------
 
 
-def test_a_leg_that_waits_is_handed_over_with_a_round() -> None:
-    play = talked((1,)) >> on.HandedOver() << ask(SECOND, 2)
-    assert play.state is State.PARKED
-    assert play.exchange.calling
-    assert play.exchange.sheds == 0
-    play = play >> answered(THIRD, 2)
-    assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
+@pytest.mark.parametrize(
+    ("arrive", "asks"),
+    [
+        (lambda: waiting(FIRST), ask(FIRST, 1)),
+        (lambda: waiting(FIRST) >> asked(0) << ANY, ask(FIRST, 1, key(1))),
+        (lambda: waiting(FIRST, policy=Policy(shed_rounds=0)), ask(FIRST, 1)),  # it is no load shedding
+        (lambda: talked((1,)), ask(SECOND, 2)),
+        (lambda: resumed(FIRST, SECOND) >> answered(THIRD, 1, **{key(1): ACCEPT}), ask((SECOND, THIRD), 2)),
+    ],
+    ids=["first round", "questions gather", "no shedding", "later round", "two legs"],
+)
+def test_legs_that_wait_are_handed_over_with_a_round(arrive: Callable[[], Playbook], asks: do.Ask) -> None:
+    play = arrive() >> on.HandedOver() << asks
+    assert play
+    assert (play.state, play.exchange.calling, play.exchange.sheds) == (State.PARKED, True, 0)
+    answers = {key(1): ACCEPT} if asks.questions else {}
+    play = play >> answered(FOURTH, asks.round, **answers)
+    if answers:
+        play = play << ANY
+    assert play >> on.Resulted(RESULT) << do.Reply((FOURTH,), RESULT) << ANY
 
 
-def test_a_leg_is_handed_over_in_the_first_round_too() -> None:
-    assert waiting(FIRST) >> on.HandedOver() << ask(FIRST, 1)
-
-
-def test_questions_that_gather_are_handed_over_at_once() -> None:
-    assert waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.HandedOver() << ask(FIRST, 1, key(1))
-
-
-def test_handing_over_is_no_load_shedding() -> None:
-    assert waiting(FIRST, policy=Policy(shed_rounds=0)) >> on.HandedOver() << ask(FIRST, 1)
-
-
-def test_a_call_that_finds_no_place_is_not_handed_over() -> None:
-    play = talked((1,)) >> on.HandedOver(has_place=False)
-    assert play >> on.Resulted(RESULT) << do.Reply((SECOND,), RESULT) << do.ReleaseSession(clean=True)
-
-
-def test_a_call_that_may_not_ask_is_not_handed_over() -> None:
-    play = Playbook(policy=Policy(may_ask=False)) >> on.Called(FIRST) << do.SendCall() >> on.HandedOver()
-    assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
-
-
-def test_a_route_that_holds_nothing_hands_nothing_over() -> None:
-    assert waiting(FIRST, policy=REPLAY) >> on.HandedOver()
-    play = waiting(FIRST, policy=REPLAY) >> asked(0) << do.Arm(Timer.QUIET) >> on.HandedOver() >> on.QuietPassed()
-    assert play << ask(FIRST, 1, key(1), state=State.BROKEN, held=False) << ANY << ANY << ANY
+@pytest.mark.parametrize(
+    ("arrive", "event"),
+    [
+        (lambda: waiting(FIRST), on.HandedOver(has_place=False)),
+        (lambda: Playbook(policy=Policy(may_ask=False)) >> on.Called(FIRST) << ANY, on.HandedOver()),
+        (lambda: waiting(FIRST, policy=REPLAY), on.HandedOver()),
+    ],
+    ids=["no place", "may not ask", "holds nothing"],
+)
+def test_a_call_that_cannot_wait_without_a_leg_is_not_handed_over(
+    arrive: Callable[[], Playbook], event: on.Event
+) -> None:
+    assert arrive() >> event >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 @pytest.mark.parametrize(
@@ -1262,56 +1253,43 @@ def test_where_no_leg_waits_nothing_is_handed_over(play: Playbook) -> None:
     assert attributes(play.exchange) == before
 
 
-def test_two_legs_are_handed_over_together() -> None:
-    play = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{key(1): ACCEPT}) >> on.HandedOver()
-    assert play << ask((SECOND, THIRD), 2)
+CANCELLED = do.CancelCall(ANY)
 
 
 @pytest.mark.parametrize("cancel", [True, False])
-def test_a_call_that_is_let_go_while_a_leg_waits(cancel: bool) -> None:  # noqa: FBT001
-    play = talked((1,)) >> on.LetGo(cancel) << ask(SECOND, 2, stays=False)
-    if cancel:
-        play = play << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-    assert not play.exchange.calling
-    assert play.exchange.legs == ()
-
-
-@pytest.mark.parametrize("cancel", [True, False])
-def test_a_call_that_is_let_go_while_questions_gather(cancel: bool) -> None:  # noqa: FBT001
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.LetGo(cancel) << ask(FIRST, 1, key(1), stays=False)
-    if cancel:
-        play = play << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.questions == {}
-
-
-@pytest.mark.parametrize("cancel", [True, False])
-def test_a_parked_call_is_let_go(cancel: bool) -> None:  # noqa: FBT001
-    play = parked(FIRST) >> on.LetGo(cancel)
-    if cancel:
-        play = play << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-    play.refuses(answered(SECOND, 1, **{key(1): ACCEPT}), InvalidState)
-
-
-@pytest.mark.parametrize("cancel", [True, False])
-def test_a_call_is_let_go_within_the_grace_period(cancel: bool) -> None:  # noqa: FBT001
-    play = detached(FIRST, SECOND) >> on.LetGo(cancel)
-    if cancel:
-        play = play << do.CancelCall(ANY)
-    assert play << do.ReleaseSession(clean=False)
-    assert play.state is State.ENDED
-
-
-@pytest.mark.parametrize("cancel", [True, False])
-@pytest.mark.parametrize(("arrive", "clean"), [(referred, True), (broken, False)], ids=["referred", "broken"])
-def test_an_exchange_whose_call_is_over_is_let_go(arrive: Any, *, clean: bool, cancel: bool) -> None:
-    play = arrive(FIRST) >> on.LetGo(cancel)
-    assert play << do.ReleaseSession(clean=clean)
-    assert play.state is State.ENDED
+@pytest.mark.parametrize(
+    ("arrive", "asks", "settled", "clean"),
+    [
+        (lambda: talked((1,)), [ask(SECOND, 2, stays=False)], [CANCELLED], False),
+        (
+            lambda: waiting(FIRST) >> asked(0) << ANY,
+            [ask(FIRST, 1, key(1), stays=False)],
+            [do.Respond(raw(0), CANCEL, None), CANCELLED],
+            False,
+        ),
+        (lambda: parked(FIRST), [], [do.Respond(raw(0), CANCEL, None), CANCELLED], False),
+        (
+            lambda: restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY,
+            [],
+            [do.Respond(raw(1), CANCEL, None), CANCELLED],
+            False,
+        ),
+        (lambda: detached(FIRST, SECOND), [], [CANCELLED], False),
+        (lambda: referred(FIRST), [], [], True),
+        (lambda: broken(FIRST), [], [], False),
+    ],
+    ids=["leg", "questions gather", "parked", "only asked again", "grace", "urls", "broken"],
+)
+def test_nothing_of_an_exchange_that_is_let_go_is_kept(
+    arrive: Callable[[], Playbook], asks: list[do.Command], settled: list[do.Command], *, clean: bool, cancel: bool
+) -> None:
+    """A leg that waits gets a state, which has everything; a call that nobody else can read is cancelled."""
+    play = arrive() >> on.LetGo(cancel)
+    for command in (*asks, *(settled if cancel else ()), do.ReleaseSession(clean=clean)):
+        play = play << command
+    assert play
+    assert (play.state, play.questions, play.exchange.legs, play.exchange.calling) == (State.ENDED, {}, (), False)
+    play.refuses(answered(FOURTH, 1, **{key(1): DECLINE}), InvalidState)
 
 
 @pytest.mark.parametrize("cancel", [True, False])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -19,7 +20,7 @@ from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
 from tests.support import workbench
-from tests.support.fake_peer import KEY, Asked, Server
+from tests.support.fake_peer import KEY, Asked, FakePeer, Server
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.workbench import ACCEPT, Client, Reply, Stand
 
@@ -193,6 +194,21 @@ async def orphan(stand: Stand, owner: str, *candidates: str, **changes: Any) -> 
     await drop(stand)
     asked.messages[-1]["result"]["requestState"] = state
     return asked
+
+
+async def facing(
+    cluster: "Cluster",
+    upstream: FakeUpstream,
+    script: Callable[[Asked], Any],
+    *,
+    mortal: bool = False,
+    **sections: Any,
+) -> tuple[Stand, FakePeer]:
+    """A replica whose only peer is a FAKE one that serves requests as `script` does; the tool asks one question."""
+    peer = await cluster.fake(FakePeer(script, mortal=mortal))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, **sections)
+    upstream.tool(ask)
+    return one, peer
 
 
 def retry_params(asked: Reply, answer: Any = None) -> dict[str, Any]:
