@@ -199,7 +199,6 @@ def _process(source: SnapshotSource) -> ProcessStatus:
         held_of_one_caller=lot.most_of_one,
         held_of_one_caller_limit=config.hold.max_calls_per_principal,
         cold=len(lot.cold),
-        cold_limit=config.hold.max_cold_calls,
         connections=source.connections,
         connections_limit=config.limits.connections,
         open_files=sum(1 for _ in Path("/proc/self/fd").iterdir()),

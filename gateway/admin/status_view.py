@@ -14,7 +14,6 @@ _ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "mode
 _PROCESS_LIMITS: Final = (
     ("Held calls", "held", "hold.max_calls"),
     ("Held calls of one caller", "held_of_one_caller", "hold.max_calls_per_principal"),
-    ("Cold calls", "cold", "hold.max_cold_calls"),
     ("Connections", "connections", "limits.connections"),
     ("Open files", "open_files", "ulimit -n"),
 )

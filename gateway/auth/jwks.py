@@ -2,7 +2,7 @@
 
 Rule 1: a request waits for keys only if there are none, or if its token names an unknown key; and never longer than
 one fetch may take. There is one fetch at a time, and a pause after each, whatever tokens arrive.
-Rule 2: keys that cannot be refreshed are used for principal.jwks_stale_seconds, and not a second longer.
+Rule 2: keys that cannot be refreshed are used for a day, and not a second longer.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ log = get_logger()
 
 _FRESH_SECONDS: Final = 300.0
 """Keys of this age are refreshed in the background, while they still serve requests."""
+_STALE_SECONDS: Final = 86_400.0
+"""How long keys serve after the last successful fetch: an issuer that fails for longer needs an operator anyway."""
 _PAUSE_SECONDS: Final = 10.0
 _FETCH_SECONDS: Final = 5.0
 _MAX_BYTES: Final = 262_144
@@ -89,7 +91,7 @@ class JwksVerifier:
         age = world.monotonic() - self._fetched
         if age < _FRESH_SECONDS:
             return
-        if age < self._principal.jwks_stale_seconds:
+        if age < _STALE_SECONDS:
             self._fetch_soon()
             return
         if not await self._fetch() and world.monotonic() - self._fetched >= _FRESH_SECONDS:

@@ -117,7 +117,6 @@ class RequestHandler:
             request_id=http.id,
             method=head.method,
             url=head.url,
-            json_depth=config.limits.json_depth,
             known=known,
             # A reload makes a new host check, so this holds as long as the configuration.
             caller=known.caller if known is not None and known.judge is self._host_check else None,

@@ -22,8 +22,6 @@ from gateway.seal.request_state import Envelope
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
 
 _NO_URL: Final = URL()
-_MAX_JSON_DEPTH: Final = 512
-"""The upper bound of `limits.json_depth`."""
 
 
 TRACE_VALUE: Final = re.compile(r"[\x20-\x7e]{1,8192}")
@@ -54,8 +52,6 @@ class Incoming(msgspec.Struct, eq=False):
     method: str = "POST"
     url: URL = _NO_URL
     """The path and the query as the client wrote them; empty if another replica forwarded the request."""
-    json_depth: int = _MAX_JSON_DEPTH
-    """The maximum nesting of the body; a replica that forwards a request has applied its own limit."""
     has_headers: bool = True
     """False if it came over stdio: its headers were made from its body, and lack what only a tool's schema names."""
     span: Span | None = None
@@ -86,7 +82,7 @@ class Incoming(msgspec.Struct, eq=False):
             raise copy(self.unreadable)
         if self.opened is None:
             try:
-                self.opened = read(self.body, self.json_depth)
+                self.opened = read(self.body)
             except DownstreamError as exc:
                 self.unreadable = copy(exc)
                 raise
@@ -98,7 +94,7 @@ class Incoming(msgspec.Struct, eq=False):
             known = self.known
             if known is None:
                 self.checked = check(self.parsed(), self.values)
-            elif known.call is None or (request := known.call.read(self.body, self.json_depth)) is None:
+            elif known.call is None or (request := known.call.read(self.body)) is None:
                 request = self.checked = check(self.parsed(), known.__getitem__, known.repeated)
                 known.call = known.call or known_call(self.body, request)
             else:

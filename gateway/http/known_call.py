@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.protocol import mcp
-from gateway.protocol.json_text.json_bounds import may_nest_deeper
+from gateway.protocol.json_text.json_bounds import MAX_DEPTH, may_nest_deeper
 from gateway.protocol.request import Request, TextParams, decode_usual
 from gateway.protocol.request_meta import Declarations
 
@@ -39,7 +39,7 @@ class KnownCall(msgspec.Struct, frozen=True):
     size: int
     """How many bytes have to be as they are here."""
 
-    def read(self, body: bytes, max_depth: int) -> Request | None:
+    def read(self, body: bytes) -> Request | None:
         """Return the request of a body of this form."""
         if len(body) > _LARGEST:
             return None
@@ -53,7 +53,7 @@ class KnownCall(msgspec.Struct, frozen=True):
             return None
         if not id_.isdigit() or len(id_) > _DIGITS or (id_[0] == _ZERO and id_ != b"0"):
             return None
-        if may_nest_deeper(arguments, max_depth - 2):
+        if may_nest_deeper(arguments, MAX_DEPTH - 2):
             return None
         try:
             if not arguments.isascii():

@@ -27,7 +27,7 @@ def opened(incoming: Incoming) -> jsonrpc.Message:
     """Return the message; raises ParseError or InvalidRequest."""
     body = incoming.body
     try:
-        check_bounds(body, incoming.json_depth)
+        check_bounds(body)
         _ = jsonrpc.distinct(body)
         message = jsonrpc.message(body)
     except jsonrpc.RepeatedKey as exc:

@@ -25,7 +25,7 @@ from gateway.protocol.errors import (
     UnsupportedVersion,
 )
 from gateway.protocol.header_mismatch import HeaderValues, Repeated
-from gateway.protocol.json_text.json_bounds import TooMany, check_bounds, may_nest_deeper
+from gateway.protocol.json_text.json_bounds import MAX_DEPTH, TooMany, check_bounds, may_nest_deeper
 from gateway.protocol.request_meta import (
     NO_META,
     Capabilities,
@@ -177,7 +177,7 @@ _USUAL: Final = b'{"jsonrpc":"2.0","id":,"method":"tools/call","params":{"name":
 _OF_RETRY: Final = b',"inputResponses":,"requestState":'
 
 
-def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
+def _usual_call(body: bytes) -> ParsedBody | None:
     """Open a body that calls a tool, or answers its questions, and is as short as it can be; None for any other body.
 
     As the values' lengths add up to the body's, it has no other members, no white space, and no member twice.
@@ -191,7 +191,7 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
         params, id_ = call.params, call.id
         name, arguments, meta = params.name, params.arguments, params.meta
         more = len(body) - len(_USUAL) - len(id_) - len(name) - len(arguments) - len(meta)
-        if more and not _is_retry(params, more, max_depth):
+        if more and not _is_retry(params, more):
             return None
         if not (bytes(id_).isdigit() and len(id_) < _USUAL_DIGITS) and not jsonrpc.is_id(id_):
             return None
@@ -199,7 +199,7 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
         opened, said, is_shallow = meta_of(meta)
     except (ValueError, RecursionError, DownstreamError):
         return None
-    if not is_shallow or tool[0] != _QUOTE or may_nest_deeper(data, max_depth - 2):
+    if not is_shallow or tool[0] != _QUOTE or may_nest_deeper(data, MAX_DEPTH - 2):
         return None
     fields = {"name": name, "arguments": arguments}
     if more:
@@ -207,24 +207,24 @@ def _usual_call(body: bytes, max_depth: int) -> ParsedBody | None:
     return ParsedBody(id_, call.method, fields, opened, said, tool, body)
 
 
-def _is_retry(params: _UsualParams, more: int, max_depth: int) -> bool:
+def _is_retry(params: _UsualParams, more: int) -> bool:
     """Whether these many bytes are answers and a state, and nothing else."""
     answers, state = bytes(params.responses), bytes(params.state)
     if more != len(_OF_RETRY) + len(answers) + len(state) or not answers or state[:1] != b'"':
         return False
-    return not may_nest_deeper(answers, max_depth - 2)
+    return not may_nest_deeper(answers, MAX_DEPTH - 2)
 
 
-def read(body: bytes, max_depth: int) -> ParsedBody:
+def read(body: bytes) -> ParsedBody:
     """Open a body; raises ParseError or InvalidRequest.
 
     This costs time: read a body once, and only after the caller is verified, if callers are verified.
     """
     try:
-        usual = _usual_call(body, max_depth)
+        usual = _usual_call(body)
         if usual is not None:
             return usual
-        check_bounds(body, max_depth)
+        check_bounds(body)
         opened, text = jsonrpc.compact(body)
     except jsonrpc.RepeatedKey as exc:
         error = InvalidRequest("The request repeats a key; send each key once")

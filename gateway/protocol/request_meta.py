@@ -25,7 +25,7 @@ _PROTOCOL_META: Final = frozenset(
 )
 _PROGRESS_TOKEN: Final = mcp.META_PROGRESS_TOKEN.encode()
 _USUAL_DEPTH: Final = 6
-"""With the two levels around it, this is within the smallest `limits.json_depth`."""
+"""With the two levels around it, this is within MAX_DEPTH."""
 _REMEMBERED: Final = 1_024
 _REMEMBERED_BYTES: Final = 1_024
 _MAX_DECLARATION_BYTES: Final = 16_384

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.config import Hold, InForce
+from gateway.config import InForce
 from gateway.protocol import jsonrpc
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Upstream
@@ -81,9 +81,8 @@ def _shared(text: str) -> str:
 class ColdCalls:
     """The records by the ids of their exchanges."""
 
-    def __init__(self, hold: InForce[Hold], limit_bytes: InForce[int], count: Callable[[ColdCall, int], None]) -> None:
+    def __init__(self, limit_bytes: InForce[int], count: Callable[[ColdCall, int], None]) -> None:
         """`count` adds to what the caller of a call has, or takes away from it."""
-        self._hold = hold
         self._limit = limit_bytes
         self._count = count
         self._calls: dict[str, ColdCall] = {}
@@ -116,7 +115,7 @@ class ColdCalls:
 
     def has_room(self, call: ColdCall) -> bool:
         """Whether another record has room; if not, the call stays held."""
-        has_room = len(self._calls) < self._hold.value.max_cold_calls and self._used + call.size <= self._limit.value
+        has_room = self._used + call.size <= self._limit.value
         self.refused += not has_room
         return has_room
 

@@ -51,7 +51,7 @@ class Lot(Generic[P]):
         self._kept: dict[str, tuple[P, Share]] = {}
         self._kept_of: Holdings[str] = Holdings()
         self._per_principal: dict[bytes, int] = {}
-        self.cold = ColdCalls(hold, cold_bytes, self._count)
+        self.cold = ColdCalls(cold_bytes, self._count)
         """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""
 
     def __len__(self) -> int:

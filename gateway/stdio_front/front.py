@@ -68,9 +68,8 @@ class StdioFront:
             raise ParseError(f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read")
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, line, route=self._live.route.path, request_id=None)
-        depth = self._live.config.limits.json_depth
         try:
-            check_bounds(line, depth)
+            check_bounds(line)
             opened = jsonrpc.message(line)
         except ValueError as exc:
             raise ParseError(f"The line is not one JSON-RPC message (a batch is not served): {exc}") from exc
@@ -93,7 +92,7 @@ class StdioFront:
             serve = Forwarder(self._host, server_of(live), headers, live.process.calls).serve
         else:
             serve = Bridge(self._host, self._handler, live).serve
-        return ModernHost(self._host, serve, self._tasks, live.config.limits.json_depth)
+        return ModernHost(self._host, serve, self._tasks)
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 

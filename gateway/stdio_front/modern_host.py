@@ -22,11 +22,10 @@ Serve = Callable[[ParsedBody, bytes], Awaitable[None]]
 class ModernHost:
     """One modern host."""
 
-    def __init__(self, host: Host, serve: Serve, tasks: Tasks, json_depth: int) -> None:
+    def __init__(self, host: Host, serve: Serve, tasks: Tasks) -> None:
         self._host = host
         self._serve = serve
         self._tasks = tasks
-        self._json_depth = json_depth
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         self._listening: set[RequestId] = set()
 
@@ -38,7 +37,7 @@ class ModernHost:
     def receive(self, line: bytes) -> None:
         """Take one message of the host."""
         try:
-            parsed = request.read(line, self._json_depth)
+            parsed = request.read(line)
             if parsed.id is None:
                 if parsed.method == mcp.CANCELLED:
                     self._cancel(parsed.params.get("requestId"))

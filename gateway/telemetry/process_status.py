@@ -140,7 +140,6 @@ class ProcessStatus(Struct, frozen=True, kw_only=True):
     held_of_one_caller: int = 0
     held_of_one_caller_limit: int = 0
     cold: int = 0
-    cold_limit: int = 0
     connections: int = 0
     connections_limit: int = 0
     open_files: int = 0

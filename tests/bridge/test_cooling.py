@@ -212,7 +212,6 @@ async def looked_at(stand: Stand) -> None:
 
 
 STAYS: dict[str, dict[str, Any]] = {
-    "too many cold calls": {"hold": {**SOON, "max_cold_calls": 1}},
     "too many bytes": {"limits": {"cold_bytes": 1024}},
     "all calls share a session": {"route": {"sessions": {"affinity": "principal"}}},
     "its state was shortened": {"limits": {"state_bytes": 1024}},

@@ -20,11 +20,11 @@ from gateway.protocol import (
 )
 from gateway.protocol.canonical_json import canonical
 from gateway.protocol.errors import DownstreamError, HeaderMismatch, InvalidParams
-from gateway.protocol.json_text.json_bounds import check_bounds
+from gateway.protocol.json_text.json_bounds import MAX_DEPTH, check_bounds
 from gateway.seal.request_state import bind, digest_answers
 from tests.property.test_sse_split import outcome
 
-DEPTH = 64
+DEPTH = MAX_DEPTH
 BOUND = 4096
 EVENTS = 1 << 20
 OPENED = {"_meta", "inputResponses", "requestState", "task"}
@@ -62,7 +62,7 @@ def read_request(data: bytes) -> None:
     head, _, body = data.partition(b"\n\n")
     headers = headers_of(head)
     try:
-        posted = request.read(body, DEPTH)
+        posted = request.read(body)
     except DownstreamError:
         return
     said = read_again(body)

@@ -81,7 +81,7 @@ def _metadata(data: bytes) -> Any:
 
 def _checked(data: bytes) -> Any:
     head, _, body = data.partition(b"\n\n")
-    return request.read(body or head, DEPTH)
+    return request.read(body or head)
 
 
 PASSES: Final = {

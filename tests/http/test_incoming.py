@@ -24,9 +24,9 @@ async def test_a_body_is_opened_once_however_many_ask(
 ) -> None:
     opened: list[bytes] = []
 
-    def counting(body: bytes, max_depth: int) -> modern.ParsedBody:
+    def counting(body: bytes) -> modern.ParsedBody:
         opened.append(body)
-        return modern.read(body, max_depth)
+        return modern.read(body)
 
     monkeypatch.setattr(incoming, "read", counting)
     asked = f"{PREFIX}.x"  # what looks like a state of ours is looked at even where requests are passed through

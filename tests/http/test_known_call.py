@@ -42,7 +42,7 @@ def text_of(form: str, spaces: str, id_: object = 1, arguments: object = None) -
 
 
 def checked(body: bytes) -> request.Request:
-    return request.check(request.read(body, DEPTH), KNOWN.__getitem__, KNOWN.repeated)
+    return request.check(request.read(body), KNOWN.__getitem__, KNOWN.repeated)
 
 
 def learned(body: bytes) -> KnownCall | None:
@@ -71,7 +71,7 @@ def test_another_id_and_other_arguments_are_read_as_in_any_body(
     known = learned(text_of(form, spaces))
     assert known is not None
     body = text_of(form, spaces, id_, arguments)
-    found = known.read(body, DEPTH)
+    found = known.read(body)
     assert found is not None
     assert meaning(found) == as_a_whole(body)
     assert found.said is checked(body).said, "what is remembered by it is found again"
@@ -80,7 +80,7 @@ def test_another_id_and_other_arguments_are_read_as_in_any_body(
 def test_nothing_of_the_body_stays_in_memory() -> None:
     known = learned(text_of("id first", "compact"))
     assert known is not None
-    found = known.read(text_of("id first", "compact", 5, {"b": 2}), DEPTH)
+    found = known.read(text_of("id first", "compact", 5, {"b": 2}))
     assert found is not None
     assert isinstance(found.params, request.TextParams)
     assert found.params.text == b'{"name":"greet","arguments":{"b":2}}'
@@ -111,7 +111,7 @@ def test_other_bodies_teach_no_form(changes: dict[str, Any]) -> None:
 def test_members_that_are_spelt_in_another_way_teach_a_right_form_or_none(spelling: str) -> None:
     body = text_of("id first", "compact").replace(json.dumps(json.loads(spelling)).encode(), spelling.encode())
     known = learned(body)
-    found = known and known.read(body, DEPTH)
+    found = known and known.read(body)
     assert found is None or meaning(found) == as_a_whole(body)
 
 
@@ -150,7 +150,7 @@ def test_what_is_read_is_never_read_in_another_way(form: str, id_: bytes, argume
     if not known.is_id_first:
         pieces = (known.begin, arguments, known.middle, id_, known.end)
     body = b"".join(pieces)
-    found = known.read(body, DEPTH)
+    found = known.read(body)
     assert found is None or meaning(found) == as_a_whole(body)
 
 
@@ -168,7 +168,7 @@ def test_it_comes_to_the_same_for_any_damage(
     known = learned(text_of(form, spaces))
     assert known is not None
     damaged = body[:start] + put + body[start + taken :]
-    found = known.read(damaged, DEPTH)
+    found = known.read(damaged)
     assert found is None or meaning(found) == as_a_whole(damaged)
 
 
@@ -179,15 +179,15 @@ def test_a_piece_that_is_missing_or_differs_by_a_byte_is_another_form(form: str,
     known = learned(text_of(form, spaces))
     assert known is not None
     for piece in (known.begin, known.middle, known.end):
-        assert known.read(body.replace(piece, b"", 1), DEPTH) is None
+        assert known.read(body.replace(piece, b"", 1)) is None
         for at in range(len(piece)):
             damaged = piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
-            assert known.read(body.replace(piece, damaged, 1), DEPTH) is None
+            assert known.read(body.replace(piece, damaged, 1)) is None
 
 
 def test_an_id_is_a_copy() -> None:
     known = learned(text_of("id last", "compact"))
     assert known is not None
-    found = known.read(text_of("id last", "compact", 1234), DEPTH)
+    found = known.read(text_of("id last", "compact", 1234))
     assert found is not None
     assert found.id == Raw(b"1234")

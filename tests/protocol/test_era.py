@@ -7,7 +7,6 @@ import pytest
 
 from gateway.protocol import era, mcp, request
 
-DEPTH = 32
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {mcp.META_VERSION: mcp.MODERN}}}
 OLD = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {"progressToken": 1}}}
 ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.MODERN}}}
@@ -36,11 +35,11 @@ ANSWER = {"jsonrpc": "2.0", "id": 1, "result": {"_meta": {mcp.META_VERSION: mcp.
     ],
 )
 def test_the_era_of_a_request(method: str, header: str | None, body: bytes, *, modern: bool) -> None:
-    assert era.is_modern(method, header, body, lambda: request.read(body, DEPTH)) is modern
+    assert era.is_modern(method, header, body, lambda: request.read(body)) is modern
 
 
 def test_the_probe_is_a_modern_request() -> None:
-    parsed = request.read(era.discover(b'"probe"'), DEPTH)
+    parsed = request.read(era.discover(b'"probe"'))
     headers = {mcp.PROTOCOL_VERSION: [mcp.MODERN], mcp.METHOD_HEADER: [mcp.DISCOVER]}
     assert request.check(parsed, lambda name: headers.get(name, [])).method == mcp.DISCOVER
 

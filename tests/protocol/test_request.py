@@ -23,11 +23,11 @@ from gateway.protocol.errors import (
     ParseError,
     UnsupportedVersion,
 )
-from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
+from gateway.protocol.json_text.json_bounds import MAX_DEPTH, MAX_MEMBERS
 from gateway.protocol.request_meta import Capabilities
 from tests.support.schema import assert_modern_message
 
-DEPTH = 32
+DEPTH = MAX_DEPTH
 META: dict[str, Any] = {
     mcp.META_VERSION: mcp.MODERN,
     mcp.META_CLIENT_INFO: {"name": "c", "version": "1"},
@@ -70,7 +70,7 @@ def with_meta(meta: Mapping[str, Any] | None = None, **changes: Any) -> bytes:
 
 
 def read(data: bytes, headers: Headers | None = None) -> request.Request:
-    return request.check(request.read(data, DEPTH), values(HEADERS if headers is None else headers))
+    return request.check(request.read(data), values(HEADERS if headers is None else headers))
 
 
 def headers(**changes: str | list[str] | None) -> dict[str, str | list[str]]:
@@ -175,14 +175,14 @@ def test_a_resource_is_named_by_its_uri() -> None:
 
 def test_a_task_is_named_in_a_header_but_no_target() -> None:
     named = body(method=mcp.TASKS_GET, params={"taskId": "t1", "_meta": META})
-    assert request.read(named, DEPTH).target == "t1"
+    assert request.read(named).target == "t1"
     assert read(named, headers(method=mcp.TASKS_GET, name="t1")).target == ""
     with pytest.raises(HeaderMismatch):
         read(named, headers(method=mcp.TASKS_GET, name="t2"))
 
 
 def test_a_notification_is_read_without_an_id_and_makes_no_request() -> None:
-    parsed = request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}', DEPTH)
+    parsed = request.read(b'{"jsonrpc":"2.0","method":"notifications/x"}')
     assert parsed.id is None
     with pytest.raises(Notification, match="notifications/x"):
         request.check(parsed, values({}))
@@ -200,8 +200,8 @@ CASES: dict[str, Case] = {
     "a byte order mark": (b"\xef\xbb\xbf" + body(), HEADERS, ParseError, "not valid JSON"),
     "UTF-16": (body().decode().encode("utf-16"), HEADERS, ParseError, "UTF-8"),
     "two documents": (body() + body(), HEADERS, ParseError, "not valid JSON"),
-    "too deep": (with_params(arguments=json.loads("[" * 40 + "]" * 40)), HEADERS, ParseError, "deeper than 32"),
-    "far too deep": (b"[" * 100_000, HEADERS, ParseError, "deeper than 32"),
+    "too deep": (with_params(arguments=json.loads("[" * 70 + "]" * 70)), HEADERS, ParseError, "deeper than 64"),
+    "far too deep": (b"[" * 100_000, HEADERS, ParseError, "deeper than 64"),
     "a batch": (b"[%b]" % body(), HEADERS, InvalidRequest, "batches"),
     "an empty batch": (b"[]", HEADERS, InvalidRequest, "batches"),
     "a string": (b'"x"', HEADERS, InvalidRequest, "object"),
@@ -396,7 +396,7 @@ def test_an_invalid_request_knows_the_id_it_answers_where_one_can_be_read() -> N
         (repeated.replace(b'"x"', b"1.5"), None),
     ):
         with pytest.raises(InvalidRequest) as caught:
-            request.read(data, DEPTH)
+            request.read(data)
         assert caught.value.request_id == id_
 
 
@@ -411,7 +411,7 @@ def test_an_unsupported_version_names_the_supported_ones() -> None:
 
 def survives(data: bytes) -> None:
     try:
-        parsed = request.read(data, DEPTH)
+        parsed = request.read(data)
         if parsed.id is not None:
             request.check(parsed, values(HEADERS))
     except DownstreamError:
@@ -535,7 +535,7 @@ def test_a_request_with_too_many_members_is_refused_as_such(
     body: bytes, error: type[DownstreamError], what: str
 ) -> None:
     with pytest.raises(error, match=f"{what} has more than 50000 values .* send fewer"):
-        request.read(body, 64)
+        request.read(body)
 
 
 # -- the usual call, which is opened in one pass ----------------------------------------------------------------------
@@ -544,7 +544,7 @@ def test_a_request_with_too_many_members_is_refused_as_such(
 def opened(data: bytes) -> object:
     """What reading and checking a body comes to."""
     try:
-        parsed = request.read(data, DEPTH)
+        parsed = request.read(data)
         checked = parsed.id and request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
     except DownstreamError as exc:
         return type(exc), exc.request_id
@@ -558,8 +558,8 @@ ARGUMENTS = b'"arguments":{"a":1},'
 
 
 def test_the_usual_call_is_opened_in_one_pass() -> None:
-    assert request._usual_call(COMPACT, DEPTH) == request.read(COMPACT, DEPTH)
-    assert request._usual_call(b"{ " + COMPACT[1:], DEPTH) is None
+    assert request._usual_call(COMPACT) == request.read(COMPACT)
+    assert request._usual_call(b"{ " + COMPACT[1:]) is None
 
 
 @pytest.mark.parametrize(
@@ -620,13 +620,13 @@ STATE = b'"requestState":"mrtr1.x",'
 
 
 def test_the_usual_retry_is_opened_in_one_pass() -> None:
-    parsed = request._usual_call(RETRY, DEPTH)
+    parsed = request._usual_call(RETRY)
     assert parsed is not None
     checked = request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
     assert checked.request_state == "mrtr1.x"
     assert checked.input_responses == {"q": Raw(b'{"action":"accept"}')}
     assert list(checked.params) == ["name", "arguments"]
-    assert request._usual_call(b"{ " + RETRY[1:], DEPTH) is None
+    assert request._usual_call(b"{ " + RETRY[1:]) is None
 
 
 @pytest.mark.parametrize(

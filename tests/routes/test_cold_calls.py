@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import Hold, InForce
+from gateway.config import InForce
 from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains, packed
 from gateway.seal.request_state import Upstream
 
@@ -35,9 +35,9 @@ def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
     return ColdCall(id_ or TOKENS.randbytes(16).hex(), packed=texts[0], headers=texts[1], **fields)  # type: ignore[arg-type]
 
 
-def cold_calls(limit: int = 1 << 20, **caps: int) -> tuple[ColdCalls, Mock]:
+def cold_calls(limit: int = 1 << 20) -> tuple[ColdCalls, Mock]:
     count = Mock()
-    return ColdCalls(InForce(Hold(**caps)), InForce(limit), count), count
+    return ColdCalls(InForce(limit), count), count
 
 
 def test_a_record_has_what_it_takes_to_give_the_call_up() -> None:
@@ -66,7 +66,7 @@ def test_the_headers_of_cold_calls_are_forgotten_with_the_last_one() -> None:
 
 
 def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
-    calls, number = ColdCalls(InForce(Hold()), InForce(1 << 30), lambda _call, _change: None), 20_000
+    calls, number = ColdCalls(InForce(1 << 30), lambda _call, _change: None), 20_000
     tracemalloc.start()
     try:
         for each in range(number):
@@ -112,9 +112,8 @@ def test_records_are_due_in_the_order_of_their_seconds() -> None:
     assert calls.take_due(float("inf")) == [late]
 
 
-@pytest.mark.parametrize("bounds", [{"limit": 1000}, {"max_cold_calls": 1}])
-def test_a_call_without_room_is_refused_and_counted(bounds: dict[str, int]) -> None:
-    calls, _ = cold_calls(**bounds)
+def test_a_call_without_room_is_refused_and_counted() -> None:
+    calls, _ = cold_calls(1000)
     first = record()
     assert calls.has_room(first)
     calls.add(first)

@@ -16,7 +16,7 @@ async def test_an_error_of_the_gateway_keeps_its_reason() -> None:
         raise CallLost("gone")
 
     host, tasks = Mock(), Tasks(Metrics("test"))
-    modern = ModernHost(host, fails, tasks, 64)
+    modern = ModernHost(host, fails, tasks)
     modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
     while modern.is_busy:
         await asyncio.sleep(0)
@@ -32,7 +32,7 @@ async def test_two_open_requests_cannot_have_the_same_id() -> None:
         await asyncio.Event().wait()
 
     host = Mock()
-    modern = ModernHost(host, waits, Tasks(Metrics("test")), 64)
+    modern = ModernHost(host, waits, Tasks(Metrics("test")))
     for id_ in (b'"a"', b'"\\u0061"', b"1", b'"1"'):
         modern.receive(b'{"jsonrpc":"2.0","id":%b,"method":"tools/list","params":{}}' % id_)
     await asyncio.sleep(0)
@@ -50,7 +50,7 @@ async def test_a_request_that_a_fault_of_the_gateway_ends_is_answered() -> None:
         raise ZeroDivisionError
 
     host, tasks = Mock(), Tasks(Metrics("test"))
-    modern = ModernHost(host, fails, tasks, 64)
+    modern = ModernHost(host, fails, tasks)
     modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
     while modern.is_busy:
         await asyncio.sleep(0)

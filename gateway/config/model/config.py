@@ -16,7 +16,6 @@ from gateway.config.model.value_types import (
     Algorithm,
     Bytes,
     Count,
-    Depth,
     Header,
     Host,
     Level,
@@ -112,8 +111,6 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cold_seconds: Seconds = 0.0
     """After this time, a parked call whose server stores events is let go of (a cold call): its connections are
     closed, and the retry resumes it as another replica would. 0: never."""
-    max_cold_calls: Count = 1_000_000
-    """Maximum number of cold calls in this replica, besides `max_calls`. Beyond it, calls stay held."""
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,8 +148,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same for the calls of one principal, which then get HTTP 429. null: a quarter of `calls_bytes`."""
     cold_bytes: Bytes = 1_073_741_824
     """Maximum size of what is kept of all cold calls together (`hold.cold_seconds`). Beyond it, calls stay held."""
-    json_depth: Depth = 64
-    """Maximum nesting of objects and arrays in a message."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
     """Maximum size of a sealed `requestState`."""
     receive_seconds: SomeSeconds = 30.0
@@ -252,8 +247,6 @@ class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Alternative to `jwks_url`: a file with the keys (JWKS)."""
     jwks_ca_file: Text | None = None
     """Authority (PEM) of the server at `jwks_url`. null: the system's authorities."""
-    jwks_stale_seconds: Annotated[float, Meta(ge=0, le=604_800)] = 86_400.0
-    """How long the keys stay in use after the last successful fetch."""
     audience: tuple[Text, ...] = ()
     """With source `jwt`: `aud` must name one of these. Empty: not checked."""
     algorithms: Annotated[tuple[Algorithm, ...], Meta(min_length=1)] = ("RS256", "ES256")

@@ -11,7 +11,6 @@ from gateway.config.model.value_types import (
     Cacheable,
     CacheScope,
     Count,
-    Depth,
     Dialect,
     Era,
     Header,
@@ -148,7 +147,6 @@ class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     body_bytes: Bytes | None = None
     event_bytes: Bytes | None = None
-    json_depth: Depth | None = None
 
 
 class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

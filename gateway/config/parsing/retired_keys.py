@@ -11,7 +11,10 @@ _SESSIONS = "sessions.max_per_principal and sessions.new_per_second do it"
 
 RETIRED: Final = {
     "hold.max_calls_per_address": _ADDRESS,
+    "hold.max_cold_calls": "limits.cold_bytes bounds what cold calls take, about 0.5 KiB each",
+    "limits.json_depth": "it is always 64: no known message needs 20, and some servers cannot read more than 100",
     "limits.receiving_bytes_per_address": _ADDRESS,
+    "principal.jwks_stale_seconds": "it is always a day: an issuer that fails for longer needs an operator anyway",
     "sessions.max_per_address": _SESSIONS,
     "sessions.max_newcomers": _SESSIONS,
     "sessions.new_per_second_per_principal": "sessions.new_per_second does it",

@@ -12,11 +12,14 @@ from msgspec import Raw
 _LEVELS: Final = bytes.maketrans(b"[]{}", b"1010")
 _BRACKETS: Final = b"[]{}"
 _COUNTED_BYTES: Final = 4096
+MAX_DEPTH: Final = 64
+"""How deep the objects and arrays of a client's message may nest. No known message needs 20, and the JSON parsers of
+some servers fail beyond 100."""
 MAX_MEMBERS: Final = 50_000
 """The largest number of values that are taken out of one message, since each of them becomes a Python object."""
 
 
-def check_bounds(data: bytes, max_depth: int) -> None:
+def check_bounds(data: bytes, max_depth: int = MAX_DEPTH) -> None:
     """Raise ValueError for faults that a shallow decode misses: bad UTF-8 or too deep nesting."""
     if not data.isascii():
         try:

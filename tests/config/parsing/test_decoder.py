@@ -23,7 +23,7 @@ REFUSED = [
         ),
     ),
     ("cache: {}\n", "cache: unknown key; it is a key of routes[]; move it there"),
-    ("json_depth: 64\n", "json_depth: unknown key; it is a key of limits; move it there"),
+    ("body_bytes: 64\n", "body_bytes: unknown key; it is a key of limits; move it there"),
     ("hold: 5\n", "hold: 5 is a number, but a section is expected; write key: value"),
     ("hold:\n", "hold: is empty, but a section is expected; write key: value"),
     (
