@@ -139,8 +139,7 @@ class Client:
     ) -> PendingRequest:
         """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent.
 
-        `is_repeatable`: the caller sends it again, `is_fresh`, if it gets a NoReply that is `reused`. `is_fresh`: on a
-        new connection.
+        `is_repeatable`: the caller sends it again, `is_fresh`, if it gets a NoReply. `is_fresh`: on a new connection.
         """
         bounds = self._bounds.value
         origin, head = _address(method, url, bounds.tls, bounds.server_name)
@@ -221,9 +220,10 @@ async def begun(begin: Begin, *, is_repeatable: bool, is_idempotent: bool = Fals
     try:
         await reply.begun()
     except NoReply as exc:
-        if not (exc.reused and is_repeatable):
+        if not is_repeatable:
             raise
-        # The upstream may have closed a connection that was idle, and so may it the other idle ones.
+        # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also have
+        # closed a new one, if this process stood still before it used that.
         reply = AwaitedReply(partial(begin, is_fresh=True))
         try:
             await reply.begun()

@@ -450,7 +450,7 @@ class Connection(asyncio.Protocol):
         if isinstance(exc, ssl.SSLError) and self._requests == 1 and refuses_certificate(exc.reason or ""):
             # With TLS 1.3 a server refuses the client's certificate only after the client has sent its request.
             return TlsRefused(handshake_cause(exc.reason))
-        return NoReply(reused=self._requests > 1)
+        return NoReply()
 
     def _fail(self, failure: RequestFailed) -> None:
         """Close the connection and tell the listener why its reply will not be completed."""

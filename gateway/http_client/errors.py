@@ -63,10 +63,8 @@ class TlsRefused(NotConnected):
 class NoReply(RequestFailed):
     """The connection ended before the first byte of a reply."""
 
-    def __init__(self, *, reused: bool) -> None:
-        """`reused`: an earlier request used the connection too, so it may have been too old for the upstream."""
+    def __init__(self) -> None:
         super().__init__("broke the connection without a reply")
-        self.reused = reused
 
 
 class ReplyCut(RequestFailed):

@@ -85,7 +85,7 @@ async def test_what_came_before_a_failure_is_handed_over_first(reply: AwaitedRep
 async def test_a_failure_before_the_head_ends_the_wait_for_it(reply: AwaitedReply, carrier: FakeCarrier) -> None:
     waiting = asyncio.gather(reply.begun())
     await asyncio.sleep(0)
-    carrier.pending.end().on_failed(NoReply(reused=True))
+    carrier.pending.end().on_failed(NoReply())
     with pytest.raises(NoReply):
         await waiting
 

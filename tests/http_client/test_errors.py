@@ -25,7 +25,7 @@ NOT_SENT = [
     (TlsRefused("its certificate has expired; renew it"), "cannot be reached over TLS: its certificate has expired; "),
 ]
 SENT = [
-    (NoReply(reused=False), "broke the connection without a reply;"),
+    (NoReply(), "broke the connection without a reply;"),
     (ReplyCut(), "broke the connection in the middle of its reply;"),
     (MalformedReply("Invalid status"), "sent a reply that is not valid HTTP/1.1 (Invalid status);"),
     (ListenerFailed(), "sent a reply that the gateway could not process;"),

@@ -281,7 +281,9 @@ class LegacyServer:
         if how is not None and how.startswith("late "):
             await asyncio.sleep(3.0)
             how = how.removeprefix("late ")
-        if how == "cut":
+        if how in ("cut", "cut again"):
+            if how == "cut":  # what breaks off without a reply is sent once more
+                session.refuses[message["id"]] = "cut again"
             request.cut()
             return
         if how == "503":

@@ -610,10 +610,11 @@ async def test_an_answer_that_cannot_be_delivered_ends_the_call(
     asked = await client.call()
     reply = await client.answer(asked)
     assert reply.outcome == (200, -32603, "call_lost")
-    assert len(upstream.of("answer")) == 1
+    tried = 2 if how == "reset" else 1  # a connection that ends without a word may have ended before
+    assert len(upstream.of("answer")) == tried
     assert len(await upstream.saw(mcp.CANCELLED)) == 1
     assert (await client.answer(asked)).outcome == (200, -32603, "call_lost")
-    assert len(upstream.of("answer")) == 1
+    assert len(upstream.of("answer")) == tried
 
 
 async def _leave_open(turn: Turn) -> None:

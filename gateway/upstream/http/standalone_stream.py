@@ -222,7 +222,7 @@ class StandaloneStream:
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The stream broke, or there was none."""
         self._pending = None
-        if isinstance(failure, NoReply) and failure.reused and not self._is_repeated:
+        if isinstance(failure, NoReply) and not self._is_repeated:
             self._is_repeated = True
             self._send()
         elif isinstance(failure, ClientClosed):
