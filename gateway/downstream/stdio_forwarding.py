@@ -53,7 +53,8 @@ class StdioForwarding:
         version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
         if version is None:
             raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
-        header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
+        if incoming.has_headers:
+            header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
         assert incoming.caller is not None, "the caller is identified before"
         with live.process.calls.take(incoming.caller.principal, 2 * len(incoming.body)):
             return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)

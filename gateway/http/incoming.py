@@ -53,7 +53,7 @@ class Incoming(msgspec.Struct, eq=False):
     url: URL = _NO_URL
     """The path and the query as the client wrote them; empty if another replica forwarded the request."""
     has_headers: bool = True
-    """False if it came over stdio: its headers were made from its body, and lack what only a tool's schema names."""
+    """False if the gateway made it from a message without headers, so that there is nothing to compare."""
     span: Span | None = None
     """The span of its round; set after the checks, if requests are traced."""
     known: KnownValues | None = None
@@ -93,7 +93,7 @@ class Incoming(msgspec.Struct, eq=False):
         if self.checked is None:
             known = self.known
             if known is None:
-                self.checked = check(self.parsed(), self.values)
+                self.checked = check(self.parsed(), self.values if self.has_headers else None)
             elif known.call is None or (request := known.call.read(self.body)) is None:
                 request = self.checked = check(self.parsed(), known.__getitem__, known.repeated)
                 known.call = known.call or known_call(self.body, request)

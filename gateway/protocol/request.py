@@ -261,9 +261,10 @@ def _shape(opened: jsonrpc.Fields, id_: bytes | None, method: str | None, text: 
     return ParsedBody(raw_id, method, params, meta.members, meta.declarations, text=text)
 
 
-def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None = None) -> Request:
+def check(parsed: ParsedBody, headers: HeaderValues | None, repeated: Repeated | None = None) -> Request:
     """Check a modern request; raises the DownstreamError of the first check that fails, or Notification.
 
+    `headers` is None if it came without any, over stdio.
     `repeated` is what the body must say to agree with `headers`; if it does not, these are compared in full.
     """
     if parsed.id is None:
@@ -275,7 +276,8 @@ def check(parsed: ParsedBody, headers: HeaderValues, repeated: Repeated | None =
         target: str | None = repeated.target
     else:
         target = parsed.target
-        header_mismatch.check(method, target, said.version, headers)
+        if headers is not None:
+            header_mismatch.check(method, target, said.version, headers)
     if said.version not in mcp.SUPPORTED_VERSIONS:
         raise UnsupportedVersion(said.version)
     if method not in mcp.METHODS and not _is_first_form(method, said.declared):

@@ -1,7 +1,4 @@
-"""Gives the requests of a modern host to the request handler of this process, as if they had come by HTTP.
-
-What an HTTP client repeats in headers is made from the body. The caller is always the same: the host.
-"""
+"""Gives the requests of a modern host to the request handler of this process; the caller is always the host."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,8 +11,6 @@ from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import NO_RESPONSE, MessageReply
 from gateway.http.server import request_id as ids
 from gateway.http.server.response import Response
-from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.header_mismatch import encode_value
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
@@ -24,6 +19,7 @@ from gateway.telemetry import Direction, Ending, bodies
 
 _HOST: Final = Caller(HOST, None)
 """The only caller there is."""
+_NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
 
 
 class Bridge:
@@ -39,7 +35,7 @@ class Bridge:
         """Serve a request; if cancelled, its call is cancelled."""
         incoming = Incoming(
             self._live.route.path,
-            _headers(parsed),
+            _NO_HEADERS,
             None,
             body=line,
             request_id=next(self._ids),
@@ -73,15 +69,3 @@ class LineReply(MessageReply):
         """Write the only message."""
         await self.take(body)
         return NO_RESPONSE
-
-
-def _headers(parsed: ParsedBody) -> CIMultiDictProxy[str]:
-    """Return the headers with which a client sends this request by HTTP, but for those of tool parameters."""
-    headers = CIMultiDict({mcp.METHOD_HEADER: parsed.method})
-    version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
-    if version is not None:
-        headers[mcp.PROTOCOL_VERSION] = version
-    target = jsonrpc.text(parsed.params.get(mcp.TARGET_FIELD.get(parsed.method, "")))
-    if target is not None:
-        headers[mcp.NAME_HEADER] = encode_value(target)
-    return CIMultiDictProxy(headers)
