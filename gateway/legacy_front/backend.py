@@ -4,7 +4,7 @@ A front decodes what the client sends, and hands it to a backend. The backend se
 client. There is one of each per client session, and the first message of every session is `initialize`.
 
 Rule 1: a request of the client is answered once: by `send` with a response, or by `refuse`. One that the client has
-cancelled may be passed to `forget` instead. Rule 2: after `close` of either side, the other one hears nothing more.
+cancelled may be passed to `forget` instead. Rule 2: after `close` or `ended`, the other one hears nothing more.
 """
 
 from collections.abc import Callable
@@ -59,8 +59,8 @@ class ClientLink(Protocol):
     def forget(self, request: RequestId) -> None:
         """A request that the client has cancelled gets no response."""
 
-    def close(self) -> None:
-        """End the session: each request that is still open is answered with an error first."""
+    def ended(self) -> None:
+        """The session is over: each request that is still open is answered with an error first."""
 
 
 class Backend(Protocol):

@@ -242,7 +242,7 @@ class FrontSession:
             if stream is not None:
                 self._finish(stream)
 
-    def close(self) -> None:
+    def ended(self) -> None:
         """See `backend.ClientLink`."""
         self.end(CallLost("The server ended the session; its open requests may have had effects"))
 

@@ -25,7 +25,7 @@ That is None if the server is not modern. It closes the backend that refused.
 
 
 class FallbackBackend:
-    """A `Backend` that another one stands behind.
+    """A `Backend` that another one stands behind, whose `ClientLink` it is.
 
     Until `initialize` is answered, no backend gets another request: the mirror may have to serve them all, and serves
     none before its own answer.
@@ -44,7 +44,7 @@ class FallbackBackend:
         """What comes while `initialize` is not answered, or the mirror is chosen; None at other times."""
         self._room = self._waiting_bytes = waiting_bytes
         self._is_closed = False
-        self.backend = first(_Link(self))
+        self.backend = first(self)
 
     @property
     def is_undecided(self) -> bool:
@@ -84,7 +84,7 @@ class FallbackBackend:
 
     # -- from a backend --------------------------------------------------------------------------------------------
 
-    def sent(self, message: bytes, related_to: RequestId | None) -> None:
+    def send(self, message: bytes, related_to: RequestId | None) -> None:
         """Pass a message on, unless it refuses `initialize`."""
         opened = jsonrpc.message(message) if self._greeting is not None else None
         if opened is None or not self._answers_greeting(opened):
@@ -103,7 +103,7 @@ class FallbackBackend:
         is_error, answered = isinstance(opened.error, Raw), request_id(opened.id)
         return answered == self._greeting.request_id or (is_error and answered == b"null")
 
-    def refused(self, request: RequestId, error: GatewayError) -> None:
+    def refuse(self, request: RequestId, error: GatewayError) -> None:
         """Pass a refusal on, unless it is that of `initialize`; what refuses the credential says nothing of an era."""
         if self._greeting is None or request != self._greeting.request_id:
             self.link.refuse(request, error)
@@ -115,10 +115,18 @@ class FallbackBackend:
         else:
             self._refused(b"", lambda: self.link.refuse(request, error))
 
+    def passed_on(self, request: RequestId) -> None:
+        """See `ClientLink`."""
+        self.link.passed_on(request)
+
+    def forget(self, request: RequestId) -> None:
+        """See `ClientLink`."""
+        self.link.forget(request)
+
     def ended(self) -> None:
         """End the session, unless the mirror may go on with it."""
         if self._waiting is None or self._greeting is not None:
-            self.link.close()
+            self.link.ended()
 
     def _refused(self, response: bytes, give_up: Callable[[], None]) -> None:
         greeting, self._greeting = self._greeting, None
@@ -137,9 +145,9 @@ class FallbackBackend:
             waiting = self._waited()
             if connect is None and not self._is_closed:
                 give_up()
-                self.link.close()
+                self.link.ended()
         if connect is not None and not self._is_closed:
-            self.backend = connect(_Link(self))
+            self.backend = connect(self)
             self._greeting, self._waiting = greeting, waiting
             self._pass_on([greeting])
 
@@ -154,26 +162,4 @@ class FallbackBackend:
                 self.backend.receive(message)
             except GatewayError as exc:
                 if message.request_id is not None:
-                    self.refused(message.request_id, exc)
-
-
-class _Link:
-    """The link of a backend (`ClientLink`)."""
-
-    def __init__(self, fallback: FallbackBackend) -> None:
-        self._fallback = fallback
-
-    def send(self, message: bytes, related_to: RequestId | None) -> None:
-        self._fallback.sent(message, related_to)
-
-    def refuse(self, request: RequestId, error: GatewayError) -> None:
-        self._fallback.refused(request, error)
-
-    def passed_on(self, request: RequestId) -> None:
-        self._fallback.link.passed_on(request)
-
-    def forget(self, request: RequestId) -> None:
-        self._fallback.link.forget(request)
-
-    def close(self) -> None:
-        self._fallback.ended()
+                    self.refuse(message.request_id, exc)

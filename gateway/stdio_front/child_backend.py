@@ -82,7 +82,7 @@ class ChildBackend:
     def _ended(self, child: Child) -> None:
         if not child.asked:
             log.warning(Event.CHILD_ENDED, route=child.route, why=child.over.result())
-            self._link.close()
+            self._link.ended()
 
     def give_up_child(self) -> Child | None:
         """Return the child, which this backend serves no longer."""

@@ -90,7 +90,7 @@ class LegacyHost:
         self._cancelled.discard(request)
         self._asked = {question: about for question, about in self._asked.items() if about != request}
 
-    def close(self) -> None:
+    def ended(self) -> None:
         """The backend ends the session: answer what is open, and end."""
         error = jsonrpc.Error(mcp.INTERNAL_ERROR, "The session with the server has ended; start it again")
         for id_ in sorted(self._open):

@@ -96,7 +96,7 @@ class SessionRelay:
                 raise
             self._fail(request, error)
             if not isinstance(error, Refused):
-                self._link.close()
+                self._link.ended()
             return
         self._channel = channel
         self._live.upstream.health.ok()
@@ -229,7 +229,7 @@ class SessionRelay:
         for request in requests:
             if request is not None:
                 self._refuse(request, error)
-        self._link.close()
+        self._link.ended()
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class FakeLink:
     def refuse(self, request: bytes, error: GatewayError) -> None:
         self.refused.append((request, error))
 
-    def close(self) -> None:
+    def ended(self) -> None:
         self.is_closed = True
 
 
@@ -114,7 +114,7 @@ async def test_a_server_that_accepts_keeps_the_session(bench: Bench) -> None:
 async def test_a_refusal_leads_to_the_mirror_which_gets_everything_from_the_beginning(bench: Bench) -> None:
     bench.say(GREETING)
     bench.backends[0].link.send(REFUSAL, b"0")
-    bench.backends[0].link.close()
+    bench.backends[0].link.ended()
     bench.say(READY, LIST)
     await asyncio.sleep(0)
     await bench.choose(is_modern=True)
@@ -190,7 +190,7 @@ async def test_a_greeting_that_is_no_request_waits_for_no_answer(bench: Bench) -
 
 async def test_a_server_that_ends_before_it_answers_ends_the_session(bench: Bench) -> None:
     bench.say(GREETING, LIST)
-    bench.backends[0].link.close()
+    bench.backends[0].link.ended()
     assert bench.link.is_closed
 
 

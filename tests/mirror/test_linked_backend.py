@@ -46,7 +46,7 @@ class FakeLink:
     def forget(self, request: bytes) -> None:
         self.forgotten.append(request)
 
-    def close(self) -> None:
+    def ended(self) -> None:
         self.is_closed = True
 
 
