@@ -1,6 +1,7 @@
 """The network addresses of a host, looked up once for all connections of a few seconds."""
 
 import asyncio
+from functools import lru_cache
 from typing import Final
 
 from aiohappyeyeballs import addr_to_addr_infos
@@ -55,6 +56,7 @@ class Addresses:
         _ = self._known.keep(key, (world.monotonic() + self._fresh_seconds, task.result()))
 
 
+@lru_cache(_MAX_HOSTS)
 def _is_literal(host: str) -> bool:
     """Whether a host is an address; one with the name of an interface has to be looked up."""
     return parsed_address(host) is not None and "%" not in host

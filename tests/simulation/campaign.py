@@ -45,9 +45,9 @@ def _results(first: int, end: int, processes: int) -> Iterator[tuple[list[Failur
         yield from map(_run, chunks)
         return
     # To collect what a history leaves takes a tenth of its time. A process that ends after a chunk, which leaves it
-    # 60 MB, need not; another one is forked from one that has imported everything.
+    # 60 MB, need not; another one is forked from one that has imported everything, and has run a history.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["tests.simulation.warm"])
     with context.Pool(processes, initializer=_begin, maxtasksperchild=1) as pool:
         yield from pool.imap_unordered(_run, chunks)
 

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
 from tests.simulation.plan import Call
@@ -347,7 +349,7 @@ class Client:
             return dict(finals[0])
         body = await reply.body()
         try:
-            return dict(json.loads(body))
+            return dict(msgspec.json.decode(body))
         except ValueError:
             return {"error": {"code": 0, "message": body.decode(errors="replace"), "data": {"reason": "not JSON"}}}
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
+from functools import partial
 from heapq import heappop, heappush
 from inspect import CORO_CREATED, getcoroutinestate
-from itertools import count
 from random import Random
 from typing import Any, Final
 
@@ -36,8 +36,10 @@ class Kernel:
     def __init__(self, random: Random) -> None:
         self.now = 0.0
         self.random = random
-        self._due: list[tuple[float, int, Loop | None, Any]] = []
-        self._numbers = count()
+        self._times: list[float] = []
+        """A heap of the times at which something is due: floats are compared much faster than tuples."""
+        self._due: dict[float, list[tuple[Loop | None, Any, tuple[object, ...]]]] = {}
+        """What is due at each time, in the order in which it was asked for."""
         self.runnable: list[Loop] = []
         """The processes that have something to run."""
         self.turns = 0
@@ -46,19 +48,25 @@ class Kernel:
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Have the world itself do something: no process is running then."""
-        heappush(self._due, (when, next(self._numbers), None, (callback, args)))
+        self.add(when, (None, callback, args))
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> None:
         """As `call_at`, so many seconds from now."""
-        heappush(self._due, (self.now + seconds, next(self._numbers), None, (callback, args)))
+        self.add(self.now + seconds, (None, callback, args))
 
-    def arm(self, handle: "Handle", loop: "Loop") -> None:
-        """Make a timer of a process ready when it is due."""
-        heappush(self._due, (handle.due, next(self._numbers), loop, handle))
+    def add(self, when: float, what: "tuple[Loop | None, Any, tuple[object, ...]]") -> None:
+        """Have the world call a function with arguments then, or a process find a timer ready."""
+        entries = self._due.get(when)
+        if entries is None:
+            self._due[when] = [what]
+            heappush(self._times, when)
+        else:
+            entries.append(what)
 
     def run(self, until: float) -> None:
         """Let time pass up to a moment."""
-        runnable, due, bits = self.runnable, self._due, self.random.getrandbits
+        runnable, times, bits = self.runnable, self._times, self.random.getrandbits
+        when, entries = self.now, deque[Any]()
         self.last_turn = self.turns + _MAX_TURNS
         while True:
             while count := len(runnable):
@@ -73,15 +81,17 @@ class Kernel:
                     while chosen >= count:
                         chosen = bits(size)
                 runnable.pop(chosen).run_turns()
-            if not due or due[0][0] > until:
-                self.now = max(self.now, until)
-                return
+            if not entries:
+                if not times or times[0] > until:
+                    self.now = max(self.now, until)
+                    return
+                when = heappop(times)
+                entries.extend(self._due.pop(when))
             self.last_turn = self.turns + _MAX_TURNS
-            when, _, loop, what = heappop(due)
+            loop, what, args = entries.popleft()
             if loop is None:
                 self.now = max(self.now, when)
-                callback, args = what
-                callback(*args)
+                what(*args)
             elif what.callback is not None:
                 self.now = max(self.now, when)
                 loop.ready(what)
@@ -135,7 +145,7 @@ class Process:
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a task of a simulated part, which nobody else refers to."""
         self._kept[task] = None
-        task.add_done_callback(lambda done: self._kept.pop(done, None))
+        task.add_done_callback(self._kept.pop)
 
     def end(self) -> None:
         """End it now (kill -9): nothing of it runs any more, and the host closes its files."""
@@ -144,7 +154,7 @@ class Process:
         self.is_alive = False
         self.has_ended = True
         self.loop.drop()
-        self._remains = sorted(asyncio.all_tasks(self.loop), key=lambda task: task.get_name())
+        self._remains = sorted(self.loop.tasks(), key=lambda task: task.get_name())
         for resource in list(self.resources):
             resource.process_ended()
         self.resources.clear()
@@ -218,6 +228,9 @@ class Loop(asyncio.AbstractEventLoop):
         self._runnable = process.kernel.runnable
         self.handlers: dict[int, tuple[Callable[..., object], tuple[object, ...]]] = {}
         self.network: Any = None
+        self.time = partial(getattr, self._kernel, "now")  # type: ignore[method-assign]
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
+        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -263,8 +276,14 @@ class Loop(asyncio.AbstractEventLoop):
                 kernel.turns += 1
         finally:
             _set_running_loop(None)
-            self._is_queued = False
-            self.wake()
+            if ready and not process.is_frozen and process.is_alive:
+                runnable.append(self)
+            else:
+                self._is_queued = False
+
+    def tasks(self) -> "list[asyncio.Task[Any]]":
+        """The tasks that have not ended. `asyncio.all_tasks` looks at those of all histories so far."""
+        return [task for ref in self._tasks if (task := ref()) is not None and not task.done()]
 
     def drop(self) -> None:
         """Run nothing any more."""
@@ -272,9 +291,6 @@ class Loop(asyncio.AbstractEventLoop):
         self.handlers.clear()
 
     # -- asyncio ------------------------------------------------------------------------------------------------
-
-    def time(self) -> float:
-        return self._kernel.now
 
     get_debug: Any = staticmethod(bool)
     """False. Every future asks, and a function in C is the fastest to say it."""
@@ -299,21 +315,20 @@ class Loop(asyncio.AbstractEventLoop):
         due = self._kernel.now + delay
         handle = Handle(callback, args, copy_context() if context is None else context, due)
         if self.process.is_alive:
-            self._kernel.arm(handle, self)
+            self._kernel.add(handle.due, (self, handle, ()))
         return handle
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         handle = Handle(callback, args, copy_context() if context is None else context, when)
         if self.process.is_alive:
-            self._kernel.arm(handle, self)
+            self._kernel.add(handle.due, (self, handle, ()))
         return handle
-
-    def create_future(self) -> "asyncio.Future[Any]":
-        return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name or "task", context=context)
-        if not self.process.is_alive:
+        if self.process.is_alive:
+            self._tasks.append(weakref.ref(task))
+        else:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 

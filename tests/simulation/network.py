@@ -10,10 +10,11 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, Final, Self
 
 from gateway.world import STREAM, AddressInfo, LookupFailed
-from tests.simulation.kernel import Kernel, Loop, Process
+from tests.simulation.kernel import Handle, Kernel, Loop, Process
 
 _KERNEL_BYTES: Final = 262_144
 """What the kernels of both hosts keep of one direction that the receiver has not read."""
@@ -459,6 +460,7 @@ class Transport(asyncio.Transport):
         self._is_lost = False
         self._ends_after_buffer = False
         self._has_begun = False
+        self._reading = Handle(self._read, (), copy_context())
         self._is_read_due = False
         self._eof_told = False
         end.transport = self
@@ -479,7 +481,7 @@ class Transport(asyncio.Transport):
             return
         if end.is_reset or ((end.unread or end.is_ended) and not self._is_reading_paused):
             self._is_read_due = True
-            self._loop.call_soon(self._read)
+            self._loop.ready(self._reading)
 
     def _read(self) -> None:
         self._is_read_due = False

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from tests.simulation.kernel import Loop
 
 Headers = dict[str, str]
@@ -226,7 +228,7 @@ class Reply:
                         elif line.startswith(b"data:"):
                             data += line[5:].strip()
                     if id_ is not None or data:
-                        yield id_, json.loads(data) if data else None
+                        yield id_, msgspec.json.decode(data) if data else None
         except (OSError, asyncio.IncompleteReadError, ValueError) as exc:
             raise Broken("the stream is cut") from exc
         self.is_complete = True

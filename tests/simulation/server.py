@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
 from tests.simulation.kernel import Process
@@ -167,7 +169,7 @@ class LegacyServer:
         if request.method == "DELETE":
             self._delete(request, session)
             return
-        message = json.loads(request.body)
+        message = msgspec.json.decode(request.body)
         method = message.get("method")
         if method == "initialize":
             self._initialize(request, message)

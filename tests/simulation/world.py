@@ -3,6 +3,7 @@
 from asyncio import events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -46,11 +47,12 @@ class Simulation:
     def entered(self) -> Iterator[None]:
         """Within, the program lives in this world."""
         real = world.World()
+        monotonic = partial(getattr, self.kernel, "now")
         world.enter(
             world.World(
-                monotonic=self._monotonic,
-                stopwatch=self._monotonic,
-                cpu=self._monotonic,
+                monotonic=monotonic,
+                stopwatch=monotonic,
+                cpu=monotonic,
                 wall=self._wall,
                 wall_ns=lambda: int(self._wall() * 1_000_000_000),
                 random_bytes=lambda count: self._random().randbytes(count),
@@ -64,9 +66,6 @@ class Simulation:
                 yield
         finally:
             world.enter(real)
-
-    def _monotonic(self) -> float:
-        return self.kernel.now
 
     def _wall(self) -> float:
         process = self._running()
