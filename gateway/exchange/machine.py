@@ -261,6 +261,14 @@ class Exchange:
         """REFERRED: if every url is accepted, send the call again in its session; if one is declined, end it."""
         if event.round != self.round:
             return self._repeat_parked(event)
+        if not self._nested_requests.shown:
+            # No leg waited when the urls came. They are a round of their own for this client, as for the client of
+            # another replica that has read the same stream.
+            if event.round in self._digests:
+                self._repeated(event)
+            self._note_digest(event)
+            self.round += 1
+            return self._ask_again(event.leg)
         matched = self._nested_requests.answered(event.answers)
         declined = [question.key for question, answer in matched if not input_requests.accepted(answer)]
         if not declined:

@@ -125,7 +125,7 @@ class NestedRequests:
 
     def refer(self, urls: dict[str, Question]) -> None:
         """The call has ended with these urls; after them another call follows, perhaps in another session."""
-        self._heard = ()
+        self._heard = self.shown = ()
         self.keys = {*self.keys, *urls}
         self.open.clear()
         self.open.update(urls)

@@ -684,9 +684,9 @@ def test_a_url_error_while_parked_is_asked_when_the_client_comes() -> None:
     play = (
         play
         >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
-        << ask(SECOND, 1, "elicitation-2", state=State.REFERRED)
+        << ask(SECOND, 2, "elicitation-2", state=State.REFERRED)
     )
-    assert play << do.Arm(Timer.TTL) >> answered(THIRD, 1, **{"elicitation-2": ACCEPT}) << do.SendCall()
+    assert play << do.Arm(Timer.TTL) >> answered(THIRD, 2, **{"elicitation-2": ACCEPT}) << do.SendCall()
 
 
 def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
@@ -694,9 +694,14 @@ def test_a_url_error_while_detached_is_asked_when_the_client_repeats() -> None:
     assert (
         play
         >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
-        << ask(THIRD, 1, "elicitation-2", state=State.REFERRED)
+        << ask(THIRD, 2, "elicitation-2", state=State.REFERRED)
         << ANY
     )
+
+
+def test_urls_that_came_while_detached_are_for_whoever_gave_the_answers_before() -> None:
+    play = detached(FIRST, SECOND) >> url_required(url()) << ANY
+    play.refuses(answered(THIRD, 1, **{"elicitation-1": DECLINE}), InvalidState)
 
 
 def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_same() -> None:

@@ -835,8 +835,8 @@ def test_a_url_error_cancels_a_run_that_was_owed() -> None:
 
 def test_a_url_error_makes_late_answers_to_withdrawn_questions_useless() -> None:
     play = withdrawn() >> url_required(url()) << ANY
-    play = play >> answered(SECOND, 1, **{key(1): ACCEPT}) << ask(SECOND, 1, key(2), state=State.REFERRED) << ANY
-    play = play >> answered(THIRD, 1, **{key(2): ACCEPT}) << do.SendCall()
+    play = play >> answered(SECOND, 1, **{key(1): ACCEPT}) << ask(SECOND, 2, key(2), state=State.REFERRED) << ANY
+    play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << do.SendCall()
     assert play >> on.Resulted(RESULT) << do.Reply((THIRD,), RESULT) << ANY
 
 
@@ -851,14 +851,14 @@ def test_two_withdrawn_questions_are_both_answered_late() -> None:
 def test_withdrawn_questions_are_forgotten_with_their_call() -> None:
     # The key of a question of an earlier call, or of one that was withdrawn from a leg, is an unknown key.
     referral = withdrawn() >> url_required(url()) << ANY
-    referral = referral >> answered(SECOND, 1) << ask(SECOND, 1, key(2), state=State.REFERRED) << ANY
-    referral = referral >> answered(SECOND, 1, **{key(2): ACCEPT}) << do.SendCall()
+    referral = referral >> answered(SECOND, 1) << ask(SECOND, 2, key(2), state=State.REFERRED) << ANY
+    referral = referral >> answered(SECOND, 2, **{key(2): ACCEPT}) << do.SendCall()
     second_run = rerun(withdrawn() >> BROKE << ANY >> answered(SECOND, 1))
     from_a_leg = round_of(waiting(FIRST), FIRST, 1, (1, 2)) >> answered(SECOND, 1, **{key(2): reply(2)})
     from_a_leg = from_a_leg << ANY >> on.Withdrawn(raw(1), replayable=True)
-    for begun in (referral, second_run, from_a_leg):
-        play = begun >> on.LegLimitPassed() << ask(SECOND, 2) >> on.Resulted(RESULT) << ANY
-        assert play >> answered(THIRD, 2, **{key(1): ACCEPT}) << do.Reply((THIRD,), RESULT) << ANY
+    for begun, round_ in ((referral, 3), (second_run, 2), (from_a_leg, 2)):
+        play = begun >> on.LegLimitPassed() << ask(SECOND, round_) >> on.Resulted(RESULT) << ANY
+        assert play >> answered(THIRD, round_, **{key(1): ACCEPT}) << do.Reply((THIRD,), RESULT) << ANY
 
 
 def test_a_session_that_was_left_dirty_is_not_clean_after_a_run_either() -> None:
@@ -1094,8 +1094,9 @@ def test_an_answer_to_a_question_that_the_client_was_not_shown_is_not_used() -> 
 def test_a_repeated_retry_is_no_consent_to_a_url_that_came_since_with_the_same_key() -> None:
     play = rerun(detached(FIRST, SECOND) >> BROKE) >> url_required(url()) << do.Arm(Timer.TTL)
     assert list(play.questions) == [key(1)]
-    play = play >> answered(THIRD, 1, **{key(1): ACCEPT}) << ask(THIRD, 1, key(1), state=State.REFERRED)
-    assert play << do.Arm(Timer.TTL) >> answered(FOURTH, 1, **{key(1): ACCEPT}) << do.SendCall()
+    play = play >> answered(THIRD, 1, **{key(1): ACCEPT}) << ask(THIRD, 2, key(1), state=State.REFERRED) << ANY
+    play = play >> answered(FOURTH, 1, **{key(1): ACCEPT}) << ask(FOURTH, 2, key(1), state=State.REFERRED)
+    assert play << do.Arm(Timer.TTL) >> answered(FOURTH, 2, **{key(1): ACCEPT}) << do.SendCall()
 
 
 def test_a_repeated_retry_is_no_answer_to_a_question_of_another_run_with_the_same_key() -> None:

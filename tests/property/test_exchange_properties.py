@@ -198,7 +198,11 @@ class World:
             for key in self.exchange.questions
         )
         self.said.append(event)
+        claimed = self.claims.get(event.round)
         current = event.round == self.exchange.round and state in RESTING
+        # Urls that came while nobody waited are a new round: the answers to the one before lead there.
+        is_news = current and state is State.REFERRED and not before["_nested_requests"]["shown"]
+        current &= not is_news or claimed in (None, event.digest)
         commands: list[do.Command] = []
         refusal: DownstreamError | None = None
         try:
@@ -216,10 +220,9 @@ class World:
             assert wrong or not first, "the kept result was refused to the first who came for it"
             self.finish((event.leg,))
             return
-        claimed = self.claims.get(event.round)
         failed = isinstance(before["_final"], do.Fail)  # that is the truth for all answers
         assert current or failed or claimed is None or claimed == event.digest, "other answers for an answered round"
-        if not failed and (event.round != self.exchange.round or state in (*WAITING, State.DETACHED)):
+        if not (failed or current) and (event.round != self.exchange.round or state in (*WAITING, State.DETACHED)):
             assert claimed == event.digest, "a round that was never answered"
         called = any(isinstance(command, do.SendCall) for command in commands)
         assert called is (state is State.REFERRED and current and accepted), "sent again without all urls accepted"
@@ -236,10 +239,10 @@ class World:
             assert size <= MAX_RECORD_BYTES, "run again without an answer"
         wordless = {key: question for key, question in before["questions"].items() if question.params is None}
         self.enter(event, wordless)
-        self.asked_again = state in RESTING
+        self.asked_again = state in RESTING and not is_news
         self.obey(commands)
         self.asked_again = False
-        if not any(isinstance(command, do.Ask) for command in commands):
+        if not any(isinstance(command, do.Ask) and command.round == event.round for command in commands):
             self.claims[event.round] = event.digest
 
     def enter(self, event: on.Answered, wordless: dict[str, Question]) -> None:
