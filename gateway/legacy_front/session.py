@@ -19,7 +19,7 @@ from gateway.legacy_front.backend import ClientMessage, Connect
 from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, IdInUse, InvalidRequest
+from gateway.protocol.errors import CallLost, GatewayError, IdInUse, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
@@ -29,8 +29,6 @@ STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
 _MAX_OPEN: Final = 256
 """How many requests of a session may be open at once."""
-_MAX_OPEN_BODIES: Final = 4
-"""How many requests of the largest size may be open at once."""
 
 
 class Stream(ReplayBuffer):
@@ -47,8 +45,6 @@ class _OpenRequest(NamedTuple):
 
     stream: Stream | None
     """The stream of its answer; None if the client has left."""
-    size: int
-    """Its server or the mirror may have to keep so many bytes."""
     weight: Weight
 
 
@@ -148,13 +144,6 @@ class FrontSession:
 
     def _begin(self, request: RequestId, size: int) -> Stream:
         """Open a request of so many bytes; return the stream of its reply. Raises InvalidRequest or Busy."""
-        taken, most = sum(each.size for each in self._open.values()), self.live.config.limits.body_bytes
-        if taken + size > _MAX_OPEN_BODIES * most:  # a client of HTTP+SSE needs no connection for each
-            raise Busy(
-                f"The open requests of the session take more than {_MAX_OPEN_BODIES} times limits.body_bytes; await "
-                "an answer first",
-                status=429,
-            )
         if request in self._open:
             raise IdInUse
         if len(self._open) >= _MAX_OPEN:
@@ -163,7 +152,7 @@ class FrontSession:
             )
         weight = self.live.process.calls.take(self.caller.principal, 2 * size)
         stream = self.standalone if self.front == "sse" else self._new_stream()
-        self._open[request] = _OpenRequest(stream, size, weight)
+        self._open[request] = _OpenRequest(stream, weight)
         return stream
 
     def _new_stream(self) -> Stream:

@@ -155,7 +155,7 @@ async def test_a_call_for_which_a_session_has_no_room_costs_no_other_call(client
         stand = await begin(
             url=upstream.url,
             route={"upstream": {"url": upstream.url, "transport": "sse"}},
-            limits={"body_bytes": 2_000},
+            limits={"calls_bytes_per_principal": 16_000},
         )
         async with beside(client, stand.url) as host:
             calls = []
@@ -163,7 +163,7 @@ async def test_a_call_for_which_a_session_has_no_room_costs_no_other_call(client
                 calls.append(host.call("wait", text="x" * 1_700))
                 asked = await upstream.heard(mcp.TOOLS_CALL, count)
             fifth = host.call("wait", text="x" * 1_700)
-            assert (await host.text(fifth)).startswith(f"{mcp.INTERNAL_ERROR} The open requests of the session")
+            assert (await host.text(fifth)).startswith(f"{mcp.INTERNAL_ERROR} This call does not fit")
             for each in asked:
                 upstream.streams[0].say(id=each["id"], result=text("done"))
             assert [await host.text(call) for call in calls] == ["done"] * 4
@@ -174,7 +174,7 @@ async def test_a_call_that_is_refused_over_http_sse_costs_no_other_call(
     client: str, begin: Start, upstream: FakeUpstream
 ) -> None:
     route = {"upstream": {"url": upstream.url, "transport": "streamable-http"}}
-    stand = await begin(route=route, limits={"body_bytes": 2_000})
+    stand = await begin(route=route, limits={"calls_bytes_per_principal": 16_000})
     gate = Passed()
     upstream.version = NEWEST
     upstream.tool(gate)
@@ -184,7 +184,7 @@ async def test_a_call_that_is_refused_over_http_sse_costs_no_other_call(
             calls.append(host.call("wait", text="x" * 1_700))
             _ = await upstream.saw(mcp.TOOLS_CALL, count)
         fifth = host.call("echo", text="x" * 1_700)
-        assert (await host.text(fifth)).startswith(f"{mcp.INTERNAL_ERROR} The open requests of the session")
+        assert (await host.text(fifth)).startswith(f"{mcp.INTERNAL_ERROR} This call does not fit")
         gate.opened.set()
         assert [await host.text(call) for call in calls] == ["done"] * 4
         assert await host.text(host.call("echo")) == "hi"
