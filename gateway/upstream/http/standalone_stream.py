@@ -85,7 +85,7 @@ class StandaloneStream:
         # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
         # (Python 3.11), and a call whose client has left would run on.
         _ = await asyncio.wait((head,), timeout=self._upstream.times.side_head_seconds)
-        if not head.done():
+        if not head.done() and self._pending is not None:  # between two GETs that were refused there is no stream
             self.is_open = True
 
     def stop_reporting(self) -> None:

@@ -24,17 +24,18 @@ from tests.support.workbench import eventually
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 EVENT = b"data: one\n\n"
+REFUSED = b"HTTP/1.1 409 No\r\nContent-Length: 0\r\n\r\n"
 SHORT = structs.replace(DEFAULT_TIMES, side_head_seconds=20.0, reopen_seconds=(0.0,) * 3)
 
 
 class Listening:
     """A stream with what its listener heard."""
 
-    def __init__(self, url: str, reopen_seconds: tuple[float, ...]) -> None:
+    def __init__(self, url: str, reopen_seconds: tuple[float, ...], head_seconds: float) -> None:
         self.tasks = Tasks(Mock())
         self.calls = HttpClient(self.tasks)
         self.client = Client(InForce(Bounds(Limits(event_bytes=100), Timeouts())), self.calls)
-        times = structs.replace(SHORT, reopen_seconds=reopen_seconds)
+        times = structs.replace(SHORT, side_head_seconds=head_seconds, reopen_seconds=reopen_seconds)
         self.upstream = HttpUpstream(self.client, Endpoint("/mcp", url), self.tasks, times)
         self.stream = StandaloneStream(self.upstream, self)
         self.words: list[str] = []
@@ -66,10 +67,13 @@ async def listen() -> AsyncIterator[Listen]:
 
     @asynccontextmanager
     async def start(
-        script: Script, *reopen_seconds: float, receive: Callable[[bytes], None] | None = None
+        script: Script,
+        *reopen_seconds: float,
+        receive: Callable[[bytes], None] | None = None,
+        head_seconds: float = SHORT.side_head_seconds,
     ) -> AsyncIterator[tuple[Listening, FakeHttp]]:
         async with FakeHttp(script) as server:
-            it = Listening(server.url, reopen_seconds or SHORT.reopen_seconds)
+            it = Listening(server.url, reopen_seconds or SHORT.reopen_seconds, head_seconds)
             made.append(it)
             it.receive = receive or it.receive
             await it.open()
@@ -132,9 +136,19 @@ async def test_a_server_without_this_stream_is_asked_once(listen: Listen) -> Non
 
 
 async def test_a_server_that_takes_another_stream_for_open_is_asked_again(listen: Listen) -> None:
-    async with listen(stays(b"HTTP/1.1 409 No\r\nContent-Length: 0\r\n\r\n")) as (it, server):
+    async with listen(stays(REFUSED)) as (it, server):
         assert await it.ended() == ["changed False"]
         assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(("reply", "is_open"), [((REFUSED,), False), ((), True)], ids=["refused", "no answer yet"])
+async def test_only_a_stream_whose_server_has_not_answered_in_time_is_taken_for_open(
+    listen: Listen,
+    reply: tuple[bytes, ...],
+    is_open: bool,  # noqa: FBT001
+) -> None:
+    async with listen(stays(*reply), 0.0, 3600.0, head_seconds=0.05) as (it, _):
+        assert it.stream.is_open is is_open
 
 
 @pytest.mark.parametrize(("location", "path"), [(b"/mcp/", b"/mcp/"), (b"http://other.test/", b"/mcp")])
@@ -225,7 +239,7 @@ async def post(it: Listening) -> None:
 @pytest.mark.parametrize("idle", [1, 2])
 async def test_a_connection_that_was_closed_meanwhile_costs_one_more_request_but_no_failure(idle: int) -> None:
     async with FakeHttp(closes_when_used_again) as server:
-        it = Listening(server.url, (0.0,))
+        it = Listening(server.url, (0.0,), SHORT.side_head_seconds)
         await asyncio.gather(*(post(it) for _ in range(idle)))
         assert it.calls.idle_connections == idle
         await it.open()
@@ -243,7 +257,7 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         await wire.gone()
 
     async with FakeHttp(script) as server:
-        it = Listening(server.url, (0.0,))
+        it = Listening(server.url, (0.0,), SHORT.side_head_seconds)
         channel = StreamableChannel(it.upstream)
         channel.adopt("s1", "2025-11-25")
         await channel.listen("2025-11-25", {}, SideCallbacks(bool, lambda: None, lambda _: None))
