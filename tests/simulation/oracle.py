@@ -31,6 +31,8 @@ _NOTICES_SECONDS: Final = 0.05
 """A client that reads notices sooner that its replica has ended."""
 _READS_LATER_SECONDS: Final = 5.1
 """The longest time for which a client that reads late reads nothing, and a little more."""
+_LEAVES_SECONDS: Final = 3.1
+"""The same for a client that leaves then."""
 _HAND_OVER_SECONDS: Final = 0.9
 _ENDS_SECONDS: Final = 2.1
 """How long cancellations may keep a process that had a second signal, and a little more."""
@@ -499,6 +501,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and script.get("aside") and met(outcome, record, SILENCES):
         return True  # who takes a call over does not hear what comes on the side stream of its former owner
+    if reason == "call_lost" and _left_a_question_unread(outcome, record):
+        return True
     hung_seconds = script.get("hangs", 0.0) * len(outcome.ledger.of(record.call.tag))
     if reason == "gave up" and hung_seconds >= PATIENCE_SECONDS:
         return True  # its tool ran again, because it had not taken an answer, and hung each time
@@ -550,6 +554,26 @@ def _seemed_to_keep_connections(outcome: Outcome, told: Told | None) -> bool:
     ]
     is_seen = any(each.kind == "slow" or each.target == told.replica for each in before)
     return is_seen and "broke the connection without a reply" in str(told.error)
+
+
+def _left_a_question_unread(outcome: Outcome, record: Record) -> bool:
+    """Whether its client left a question of the side stream unread, and the replica that had heard it ended.
+
+    Only the reply that was left tells of that question: who takes the call over does not hear it.
+    """
+    names, ended = {f"gw-{number}" for number in record.used}, record.ended or math.inf
+    deaths = [when for when, name in outcome.deaths if name in names and when <= ended]
+    unread = [
+        run.asked_aside
+        for run in outcome.ledger.of(record.call.tag)
+        if run.asked_aside is not None and run.asked[-1] not in record.asked
+    ]
+    return any(
+        asked <= left <= death + _LEAVES_SECONDS and asked <= death
+        for asked in unread
+        for left in record.left.values()
+        for death in deaths
+    )
 
 
 def _was_parted_from_taker(outcome: Outcome, told: Told | None) -> bool:

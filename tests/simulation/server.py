@@ -48,6 +48,8 @@ class Run:
     """It ended with its server."""
     is_unheard: bool = False
     """It asked on the side stream of its session while nobody read that."""
+    asked_aside: float | None = None
+    """When it last asked on the side stream."""
 
 
 class Ledger:
@@ -434,7 +436,9 @@ class LegacyServer:
             method, params = "elicitation/create", {"message": name, "requestedSchema": schema}
         where = session.side if script.get("aside") else stream
         self.send(where, {"jsonrpc": "2.0", "id": nested, "method": method, "params": params})
-        run.is_unheard |= where is session.side and where.reader is None
+        if where is session.side:
+            run.asked_aside = self.now()
+            run.is_unheard |= where.reader is None
         patience = script.get("hasty", script.get("patience"))
         _ = await asyncio.wait((waiting,), timeout=patience)
         session.waiting.pop(nested, None)

@@ -46,3 +46,14 @@ def test_only_a_replica_that_fails_itself_may_believe_one_that_does_not_reach_an
     assert any(line.event == "call.taken_over" for line in outcome.lines)
     outcome.faults = [fault for fault in outcome.faults if fault.kind == "peers"]
     assert any("which lives" in each for each in complaints(outcome))
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_only_a_question_that_was_left_unread_before_its_replica_ended_excuses_its_loss(is_read: bool) -> None:  # noqa: FBT001
+    outcome = story("a_question_of_the_side_stream_is_left_unread_in_a_drain")
+    (record,), (run,) = outcome.records, outcome.ledger.runs
+    if is_read:
+        record.left.clear()
+    else:
+        run.asked_aside = outcome.deaths[0][0] + 0.1
+    assert any("call_lost" in each for each in complaints(outcome))
