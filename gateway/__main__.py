@@ -29,14 +29,14 @@ from gateway.config import (
     with_log_level,
 )
 from gateway.config.schema import json_schema
-from gateway.demo import run as demo
-from gateway.probe import command as probe
 from gateway.process.child import not_here
 from gateway.runtime import event_loop
 from gateway.server.serve import serve
 from gateway.server.wrap import wrap
 from gateway.stdio_front.settings import for_host
 from gateway.telemetry import Event, TracesUnavailable, check_traces, configure_logging, get_logger
+from gateway.tools.demo import run as demo
+from gateway.tools.probe import command as probe
 
 log = get_logger()
 

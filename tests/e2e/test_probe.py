@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from gateway.__main__ import main
 from gateway.config import parse
-from gateway.probe.report.findings import Report, Upstream, report
-from gateway.probe.report.text import lines
+from gateway.tools.probe.report.findings import Report, Upstream, report
+from gateway.tools.probe.report.text import lines
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
 from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server, stdio_server
 from tests.support.gateway_process import gateway

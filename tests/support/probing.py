@@ -6,10 +6,10 @@ from typing import Any, Literal
 from msgspec import structs
 
 from gateway.config import Route, UpstreamTls, contexts, for_upstream
-from gateway.probe.report.findings import Check, Upstream, report
-from gateway.probe.report.text import lines
-from gateway.probe.runner import run_probe
-from gateway.probe.steps.context import Subject
+from gateway.tools.probe.report.findings import Check, Upstream, report
+from gateway.tools.probe.report.text import lines
+from gateway.tools.probe.runner import run_probe
+from gateway.tools.probe.steps.context import Subject
 from tests.support.workbench import SHORT_TIMES
 
 SECONDS = 2.0

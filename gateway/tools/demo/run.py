@@ -1,0 +1,172 @@
+"""Runs `mrtr-gateway demo`: a modern client uses a legacy server, with both sides of the wire on show.
+
+modern client -> relay -> gateway -> relay -> legacy server. The relays only observe.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import io
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway import world
+from gateway.tools.demo.children import Child, ChildError, started, stop
+from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter
+from gateway.tools.demo.message_reader import Message
+from gateway.tools.demo.relay import Relay
+from gateway.tools.demo.sequence_diagram import WIDEST, draw, rows
+
+HERE = Path(__file__).parent
+UNATTENDED_SECONDS = 60.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the demo; return 0 if the tool returned the expected result."""
+    parser = argparse.ArgumentParser(
+        prog="mrtr-gateway demo", description="Show a modern client using a legacy server through the gateway."
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=default_cache(),
+        metavar="DIR",
+        help="folder for the Python environments of the server and the client (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show an arrow shows a question mark instead.
+        sys.stdout.reconfigure(errors="replace", line_buffering=True)
+    try:
+        old = interpreter(OLD, options.cache, _say)
+        modern = interpreter(MODERN, options.cache, _say)
+        return asyncio.run(_until_stopped(old, modern))
+    except (PartsError, ChildError) as exc:
+        print(f"mrtr-gateway demo: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+async def _until_stopped(old: str, modern: str) -> int:
+    demo = asyncio.current_task()
+    assert demo is not None
+    received: list[int] = []
+
+    def stopped(number: int) -> None:
+        # Only the first signal counts: a second one must not interrupt the stopping of the children.
+        if not received:
+            demo.cancel()
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stopped, number)
+    try:
+        return await _play(old, modern)
+    except asyncio.CancelledError:
+        print("\n  stopped")
+        return 128 + received[0]
+
+
+async def _play(old: str, modern: str) -> int:
+    seen: list[Message] = []
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mrtr-demo-")))
+        server_command = [old, "-I", str(HERE / "legacy_server.py")]
+        server = await stack.enter_async_context(started("the legacy server", server_command, folder))
+        server_port = await server.until(lambda: _announced_port(server))
+        _say(f"legacy server http://127.0.0.1:{server_port}/mcp (mcp 1.x, protocol 2025-11-25)")
+
+        upstream = await stack.enter_async_context(Relay(("127.0.0.1", server_port), "old", seen.append))
+        listen, admin = _free_ports()
+        gateway_command = [sys.executable, "-m", "gateway", "serve"]
+        gateway_command += ["--upstream", f"http://127.0.0.1:{upstream.port}/mcp"]
+        gateway_command += ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
+        gateway = await stack.enter_async_context(started("the gateway", gateway_command, folder))
+        await gateway.until(lambda: _is_ready(admin))
+        _say(f"gateway       http://127.0.0.1:{listen}/mcp (in front of it)")
+
+        downstream = await stack.enter_async_context(Relay(("127.0.0.1", listen), "new", seen.append))
+        _say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
+        client_command = [modern, "-I", str(HERE / "modern_client.py"), f"http://127.0.0.1:{downstream.port}/mcp"]
+        status = await _in_foreground(client_command)
+        told = list(seen)
+
+        _show(told)
+        if status:
+            print(f"mrtr-gateway demo: the client ended with status {status}.", file=sys.stderr)
+            for child in (server, gateway):
+                print(f"{child.name}: {child.last_words()}", file=sys.stderr)
+            return 1
+    _explain(told)
+    return 0
+
+
+async def _announced_port(server: Child) -> int | None:
+    ready = [line for line in server.output().splitlines(keepends=True) if line.startswith("READY ")]
+    return int(ready[0].rpartition(":")[2].partition("/")[0]) if ready and ready[0].endswith("\n") else None
+
+
+async def _is_ready(admin: int) -> bool | None:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", admin)
+        with contextlib.closing(writer):
+            writer.write(b"GET /readyz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+            status_line = await reader.readline()
+    except OSError:
+        return None
+    return True if b" 200 " in status_line else None
+
+
+def _free_ports() -> tuple[int, int]:
+    # Both are bound at the same time, so that they differ.
+    with world.listening("127.0.0.1", 0) as one, world.listening("127.0.0.1", 0) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+async def _in_foreground(command: Sequence[str]) -> int:
+    # The client inherits the terminal, because it asks the user.
+    process = await asyncio.create_subprocess_exec(*command)
+    attended = sys.stdin.isatty() and sys.stdout.isatty()
+    try:
+        async with asyncio.timeout(None if attended else UNATTENDED_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        raise ChildError(f"the modern client did not end within {UNATTENDED_SECONDS:.0f} s.") from None
+    finally:
+        await stop(process)
+
+
+def _show(told: Sequence[Message]) -> None:
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((WIDEST, 24)).columns
+    print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
+    for line in draw(rows(told), width=width, color=terminal and not os.environ.get("NO_COLOR")):
+        print(line)
+
+
+def _explain(told: Sequence[Message]) -> None:
+    methods = [(message.side, (message.body or {}).get("method")) for message in told]
+    questions, requests = methods.count(("old", "elicitation/create")), methods.count(("new", "tools/call"))
+    times = {1: "once", 2: "twice"}.get(questions, f"{questions} times")
+    print(
+        f"\n  The legacy server paused {times} during one call to ask a question. The modern client sent"
+        f"\n  {requests} requests, each complete in itself. In between, the gateway held the call, and then"
+        "\n  delivered the answers. Neither side was changed or knows about the gateway: see legacy_server.py"
+        "\n  and modern_client.py in"
+        f"\n  {HERE}"
+        "\n\n  Next, with your own server:  mrtr-gateway serve --upstream http://your-server/mcp"
+    )

@@ -1,0 +1,273 @@
+"""The command line of `probe`, also called `doctor`: parses arguments, prints the report, sets the exit code.
+
+0: everything works; 3: it works with limits; 1: it cannot be used, or the configuration is wrong; 2: usage error.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+import msgspec
+from msgspec import structs
+from multidict import CIMultiDict
+
+from gateway import __version__
+from gateway.config import (
+    Config,
+    ConfigError,
+    Route,
+    Timeouts,
+    UpstreamTls,
+    contexts,
+    for_command,
+    for_upstream,
+    load,
+    on_route,
+    sendable_header,
+)
+from gateway.http.upstream_headers import for_call
+from gateway.protocol.errors import GatewayError
+from gateway.runtime import event_loop
+from gateway.telemetry import configure_logging
+from gateway.tools.probe.report.findings import Check, Report, Upstream, report
+from gateway.tools.probe.report.redaction import Redactor
+from gateway.tools.probe.report.text import lines
+from gateway.tools.probe.runner import run_probe, secrets
+from gateway.tools.probe.steps.context import Subject
+from gateway.tools.probe.steps.environment import look_around
+
+_USAGE: Final = 2
+_INTERRUPTED: Final = 130
+_TERMINATED: Final = 143
+_TOKEN_BYTES: Final = 16_384
+_LONGEST_SECONDS: Final = 3600.0
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add both names to a command line."""
+    for name, words in (
+        ("probe", "check what a legacy server can do behind the gateway, and what prevents it"),
+        ("doctor", "the same command as probe, meant for a whole configuration: --config FILE"),
+    ):
+        parser = commands.add_parser(
+            name,
+            help=words,
+            usage=f"mrtr-gateway {name} (URL | --config FILE | --stdio) [options] [-- COMMAND...]",
+            description="Checks step by step what works, what does not, why, and how to fix it. Runs no tool. "
+            "Exit codes: 0 everything works, 3 it works with limits, 1 it cannot be used, 2 usage error.",
+        )
+        _arguments(parser)
+        parser.set_defaults(run=run)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", nargs="?", metavar="URL", help="a server's MCP endpoint")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="check this configuration and every upstream in it"
+    )
+    parser.add_argument("--stdio", action="store_true", help="the server is the command after `--`")
+    parser.add_argument("--route", metavar="PATH", help="with --config: this route only")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="with --stdio: an environment variable for the command",
+    )
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="send this header, as a client of the gateway would",
+    )
+    parser.add_argument("--bearer-file", type=Path, metavar="FILE", help="read a token for `Authorization: Bearer`")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="trust these certificate authorities (PEM)")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="do not verify the certificate: an attacker on the path can read everything",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "streamable-http", "sse"),
+        default="auto",
+        help="the transport to use (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time limit for each step (default: the `timeouts` of the configuration; "
+        f"handshake_seconds is {Timeouts().handshake_seconds:g} by default)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="listen to the idle stream for this long (default: do not listen)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {_LONGEST_SECONDS:g} seconds")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    try:
+        subjects, config = _subjects(options)
+    except (ConfigError, ValueError) as exc:
+        print(str(exc).replace("--upstream", "URL"), file=sys.stderr)
+        return 1 if isinstance(exc, ConfigError) and options.config is not None else _USAGE
+    configure_logging("error", "console")
+    try:
+        found = event_loop.run(_report(subjects, config))
+    except KeyboardInterrupt:
+        print("interrupted; all sessions are closed", file=sys.stderr)
+        return _INTERRUPTED
+    except asyncio.CancelledError:
+        print("terminated; all sessions are closed", file=sys.stderr)
+        return _TERMINATED
+    return show(found, sys.stdout, as_json=options.json)
+
+
+async def _report(subjects: Sequence[Subject], config: Config | None) -> Report:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    checks: tuple[Check, ...] = ()
+    if config is not None:
+        exam = await look_around(config)
+        hide = Redactor(word for subject in subjects for word in secrets(subject))
+        checks = tuple(map(hide.check, exam.checks))
+    upstreams: list[Upstream] = []
+    for subject in subjects:
+        upstreams.append(await run_probe(subject, route=None if config is None else subject.route.path))  # noqa: PERF401
+    return report(__version__, checks, tuple(upstreams))
+
+
+def show(found: Report, out: TextIO, *, as_json: bool) -> int:
+    """Print a report; return the exit code."""
+    if as_json:
+        text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+    else:
+        colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        text = "\n".join(lines(found, colour=colour))
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:
+        # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+    return found.exit_code
+
+
+# -- subjects ----------------------------------------------------------------------------------------------------
+
+
+def _subjects(options: argparse.Namespace) -> tuple[list[Subject], Config | None]:
+    """Return the servers to examine, and the configuration if given; raises ConfigError or ValueError."""
+    if sum((options.url is not None, options.config is not None, options.stdio)) != 1:
+        raise ValueError("give exactly one of: a URL, --config FILE, or --stdio -- COMMAND")
+    if options.config is None:
+        _refuse(options, ("route",), "needs --config")
+        return [_of_command(options) if options.stdio else _of_url(options)], None
+    _refuse(options, ("ca_file", "insecure", "env"), "set it in the configuration file instead")
+    config = load(options.config)
+    routes = [route for route in config.routes if options.route in (None, route.path)]
+    if not routes:
+        known = ", ".join(route.path for route in config.routes)
+        raise ValueError(f"--route: the configuration has no route {options.route}; its routes are {known}")
+    headers = _headers(options)
+    return [_subject(config, route, headers, options) for route in routes], config
+
+
+def _of_command(options: argparse.Namespace) -> Subject:
+    """Return the server that `serve --stdio` would run."""
+    _refuse(
+        options,
+        ("header", "bearer_file", "ca_file", "insecure"),
+        "does not apply to a command: it receives no headers and has no TLS",
+    )
+    config = for_command(options.command, options.env)
+    route = config.routes[0]
+    # No warm children: the probe starts one at a time.
+    return _subject(config, structs.replace(route, upstream=structs.replace(route.upstream, warm=0)), {}, options)
+
+
+def _of_url(options: argparse.Namespace) -> Subject:
+    """Return the server behind `serve --upstream`, with the options given here."""
+    _refuse(options, ("env",), "needs --stdio")
+    headers = _headers(options)
+    config = for_upstream(options.url)
+    route = config.routes[0]
+    if (options.ca_file or options.insecure) and not options.url.startswith("https:"):
+        raise ValueError("--ca-file, --insecure: only for an https URL")
+    # Absolute, because paths in the suggested configuration are relative to its file.
+    ca_file = None if options.ca_file is None else str(options.ca_file.absolute())
+    tls = UpstreamTls(ca_file=ca_file, verify=not options.insecure)
+    others = tuple(name for name in headers if name != "authorization")
+    upstream = structs.replace(route.upstream, tls=tls, transport=options.transport)
+    route = structs.replace(route, upstream=upstream, forward_headers=others)
+    return _subject(structs.replace(config, routes=(route,)), route, headers, options)
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(options, name):
+            raise ValueError(f"--{name.replace('_', '-')}: {why}")
+
+
+def _subject(config: Config, route: Route, headers: Mapping[str, str], options: argparse.Namespace) -> Subject:
+    there = on_route(config, route)
+    if options.timeout is not None:
+        names = ("connect_seconds", "handshake_seconds", "answer_seconds", "cancel_seconds")
+        there = structs.replace(
+            there, timeouts=structs.replace(there.timeouts, **dict.fromkeys(names, options.timeout))
+        )
+    try:
+        tls = contexts(config).upstreams[route.path]
+        sent = for_call(route, CIMultiDict(headers))
+    except ConfigError as exc:
+        if options.config is not None:
+            raise
+        raise ValueError(str(exc).replace("routes[0].upstream.tls.ca_file", "--ca-file")) from exc
+    except GatewayError as exc:
+        raise ValueError(exc.message) from exc
+    return Subject(route=route, config=there, headers=sent, tls=tls, wait_seconds=options.wait)
+
+
+def _headers(options: argparse.Namespace) -> dict[str, str]:
+    headers = dict(map(_header, options.header))
+    if options.bearer_file is None:
+        return headers
+    if "authorization" in headers:
+        raise ValueError("--bearer-file: --header sets Authorization too; use only one of them")
+    try:
+        with options.bearer_file.open("rb") as file:
+            token = file.read(_TOKEN_BYTES).decode().strip()
+    except OSError as exc:
+        raise ValueError(f"--bearer-file: {options.bearer_file} cannot be read ({exc.strerror})") from exc
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"--bearer-file: {options.bearer_file} is not a text file") from exc
+    _, headers["authorization"] = _header(f"Authorization: Bearer {token}", "--bearer-file")
+    return headers
+
+
+def _header(text: str, option: str = "--header") -> tuple[str, str]:
+    """Return the name in lower case, and the value; raises ValueError, which does not repeat the value."""
+    name, colon, value = text.partition(":")
+    try:
+        return sendable_header(name.strip(), value.strip()) if colon else sendable_header("", "")
+    except ValueError as exc:
+        raise ValueError(f"{option}: {exc}; write it as 'Name: value'") from exc

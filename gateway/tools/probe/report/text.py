@@ -1,0 +1,93 @@
+"""Formats a report as text: 80 columns, the state in words, colour on a terminal."""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from gateway.tools.probe.report.findings import Check, Feature, Report, State, Upstream
+
+_COLUMNS: Final = 79
+_WORD: Final = 9
+_NAME: Final = 15
+_COLOURS: Final[dict[str, str]] = {
+    "ok": "32",
+    "yes": "32",
+    "warning": "33",
+    "partly": "33",
+    "failed": "31",
+    "no": "31",
+    "not offered": "2",
+    "head": "1",
+}
+_Paint = Callable[[str, str], str]
+_SUMMARY: Final[dict[State, str]] = {
+    "ok": "No problems found.",
+    "warning": "It works, with the warnings and limits above.",
+    "failed": "The server cannot be used this way: see FAILED above.",
+}
+
+
+def lines(report: Report, *, colour: bool) -> Iterator[str]:
+    """Yield the report, line by line."""
+    paint: _Paint = _coloured if colour else lambda _, text: text
+    if report.checks:
+        yield paint("head", "The configuration, on this machine")
+        yield ""
+        yield from _checks(report.checks, paint)
+    for upstream in report.upstreams:
+        if report.checks:
+            yield ""
+        yield from _upstream(upstream, paint)
+    yield ""
+    yield paint(report.state, _SUMMARY[report.state])
+
+
+def _coloured(kind: str, text: str) -> str:
+    return f"\033[{_COLOURS[kind]}m{text}\033[0m"
+
+
+def _upstream(upstream: Upstream, paint: _Paint) -> Iterator[str]:
+    before = "" if upstream.route is None else f"{upstream.route} -> "
+    yield paint("head", f"{before}{upstream.target}")
+    yield ""
+    yield from _checks(upstream.checks, paint)
+    if upstream.features:
+        yield ""
+        yield paint("head", "Through the gateway")
+        yield ""
+        for feature in upstream.features:
+            yield from _feature(feature, paint)
+    if upstream.unknown:
+        yield ""
+        yield paint("head", "Unknown without calling a tool")
+        yield ""
+        for sentence in upstream.unknown:
+            yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
+    if upstream.configuration is not None:
+        yield ""
+        yield paint("head", "Suggested configuration")
+        yield ""
+        yield from upstream.configuration.rstrip("\n").split("\n")
+
+
+def _checks(checks: tuple[Check, ...], paint: _Paint) -> Iterator[str]:
+    indent = " " * (_WORD + _NAME)
+    for check in checks:
+        first, *rest = _wrapped(check.found, indent) or [""]
+        word = check.state.upper() if check.state == "failed" else check.state
+        yield f"{paint(check.state, f'{word:<{_WORD}}')}{check.name:<{_NAME}}{first.lstrip()}"
+        yield from rest
+        for label, text in (("note" if check.state == "ok" else "why", check.why), ("fix", check.fix)):
+            if text:
+                yield from _wrapped(f"{label}: {text}", indent + "  ")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent=indent)
+
+
+def _feature(feature: Feature, paint: _Paint) -> Iterator[str]:
+    yield f"{feature.title}: {paint(feature.answer, feature.short)}"
+    for label, text in (("", feature.why), ("fix: ", feature.fix)):
+        if text:
+            yield from textwrap.wrap(label + text, _COLUMNS, initial_indent="    ", subsequent_indent="    ")

@@ -1,0 +1,382 @@
+"""Examines one server, step by step; the result is one `Upstream`."""
+
+import asyncio
+from typing import Final
+
+from yarl import URL
+
+from gateway import __version__
+from gateway.config import InForce
+from gateway.exchange import handshake
+from gateway.http.upstream_client import Bounds, Client
+from gateway.http_client.client import HttpClient
+from gateway.process.child import Child, given_secrets, not_here
+from gateway.process.launcher import ChildLauncher, end_children
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import GatewayError, Refused, clean
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+from gateway.tools.probe.report.features import features, unknown
+from gateway.tools.probe.report.findings import Upstream, worst
+from gateway.tools.probe.report.redaction import Redactor
+from gateway.tools.probe.report.suggested_config import snippet
+from gateway.tools.probe.steps import network, sessions, wire_behaviour
+from gateway.tools.probe.steps.context import ProbeContext, Stopped, Subject
+from gateway.tools.probe.steps.discover import described, greet, website
+from gateway.tools.probe.steps.sessions import VERSIONS, Connect, Session, explain, session
+from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.streamable_http import StreamableChannel
+from gateway.upstream.http.transport_detection import TransportDetection, connector
+from gateway.upstream.stdio import StdioChannel
+
+_STEPS: Final = 12
+"""The whole probe may take at most this many times the longest step."""
+_OPENING: Final = (GatewayError, ValueError, TimeoutError)
+
+
+async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
+    """Examine one server; problems are part of the result, and nothing is raised.
+
+    `route` is the route's path if the server comes from a configuration.
+    """
+    timeouts, upstream = subject.config.timeouts, subject.route.upstream
+    metrics = Metrics(__version__, [subject.route.path])
+    bounds = Bounds(subject.config.limits, timeouts, subject.tls, upstream.tls.server_name)
+    tasks = Tasks(metrics)
+    client = Client(InForce(bounds), HttpClient(tasks))
+    exam = ProbeContext(subject, client, tasks)
+    longest = max(timeouts.handshake_seconds, timeouts.connect_seconds)
+    try:
+        async with asyncio.timeout(_STEPS * longest + subject.wait_seconds):
+            if upstream.url is None:
+                await _examine_child(exam)
+            else:
+                await _examine_url(exam)
+    except Stopped:
+        pass
+    except TimeoutError:
+        _ = exam.failed(
+            "time",
+            "the server took too long in every step",
+            "Behind the gateway, many calls would time out.",
+            "Find out what slows the server down, or give each step more time with --timeout.",
+        )
+    except Exception as exc:  # noqa: BLE001 - the outermost edge: an operator gets a sentence, never a traceback
+        _ = exam.failed(
+            "probe",
+            f"the probe could not handle an answer ({type(exc).__name__})",
+            "The server is broken or hostile, or the probe has a bug.",
+            "If the server works otherwise, please report this with the version of mrtr-gateway.",
+        )
+    finally:
+        await tasks.close()
+        client.close()
+    return Redactor(secrets(subject)).upstream(_concluded(exam, route))
+
+
+def secrets(subject: Subject) -> list[str]:
+    """Return what must not be printed."""
+    upstream = subject.route.upstream
+    url = URL(upstream.url or "")
+    return [*subject.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
+
+
+def _concluded(exam: ProbeContext, route: str | None) -> Upstream:
+    subject = exam.subject
+    upstream = subject.route.upstream
+    checks = tuple(exam.checks)
+    result = Upstream(target=upstream.name, route=route, state=worst(checks), checks=checks)
+    if not exam.spoken or result.state == "failed":
+        return result
+    server = exam.server
+    result.server = server
+    result.features = features(server, subject.route, subject.config)
+    result.state = worst(checks, result.features)
+    result.unknown = unknown(server, waited=subject.wait_seconds > 0)
+    if route is None:
+        result.configuration = snippet(
+            server,
+            subject.route,
+            list(subject.headers),
+            subject.config.timeouts.handshake_seconds,
+            needs_sse=exam.needs_sse,
+        )
+    return result
+
+
+# -- over HTTP ---------------------------------------------------------------------------------------------------
+
+
+async def _examine_url(exam: ProbeContext) -> None:
+    await network.reach(exam)
+    route = exam.subject.route
+    transport = route.upstream.transport
+    # With transport: sse the gateway skips the era probe too.
+    is_modern = None if transport == "sse" else await greet(exam)
+    if is_modern and route.era == "auto":
+        await _examine_modern(exam)
+        return
+    try:
+        await _examine_old(exam, _connector(exam, transport))
+    except _OPENING as exc:
+        if isinstance(exc, TimeoutError) and transport == "auto":
+            await _try_sse(exam)
+        if exam.spoken:
+            return
+        if exam.met_page and not isinstance(exc, Refused | TimeoutError):
+            raise website(exam, f"{clean(str(exc), 300)}; its first answer was a web page") from exc
+        raise explain(exam, exc) from exc
+
+
+def _connector(exam: ProbeContext, transport: str) -> Connect:
+    return connector(transport, _upstream(exam), TransportDetection())
+
+
+def _upstream(exam: ProbeContext) -> HttpUpstream:
+    return HttpUpstream(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
+
+
+async def _examine_modern(exam: ProbeContext) -> None:
+    server = exam.server
+    exam.spoken = True
+    try:
+        async with session(exam, _connector(exam, "streamable-http"), mcp.LEGACY) as opened:
+            _note_legacy_side(exam, opened)
+            server.versions = tuple(dict.fromkeys((*server.versions, opened.shaken.version)))
+            server.name = server.name or described(opened.shaken.server_info)
+    except _OPENING:
+        pass
+    _tell_modern(exam)
+    exam.ok("name", server.name or "none")
+    _tell_authorization(exam)
+    exam.ok("versions", ", ".join(server.versions))
+    _tell_capabilities(exam)
+
+
+def _note_legacy_side(exam: ProbeContext, opened: Session) -> None:
+    """A server that answered `server/discover` has opened a legacy session too."""
+    exam.server.era = "both"
+    exam.server.legacy_sessions = opened.channel.can_ask
+
+
+def _tell_modern(exam: ProbeContext) -> None:
+    """Report the era of a server that answered `server/discover`, with a note on the key if it speaks both."""
+    server = exam.server
+    if server.era == "modern":
+        exam.ok(
+            "era",
+            "modern",
+            "Modern clients need no gateway to use this server. Legacy clients get its tools and its questions from "
+            "the gateway, with era: auto.",
+        )
+        return
+    found = "modern, and it serves legacy clients too"
+    if server.legacy_sessions:
+        exam.ok(
+            "era",
+            found,
+            "Modern clients need no gateway to use its modern side. But the tools of some servers can ask the user "
+            "only on the legacy side: for modern clients such a tool fails with -32600 `no back-channel for "
+            "server-initiated requests`, or with isError and `unavailable on 2026-07-28 connections`.",
+            "If you see one of these, set era: bridge on the route. If instead legacy clients see -32603 `Handler "
+            "returned an invalid result`, set era: mirror. Otherwise leave era: auto.",
+        )
+    else:
+        exam.ok(
+            "era",
+            found,
+            "Modern clients need no gateway to use its modern side. Its legacy side has no sessions, so no tool can "
+            "ask there, and era: bridge would not help.",
+            "Set era: mirror on the route if its tools ask: legacy clients are then asked too. Otherwise leave era: "
+            "auto.",
+        )
+
+
+async def _try_sse(exam: ProbeContext) -> None:
+    """Try HTTP+SSE for a server that answers no POST; the gateway finds it only if the transport is configured."""
+    try:
+        await _examine_old(exam, _connector(exam, "sse"))
+    except _OPENING:
+        return
+    exam.needs_sse = True
+    exam.warn(
+        "auto",
+        "`transport: auto` cannot detect that the server speaks HTTP+SSE",
+        "The server leaves a POST to this URL unanswered, where other HTTP+SSE servers refuse it.",
+        "Set transport: sse, as in the configuration below.",
+    )
+
+
+async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
+    async with session(exam, connect, mcp.LEGACY) as opened:
+        _introduce(exam, opened)
+        await sessions.list_tools(exam, opened)
+        if isinstance(opened.channel, StreamableChannel):
+            own = wire_behaviour.own_headers(exam, opened.channel, opened.shaken)
+            await wire_behaviour.look_at_reply(exam, own, has_tools=opened.shaken.offers("tools"))
+            await _open_others(exam, connect)
+            if opened.channel.session_id is not None:
+                await _end(exam, own)
+        else:
+            await _open_others(exam, connect)
+    if exam.subject.wait_seconds and exam.server.side_stream:
+        await _wait_idle(exam)
+
+
+def _introduce(exam: ProbeContext, opened: Session) -> None:
+    if exam.server.era == "modern":
+        _note_legacy_side(exam, opened)
+        exam.ok("era", "modern and legacy: with era: bridge, the gateway uses the legacy side")
+    else:
+        exam.ok("era", "legacy: the gateway translates for modern clients")
+    sessions.introduce(exam, opened)
+    server = exam.server
+    if isinstance(opened.channel, StdioChannel):
+        server.transport = "stdio"
+        exam.ok("handshake", f"{server.name or 'no name'}, {opened.shaken.version}, in {opened.seconds * 1000:.0f} ms")
+        _tell_capabilities(exam)
+        return
+    server.transport = "streamable-http" if isinstance(opened.channel, StreamableChannel) else "sse"
+    exam.ok("handshake", f"{server.name or 'no name'}, in {opened.seconds * 1000:.0f} ms")
+    _tell_authorization(exam)
+    exam.ok("transport", "streamable HTTP" if server.transport == "streamable-http" else "HTTP+SSE (2024-11-05)")
+    _tell_session(exam)
+    _tell_capabilities(exam)
+
+
+def _tell_authorization(exam: ProbeContext) -> None:
+    sent = exam.subject.headers
+    exam.ok("authorization", "the server accepts what was sent" if sent else "nothing sent, nothing required")
+
+
+def _tell_session(exam: ProbeContext) -> None:
+    server = exam.server
+    if not server.sessions:
+        exam.warn(
+            "session",
+            "none: the server is stateless",
+            "No answer to a question can reach it.",
+            "If its tools ask the user, run the server with sessions.",
+        )
+        return
+    exam.ok("session", "yes" if server.transport == "streamable-http" else "yes, the stream is the session")
+    if server.side_stream:
+        exam.ok("GET stream", "open" if server.transport == "streamable-http" else "open, carries every message")
+    else:
+        exam.warn(
+            "GET stream",
+            "none",
+            "Questions and change notifications outside a call's own reply are lost.",
+            "Make the server answer GET requests that carry a session id.",
+        )
+
+
+def _tell_capabilities(exam: ProbeContext) -> None:
+    exam.ok("capabilities", ", ".join(exam.server.capabilities) or "none")
+
+
+async def _open_others(exam: ProbeContext, connect: Connect) -> None:
+    """Open a session for each other version while the first is open, as two clients would."""
+    server = exam.server
+    found = set(server.versions)
+    refused = ""
+    for version in VERSIONS:
+        if version in found:
+            continue
+        try:
+            async with session(exam, connect, version) as opened:
+                found.add(opened.shaken.version)
+        except _OPENING as exc:
+            refused = clean(str(exc) or type(exc).__name__, 200)
+            break
+    server.versions = tuple(sorted(found, reverse=True))
+    exam.ok("versions", ", ".join(server.versions))
+    if refused:
+        exam.warn(
+            "more sessions",
+            f"refused while one is open: {refused}",
+            "Every running or waiting call needs its own session: with only one, callers wait for each other.",
+            "Make the server create one transport per session.",
+        )
+
+
+async def _end(exam: ProbeContext, own: dict[str, str]) -> None:
+    if await wire_behaviour.end(exam, own):
+        exam.ok("DELETE", "ends a session")
+    else:
+        exam.ok(
+            "DELETE",
+            "does not end a session",
+            "Sessions that the gateway no longer needs (sessions.idle_seconds) remain until the server drops them.",
+        )
+
+
+async def _wait_idle(exam: ProbeContext) -> None:
+    """Listen to an idle GET stream in a separate session, because most servers allow one stream per session."""
+    ready, headers = asyncio.Event(), exam.subject.headers
+    if exam.server.transport == "sse":
+        await wire_behaviour.wait_idle(exam, headers, ready)
+        return
+    channel = StreamableChannel(_upstream(exam))
+    try:
+        async with asyncio.timeout(exam.timeouts.handshake_seconds):
+            result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)
+        shaken = handshake.handshake(result)
+        if channel.session_id is None:
+            return
+        channel.adopt(channel.session_id, shaken.version)
+        own = wire_behaviour.own_headers(exam, channel, shaken)
+        waiting = exam.tasks.start(wire_behaviour.wait_idle(exam, own, ready), "listen to the idle stream")
+        _ = await ready.wait()
+        await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
+        _ = await asyncio.wait((waiting,))
+    finally:
+        await channel.close(end_session=True)
+
+
+# -- a child -----------------------------------------------------------------------------------------------------
+
+
+async def _examine_child(exam: ProbeContext) -> None:
+    route = exam.subject.route
+    if missing := not_here(route.upstream):
+        raise exam.failed(
+            "program",
+            missing.partition(": ")[2],
+            "The command cannot start.",
+            "Install the program, or correct the command. No shell is involved, so shell syntax does not work.",
+        )
+    exam.ok("program", route.upstream.name)
+    children, noise = list[Child](), list[None]()
+    launcher = ChildLauncher(route, exam.client, exam.tasks, children.append)
+    try:
+        async with session(exam, lambda: StdioChannel(launcher, lambda: noise.append(None)), mcp.LEGACY) as opened:
+            _introduce(exam, opened)
+            exam.ok("versions", opened.shaken.version)
+            await sessions.list_tools(exam, opened)
+    except _OPENING as exc:
+        raise _explain_child(exam, exc, children[-1] if children else None) from exc
+    finally:
+        launcher.stop_prestarting()
+        await end_children(children)
+    if noise:
+        exam.warn(
+            "stdout",
+            f"{len(noise)} lines that are not JSON-RPC",
+            "They are ignored, but a line that happens to look like a message would not be.",
+            "Make the server log to stderr.",
+        )
+
+
+def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> Stopped:
+    lines = " / ".join(child.stderr_log.last) if child is not None else ""
+    said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
+    late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
+    what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
+    return exam.failed(
+        "handshake",
+        f"{what}{said}",
+        "Every call needs a child that has answered `initialize`.",
+        "Start the command by hand and read its output. npx and uvx download at the first start: install the server "
+        "first, or raise --timeout here and timeouts.handshake_seconds in the configuration.",
+    )

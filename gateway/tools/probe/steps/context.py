@@ -1,0 +1,84 @@
+"""The state of one examination: its subject, its HTTP client, its findings so far."""
+
+import ssl
+
+from msgspec import Struct
+
+from gateway.config import Config, Route, Timeouts
+from gateway.http.upstream_client import Client
+from gateway.http.upstream_url import Endpoint
+from gateway.runtime.own_ids import new_id
+from gateway.runtime.tasks import Tasks
+from gateway.tools.probe.report.findings import Check, Server, State
+from gateway.upstream.channel import Headers
+from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """The server to examine, and how."""
+
+    route: Route
+    config: Config
+    """With the overrides of this route."""
+    headers: Headers
+    """The headers that the gateway would send upstream."""
+    tls: ssl.SSLContext | None = None
+    """None: trust the system's authorities."""
+    wait_seconds: float = 0.0
+    """How long to listen to the idle GET stream."""
+    stream_times: StreamTimes = DEFAULT_TIMES
+
+
+class Stopped(Exception):
+    """The examination cannot go on."""
+
+
+class Notes:
+    """The checks, in order."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+
+    def ok(self, name: str, found: str, why: str = "", fix: str = "") -> None:
+        """Record a passed check; `why` and `fix` hold a note, if there is one."""
+        self._note(name, "ok", found, why, fix)
+
+    def warn(self, name: str, found: str, why: str, fix: str) -> None:
+        """Record something that works with a limit or a risk."""
+        self._note(name, "warning", found, why, fix)
+
+    def failed(self, name: str, found: str, why: str, fix: str) -> Stopped:
+        """Record why the server cannot be used; the caller raises the result if it cannot go on."""
+        self._note(name, "failed", found, why, fix)
+        return Stopped(found)
+
+    def _note(self, name: str, state: State, found: str, why: str, fix: str) -> None:
+        self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))
+
+
+class ProbeContext(Notes):
+    """One server: how to talk to it, and what is known about it."""
+
+    def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:
+        super().__init__()
+        self.subject = subject
+        self.client = client
+        self.tasks = tasks
+        route = subject.route
+        self.endpoint = Endpoint(route.path, route.upstream.url or "")
+        # Error messages use this instead of the URL, whose query may be secret; the report begins with the URL.
+        self.endpoint.where = "The server"
+        self.server = Server()
+        self.discover_id = new_id()
+        """Of the request `server/discover`."""
+        self.met_page = False
+        """Whether the first answer was a web page, as some frameworks send for an unknown path."""
+        self.spoken = False
+        """Whether the server answered in MCP, so that its features are known."""
+        self.needs_sse = False
+        """Whether it speaks HTTP+SSE in a way that `transport: auto` cannot detect."""
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The time limits of the steps."""
+        return self.subject.config.timeouts

@@ -1,0 +1,303 @@
+"""Sends the first request, `server/discover`, to examine the reply below the MCP level.
+
+That covers the kind of answer (server, proxy or web page), redirects, the clock, authorization and the era.
+"""
+
+import re
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+from yarl import URL
+
+from gateway import world
+from gateway.config import redacted_url
+from gateway.http.upstream_client import FOREIGN, REDIRECTS
+from gateway.http.upstream_url import Endpoint
+from gateway.http_client.errors import MalformedReply
+from gateway.protocol import era, jsonrpc, mcp, reply_messages
+from gateway.protocol.errors import clean
+from gateway.tools.probe.steps.context import ProbeContext, Stopped
+from gateway.tools.probe.steps.requests import Reply, Request, ask
+from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
+
+_FOLLOWED: Final = 2
+_GATEWAYS: Final = (502, 503, 504)
+_PROXY: Final = re.compile(
+    r"nginx|openresty|cloudflare|envoy|istio|haproxy|traefik|caddy|apache|awselb|cloudfront|google frontend|"
+    r"varnish|kong|akamai|squid|gunicorn",
+    re.IGNORECASE,
+)
+_PROXY_HEADERS: Final = ("Server", "Via", "X-Served-By", "X-Powered-By")
+_SKEW_SECONDS: Final = 60
+_HOST_WORDING: Final = re.compile(rb"\b(?:host|origin)\b", re.IGNORECASE)
+_METADATA: Final = re.compile(r'resource_metadata="(?P<url>[^"\s]{1,2000})"')
+_WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+
+
+class _Metadata(msgspec.Struct):
+    """RFC 9728, section 2."""
+
+    authorization_servers: list[str] = []
+    scopes_supported: list[str] = []
+
+
+class _Discovered(msgspec.Struct):
+    supportedVersions: list[str]  # noqa: N815  (the wire's spelling)
+    capabilities: dict[str, Raw] = {}
+    meta: dict[str, Raw] = msgspec.field(name="_meta", default={})
+
+
+async def greet(exam: ProbeContext) -> bool | None:
+    """Return whether the server is modern; None if the reply does not tell. Raises Stopped."""
+    endpoint = exam.endpoint
+    given = endpoint.url
+    for _ in range(_FOLLOWED):
+        reply = await _first_reply(exam)
+        if reply is None:
+            return None
+        if reply.status not in REDIRECTS:
+            break
+        _follow(exam, endpoint, reply)
+    else:
+        raise exam.failed(
+            "http",
+            "the URL redirects in a loop",
+            "No request reaches the server.",
+            "Use the final address of the server.",
+        )
+    if endpoint.url != given:
+        exam.ok(
+            "redirect",
+            f"to {clean(endpoint.url.path)}",
+            "The gateway follows it, because the origin is the same; this delays the first request of each process.",
+            "Use the address that it leads to.",
+        )
+    _who_answers(exam, reply)
+    _compare_clocks(exam, reply)
+    if reply.status in (401, 403, 421):
+        raise await _refused(exam, reply)
+    return _era(exam, reply)
+
+
+async def _first_reply(exam: ProbeContext) -> Reply | None:
+    seconds, endpoint = min(PROBE_SECONDS, exam.timeouts.handshake_seconds), exam.endpoint
+    headers = discover_headers(exam.subject.headers)
+
+    def is_told(reply: Reply) -> bool:
+        return _verdict(exam, reply) is not None and any(reply.messages())
+
+    try:
+        return await ask(
+            exam.client, Request("POST", endpoint.url, headers, era.discover(exam.discover_id)), seconds, is_told
+        )
+    except TimeoutError:
+        exam.warn(
+            "http",
+            f"no answer to a POST of `server/discover` within {seconds:g} s",
+            "Behind the gateway, the first request of a modern client waits this long.",
+            "Check that the path is the server's MCP endpoint.",
+        )
+        return None
+    except MalformedReply as exc:
+        raise exam.failed(
+            "http",
+            f"the server {clean(str(exc), 160)}",
+            "The probe expects MCP over HTTP here.",
+            "Check the port. If the server uses TLS there, change the URL to https.",
+        ) from None
+    except FOREIGN as exc:
+        tls = (
+            " A TLS 1.3 server that requires a client certificate does this too: see upstream.tls.cert_file."
+            if endpoint.url.scheme == "https"
+            else " A TLS port does this too: then change the URL to https."
+        )
+        raise exam.failed(
+            "http",
+            f"the connection was closed without an answer ({type(exc).__name__})",
+            f"Something accepts connections there, but does not serve them.{tls}",
+            "Look in the server's log.",
+        ) from None
+
+
+def _follow(exam: ProbeContext, endpoint: Endpoint, reply: Reply) -> None:
+    location = reply.headers.get("Location", "")
+    target = endpoint.within(location) if location else None
+    if target is None:
+        raise exam.failed(
+            "http",
+            f"HTTP {reply.status}, a redirect to {_shown(endpoint.url, location)}",
+            "That is another origin: the gateway does not send credentials and contents to an address a server names.",
+            "If the address is right, use it as the URL.",
+        )
+    endpoint.url = target
+
+
+def _shown(base: URL, location: str) -> str:
+    try:
+        target = base.join(URL(location))
+    except (ValueError, IndexError):  # yarl raises both
+        return "an invalid address"
+    return clean(redacted_url(str(target)), 200) if location else "nowhere"
+
+
+def _who_answers(exam: ProbeContext, reply: Reply) -> None:
+    """Raise Stopped if the reply cannot come from an MCP server."""
+    named = next((reply.headers[name] for name in _PROXY_HEADERS if _PROXY.search(reply.headers.get(name, ""))), "")
+    named = clean(named, 80)
+    is_page = "html" in reply.content_type or reply.body.lstrip()[:1] == b"<"
+    server = clean(reply.headers.get("Server", ""), 80)
+    answer = f"HTTP {reply.status}, {clean(reply.content_type, 80)}" + (f", Server: {server}" if server else "")
+    if reply.status in _GATEWAYS:
+        raise exam.failed(
+            "http",
+            answer,
+            "A proxy answers instead of the server: it cannot reach the server, or gave up waiting."
+            if named or is_page
+            else "The server, or a proxy in front of it, is not available.",
+            f"Check that the server runs, and that the proxy{_of(named)} forwards to the right address.",
+        )
+    if is_page and reply.status < 400:
+        raise website(exam, f"{answer}: a web page")
+    exam.met_page = is_page
+    exam.ok("http", answer)
+    if named:
+        exam.ok(
+            "proxy",
+            f"{named} is in front of the server",
+            "A proxy that buffers replies or closes silent streams breaks questions and long calls.",
+            "Disable response buffering for this path, and set its timeouts above timeouts.idle_seconds.",
+        )
+
+
+def website(exam: ProbeContext, found: str) -> Stopped:
+    """Report that a website answers; the caller raises the result."""
+    return exam.failed(
+        "http",
+        found,
+        "This URL belongs to a website. An MCP server answers with JSON or an event stream.",
+        "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
+        "page means that a proxy requires credentials.",
+    )
+
+
+def _of(named: str) -> str:
+    return f" ({named})" if named else ""
+
+
+def _compare_clocks(exam: ProbeContext, reply: Reply) -> None:
+    said = reply.headers.get("Date")
+    if said is None:
+        return
+    try:
+        skew = parsedate_to_datetime(said).timestamp() - world.wall()
+    except (ValueError, OverflowError):
+        return
+    if abs(skew) > _SKEW_SECONDS:
+        exam.warn(
+            "clock",
+            f"the server's clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}",
+            "Certificates and tokens have validity times: one side accepts them, the other does not.",
+            "Synchronise the clocks of both machines (NTP).",
+        )
+    else:
+        exam.ok("clock", f"in sync, to within {max(1, round(abs(skew)))} s")
+
+
+async def _refused(exam: ProbeContext, reply: Reply) -> Stopped:
+    """Explain a 401, 403 or 421."""
+    challenge = reply.headers.get("WWW-Authenticate", "")
+    if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
+        return exam.failed(
+            "host",
+            f"HTTP {reply.status}: {clean(reply.body.decode(errors='replace'), 120)}",
+            "The server checks the Host header. The gateway sends the host of the URL "
+            f"({exam.endpoint.url.authority}), and no Origin.",
+            "Allow that host in the server (Python: TransportSecuritySettings.allowed_hosts; TypeScript: "
+            "allowedHosts), or use a host in the URL that the server allows.",
+        )
+    if exam.met_page and reply.status == 403 and not challenge:
+        return website(exam, "HTTP 403: the request is refused with a web page")
+    has_sent = bool(exam.subject.headers)
+    wanted = await _wanted(exam, challenge)
+    if reply.status == 401 and not has_sent:
+        why, fix = "The server requires a credential.", "Pass one: --bearer-file FILE, or --header 'NAME: VALUE'."
+    else:
+        why = "The server rejects the credential." if has_sent else "The server refuses requests without a credential."
+        fix = "Pass a credential that is valid for this server and has not expired."
+    shown = f", WWW-Authenticate: {clean(challenge, 200)}" if challenge else ""
+    return exam.failed("authorization", f"HTTP {reply.status}{shown}", f"{why}{wanted}", fix)
+
+
+async def _wanted(exam: ProbeContext, challenge: str) -> str:
+    """Return sentences about the credential, from OAuth metadata; it is fetched from the server's origin only."""
+    endpoint = exam.endpoint
+    named = _METADATA.search(challenge)
+    target = endpoint.within(named["url"] if named else _WELL_KNOWN + endpoint.url.path)
+    if target is None:
+        return f" Its metadata is at {clean(named['url'], 200)}." if named else ""
+    try:
+        request = Request("GET", target, {"Accept": "application/json"})
+        reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
+        found = msgspec.json.decode(reply.body, type=_Metadata)
+    except (*FOREIGN, ValueError, RecursionError):
+        return f" Its metadata should be at {clean(str(target), 200)}, but is not." if named else ""
+    if reply.status != 200 or not found.authorization_servers:
+        return ""
+    servers = ", ".join(clean(each, 100) for each in found.authorization_servers[:3])
+    scopes = " ".join(clean(each, 40) for each in found.scopes_supported[:10])
+    of_scopes = f", scopes: {scopes}" if scopes else ""
+    return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
+
+
+def _verdict(exam: ProbeContext, reply: Reply) -> bool | None:
+    """Whether the reply shows a modern server; None if it does not tell."""
+    return era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
+
+
+def _era(exam: ProbeContext, reply: Reply) -> bool | None:
+    is_modern = _verdict(exam, reply)
+    if is_modern:
+        _note_discovered(exam, reply)
+    return is_modern
+
+
+def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
+    """Record a modern server's DiscoverResult; a modern error carries no such data."""
+    server = exam.server
+    server.era = "modern"
+    server.versions = (mcp.MODERN,)
+    for message in reply.messages():
+        if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id)):
+            continue
+        try:
+            found = msgspec.json.decode(message.result, type=_Discovered)
+        except (ValueError, RecursionError):
+            continue
+        server.versions = tuple(clean(each, 40) for each in found.supportedVersions[:20])
+        server.capabilities = capability_names(found.capabilities)
+        server.name = described(found.meta.get(mcp.META_SERVER_INFO, Raw(b"{}")))
+
+
+def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
+    """Return names such as `tools`, and `tools.listChanged` for each flag that is set; bounded."""
+    found: list[str] = []
+    for name, raw in list(capabilities.items())[:40]:
+        if jsonrpc.is_null(raw) or bytes(raw) == b"false":
+            continue
+        found.append(clean(name, 40))
+        if bytes(raw).startswith(b"{"):
+            found += (
+                f"{clean(name, 40)}.{clean(flag, 40)}"
+                for flag, value in list(jsonrpc.fields(raw).items())[:10]
+                if bytes(value) == b"true"
+            )
+    return tuple(found)
+
+
+def described(server_info: Raw) -> str:
+    """Return the name and version from a `serverInfo`."""
+    info = jsonrpc.members(server_info)
+    words = (jsonrpc.text(info.get("name")), jsonrpc.text(info.get("version")))
+    return clean(" ".join(word for word in words if word), 200)

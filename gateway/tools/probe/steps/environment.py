@@ -1,0 +1,173 @@
+"""Checks the rest of a configuration from this machine: keys, listeners, peers, issuer."""
+
+import asyncio
+import errno
+import os
+from typing import Final
+
+from yarl import URL
+
+from gateway import __version__, world
+from gateway.cluster.discovery import resolve
+from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
+from gateway.http.upstream_client import FOREIGN, Bounds, Client, mapped
+from gateway.http_client.client import HttpClient
+from gateway.http_client.errors import RequestFailed
+from gateway.protocol.errors import clean
+from gateway.runtime.tasks import Tasks
+from gateway.seal.keyring import Keyring
+from gateway.telemetry import Metrics
+from gateway.tools.probe.steps.context import Notes
+from gateway.tools.probe.steps.requests import Request, ask
+
+_OURS: Final = b"mcp_gateway_"
+"""Every metric of a gateway begins with this."""
+_SHOWN: Final = 8
+
+
+async def look_around(config: Config) -> Notes:
+    """Run every check; problems are part of the result, and nothing is raised."""
+    exam = Notes()
+    exam.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
+    for caution in cautions(config):
+        key, _, why = caution.partition(" is ")
+        exam.warn("caution", key, f"It is {why}." if why else caution, "See docs/configuration.md.")
+    _look_at_keys(exam, config)
+    tasks = Tasks(Metrics(__version__))
+    client = Client(InForce(Bounds(config.limits, config.timeouts)), HttpClient(tasks))
+    try:
+        await _look_at_listeners(exam, config, client)
+        await _look_at_peers(exam, config)
+        await _look_at_issuer(exam, config, client)
+    finally:
+        client.close()
+    return exam
+
+
+def _look_at_keys(exam: Notes, config: Config) -> None:
+    keys = config.state.raw_keys()
+    if keys:
+        ids = Keyring(keys, "state").key_ids
+        exam.ok("state keys", f"{len(keys)}: {', '.join(ids)}; the first one seals")
+        return
+    exam.warn(
+        "state keys",
+        "none: each process makes its own at start",
+        "A restart invalidates every requestState that clients still hold, and no other process can open them.",
+        "Make a key with `mrtr-gateway keygen`, and set state.keys or state.keys_file.",
+    )
+
+
+async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> None:
+    runs = config.admin is not None and await _is_gateway(config.admin, client)
+    listeners = (("listen", config.listen), ("admin", config.admin), ("replica.listen", config.replica.listen))
+    for name, address in listeners:
+        if address is None:
+            continue
+        problem = _bind(address)
+        if problem is None:
+            exam.ok(name, f"{address} is free")
+        elif problem.errno == errno.EADDRINUSE and runs:
+            exam.ok(name, f"{address} is in use by a running gateway")
+        elif problem.errno == errno.EADDRINUSE:
+            _ = exam.failed(
+                name,
+                f"{address} is in use by another process",
+                "The gateway cannot start.",
+                "Stop that process, or choose another port.",
+            )
+        else:
+            _ = exam.failed(
+                name,
+                f"cannot listen on {address} ({clean(problem.strerror or str(problem), 80)})",
+                "The gateway cannot start.",
+                "Choose an address of this machine, and a port of 1024 or above.",
+            )
+
+
+def _bind(address: str) -> OSError | None:
+    host, port = split_address(address)
+    try:
+        world.listening(host, port).close()
+    except OSError as exc:
+        return exc
+    return None
+
+
+async def _is_gateway(address: str, client: Client) -> bool:
+    host, port = split_address(address)
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (only compared)
+    try:
+        url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
+        reply = await ask(client, Request("GET", url, {}), client.timeouts.connect_seconds)
+    except FOREIGN:
+        return False
+    return reply.status == 200 and _OURS in reply.body
+
+
+async def _look_at_peers(exam: Notes, config: Config) -> None:
+    replica = config.replica
+    if replica.peers_dns is not None:
+        host, port = split_address(replica.peers_dns)
+        try:
+            async with asyncio.timeout(config.timeouts.connect_seconds):
+                found = await resolve(host, port)
+        except (OSError, TimeoutError) as exc:
+            why = clean(getattr(exc, "strerror", None) or "no answer in time", 80)
+            exam.warn(
+                "peers",
+                f"{host} has no address ({why})",
+                "A replica that receives a retry cannot forward it to the replica that holds the call.",
+                "Check the name of the headless service, and that it publishes pods that are not ready "
+                "(publishNotReadyAddresses). Run this command where the gateway runs.",
+            )
+            return
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        exam.ok("peers", f"{host} resolves to {', '.join(found[:_SHOWN])}{more}")
+        return
+    own = replica.id or world.host_name()
+    for name, address in sorted(replica.peers.items()):
+        if name == own:
+            continue
+        problem = await _connect(address, config.timeouts.peer_connect_seconds)
+        if problem:
+            exam.warn(
+                "peers",
+                f"{name} at {address} {problem}",
+                "Calls that it holds cannot continue from here; other replicas may treat it as dead.",
+                "Check that it runs, its replica.listen, and the network in between.",
+            )
+        else:
+            exam.ok("peers", f"{name} at {address} accepts connections")
+
+
+async def _connect(address: str, seconds: float) -> str:
+    """Return why the connection failed; empty if it succeeded."""
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(*split_address(address))
+    except TimeoutError:
+        return f"does not answer within {seconds:g} s"
+    except OSError as exc:
+        return f"refuses ({os.strerror(exc.errno) if exc.errno else clean(str(exc), 80)})"
+    writer.close()
+    return ""
+
+
+async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
+    principal = config.principal
+    if principal.source != "jwt" or principal.jwks_url is None:
+        return
+    client = client.sibling(InForce(Bounds(config.limits, config.timeouts, jwks_context(principal))))
+    why = "Without the issuer's keys no token can be verified: every call gets HTTP 503."
+    fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
+    try:
+        reply = await ask(client, Request("GET", URL(principal.jwks_url), {}), config.timeouts.handshake_seconds)
+    except FOREIGN as exc:
+        cause = clean(mapped(exc, "The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
+        _ = exam.failed("issuer", cause, why, fix)
+        return
+    if reply.status == 200 and b'"keys"' in reply.body:
+        exam.ok("issuer", f"serves its keys at {clean(redacted_url(principal.jwks_url), 200)}")
+    else:
+        _ = exam.failed("issuer", f"HTTP {reply.status}, without keys (JWKS)", why, fix)

@@ -1,0 +1,196 @@
+"""Examines legacy sessions, opened in the same way as the gateway opens them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from msgspec import Raw
+
+from gateway import __version__, world
+from gateway.exchange import handshake
+from gateway.exchange.handshake import Handshake
+from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, tool_filter
+from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
+from gateway.runtime.own_ids import new_id
+from gateway.sessions.pool.tool_schemas import read_pages
+from gateway.tools.probe.steps.context import ProbeContext, Stopped
+from gateway.tools.probe.steps.discover import capability_names, described
+from gateway.upstream.channel import Channel, SideCallbacks
+
+VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
+_CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
+_CAPABILITIES: Final = Raw(b'{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{}}')
+"""Everything a client can declare: some servers offer a tool only to clients that can answer its questions."""
+_NAMED: Final = 5
+_NOT_HEARD: Final = SideCallbacks(lambda _: False, lambda: None, lambda _: None)
+
+Connect = Callable[[], Channel]
+
+
+class Session(NamedTuple):
+    """One open session."""
+
+    channel: Channel
+    shaken: Handshake
+    seconds: float
+    """The duration of the handshake."""
+
+
+def initialize(version: str) -> bytes:
+    """Return the `initialize` request for a protocol version."""
+    params = {**handshake.initialize_params(_CLIENT, _CAPABILITIES), "protocolVersion": version}
+    return jsonrpc.request(new_id(), mcp.INITIALIZE, params)
+
+
+@asynccontextmanager
+async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIterator[Session]:
+    """Open a session with a complete handshake, because half of one crashes some servers.
+
+    Raises GatewayError, ValueError or TimeoutError.
+    """
+    channel, headers = connect(), exam.subject.headers
+    began = world.monotonic()
+    try:
+        async with asyncio.timeout(exam.timeouts.handshake_seconds):
+            channel, result = await channel.open(initialize(version), headers)
+        seconds = world.monotonic() - began
+        shaken = handshake.handshake(result)
+        await channel.listen(shaken.version, headers, _NOT_HEARD)
+        await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
+        yield Session(channel, shaken, seconds)
+    finally:
+        await channel.close(end_session=True)
+
+
+def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -> Stopped:
+    """Explain a failed handshake; the caller raises the result."""
+    match exc:
+        case Refused():
+            return exam.failed(
+                "authorization",
+                clean(exc.message),
+                "The server requires a credential, or rejects the one that was sent.",
+                "Pass one that is good for it: --bearer-file FILE, or --header 'NAME: VALUE'.",
+            )
+        case NoHandshake() if exam.server.era == "modern":
+            return exam.failed(
+                "era",
+                clean(exc.message),
+                "The route has era: bridge, which needs the legacy side of the server, but the server is modern only.",
+                "Set era: auto on the route: modern clients can use the server without a bridge.",
+            )
+        case NoHandshake():
+            return exam.failed(
+                "session",
+                clean(exc.message),
+                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path.",
+                "Check the path of the URL: usually /mcp, or /sse for HTTP+SSE.",
+            )
+        case GatewayError():
+            return exam.failed(
+                "session",
+                clean(exc.message),
+                "Without a session, no request can be served.",
+                "Look in the server's log for its answer to `initialize`.",
+            )
+        case TimeoutError():
+            return exam.failed(
+                "session",
+                f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s",
+                "Clients get an error after that time (timeouts.handshake_seconds).",
+                "If the server starts slowly, raise --timeout here and timeouts.handshake_seconds in the "
+                "configuration. Otherwise check that it is an MCP server.",
+            )
+        case _:
+            return exam.failed(
+                "session",
+                f"the answer is not MCP: {clean(str(exc), 200)}",
+                "The gateway supports the protocol versions 2024-11-05 to 2025-11-25, and 2026-07-28.",
+                "Check that it is an MCP server, and which version it supports.",
+            )
+
+
+def introduce(exam: ProbeContext, opened: Session) -> None:
+    """Record what the handshake says."""
+    server, shaken = exam.server, opened.shaken
+    server.name = described(shaken.server_info)
+    server.versions = tuple(dict.fromkeys((*server.versions, shaken.version)))
+    server.sessions = opened.channel.can_ask
+    server.side_stream = opened.channel.hears_side
+    server.handshake_seconds = round(opened.seconds, 3)
+    server.capabilities = capability_names(shaken.capabilities)
+    exam.spoken = True
+
+
+async def list_tools(exam: ProbeContext, opened: Session) -> None:
+    """Count the tools, and those that need attention."""
+    if not opened.shaken.offers("tools"):
+        return
+    left_out: list[str] = []
+    server = exam.server
+
+    def take(page: Raw) -> None:
+        kept, dropped = tool_filter.usable(page)
+        tools = param_headers.of_tools(bytes(kept)).values()
+        server.task_tools += sum(tool.task_support == "required" for tool in tools)
+        server.optional_task_tools += sum(tool.task_support == "optional" for tool in tools)
+        server.tools += len(tools)
+        server.ephemeral_tools += sum(tool.ephemeral for tool in tools)
+        left_out.extend(f"{clean(tool.name, 60) or 'unnamed'} ({clean(tool.reason, 100)})" for tool in dropped)
+
+    if await read_pages(lambda params: _ask(exam, opened.channel, mcp.TOOLS_LIST, params), take):
+        server.left_out_tools = tuple(left_out[:100])
+        _tell_tools(exam)
+    else:
+        exam.warn(
+            "tools",
+            "tools/list was refused, or its result is malformed",
+            "Clients cannot see which tools there are.",
+            "Look in the server's log for its answer to tools/list.",
+        )
+
+
+def _tell_tools(exam: ProbeContext) -> None:
+    server = exam.server
+    found = f"{server.tools}, of which {server.ephemeral_tools} declare that they may run twice"
+    if server.left_out_tools:
+        shown = "; ".join(server.left_out_tools[:_NAMED])
+        exam.warn(
+            "tools",
+            f"{found}; left out: {shown}",
+            "One such tool makes modern clients reject the whole list, so the gateway leaves them out.",
+            "Correct their schemas in the server.",
+        )
+    else:
+        exam.ok("tools", found)
+    if server.task_tools or server.optional_task_tools:
+        exam.ok(
+            "tasks",
+            f"{server.task_tools} of the tools require a task, {server.optional_task_tools} support one",
+            "The gateway runs required ones as tasks, whatever the client declares. If one that only supports tasks "
+            "asks its user and fails after 60 s, as with the TypeScript SDK, set `tasks: {optional: drive}`.",
+        )
+    elif any(name.partition(".")[0] == "tasks" for name in server.capabilities):
+        exam.ok("tasks", "offered, but no tool supports them")
+
+
+async def _ask(exam: ProbeContext, channel: Channel, method: str, params: dict[str, object]) -> Raw | None:
+    """Return the result of one request; None for an error or a timeout."""
+    results: list[Raw] = []
+    asked = new_id()
+
+    def receive(data: bytes) -> bool:
+        said = jsonrpc.message(data)
+        if not reply_messages.is_answer(said, asked):
+            return False
+        if isinstance(said.result, Raw):
+            results.append(said.result)
+        return True
+
+    try:
+        async with asyncio.timeout(exam.timeouts.handshake_seconds):
+            _ = await channel.request(jsonrpc.request(asked, method, params), exam.subject.headers, receive)
+    except (GatewayError, ValueError, TimeoutError):
+        return None
+    return results[0] if results else None

@@ -1,0 +1,183 @@
+"""Examines a session on the wire: the form of a reply, event ids, replay, the idle stream, DELETE.
+
+The probe sends requests of its own here, because the gateway's channel hides the differences that it copes with.
+"""
+
+import asyncio
+from typing import Final
+
+from gateway import world
+from gateway.exchange.handshake import Handshake
+from gateway.http.upstream_client import FOREIGN
+from gateway.http.upstream_reply import AwaitedReply
+from gateway.protocol import jsonrpc, mcp
+from gateway.tools.probe.steps.context import ProbeContext
+from gateway.tools.probe.steps.requests import EVENTS, Reply, Request, ask
+from gateway.upstream.channel import Channel, Headers
+
+_NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
+_REPLAY_SECONDS: Final = 2.0
+_REPLAY_TRIES: Final = 2
+"""server-everything replays only to the second GET."""
+_REQUEST_ID: Final = b'"mrtr-gateway-probe-form"'
+_SHOWN_BYTES: Final = 65_536
+
+
+def own_headers(exam: ProbeContext, channel: Channel, shaken: Handshake) -> dict[str, str]:
+    """Return the headers of a request in this session."""
+    own = {**exam.subject.headers, mcp.PROTOCOL_VERSION: shaken.version}
+    if channel.session_id is not None:
+        own[mcp.SESSION_ID] = channel.session_id
+    return own
+
+
+async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool) -> None:
+    """Send a call that runs nothing, and examine the form of its reply."""
+    method, params = mcp.PING, {}
+    if has_tools:
+        method, params = mcp.TOOLS_CALL, {"name": _NO_TOOL, "arguments": {}}
+    own = {**headers, "Accept": f"application/json, {EVENTS}", "Content-Type": "application/json"}
+    server, seconds = exam.server, exam.timeouts.handshake_seconds
+    message = jsonrpc.request(_REQUEST_ID, method, params)
+    try:
+        request = Request("POST", exam.endpoint.url, own, message)
+        reply = await ask(exam.client, request, seconds, _is_answered)
+    except FOREIGN as exc:
+        exam.warn(
+            "replies",
+            f"the server did not answer a call of a nonexistent tool ({type(exc).__name__})",
+            "It is not known how the server answers calls, and whether they can be resumed.",
+            "Look in the server's log.",
+        )
+        return
+    server.json_replies = reply.content_type != EVENTS
+    ids = reply.event_ids()
+    server.event_store = bool(ids)
+    if server.json_replies:
+        exam.warn(
+            "replies",
+            "JSON bodies",
+            "The server drops a question on a call's own reply, and progress too: the call ends with an error after "
+            "timeouts.idle_seconds.",
+            "Make the server answer with event streams: remove json_response (Python) or enableJsonResponse "
+            "(TypeScript).",
+        )
+    else:
+        exam.ok("replies", "event streams")
+    if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
+        server.replays = await _replays(exam, headers, ids[0])
+    if server.sessions and not server.json_replies:
+        _tell_store(exam)
+
+
+async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
+    """Return whether the server replays the answer after the first event id."""
+    own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
+    for _ in range(_REPLAY_TRIES):
+        try:
+            reply = await ask(exam.client, Request("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _is_answered)
+        except FOREIGN:
+            continue
+        if reply.status == 200 and _is_ours(reply):
+            return True
+    return False
+
+
+def _is_answered(reply: Reply) -> bool:
+    return reply.is_answered(_REQUEST_ID)
+
+
+def _is_ours(reply: Reply) -> bool:
+    return any(bytes(each.id) == _REQUEST_ID for each in reply.messages() if jsonrpc.is_id(each.id))  # type: ignore[arg-type]
+
+
+def _tell_store(exam: ProbeContext) -> None:
+    server = exam.server
+    if not server.event_store:
+        exam.ok(
+            "event ids",
+            "none: no event store",
+            "A call whose replica dies cannot be resumed. Nine of ten public servers have no event store.",
+        )
+    elif server.replays is False:
+        exam.warn(
+            "event ids",
+            "present, but the server does not replay",
+            "A call whose replica dies may be lost, although the server seems to store events.",
+            "Check the server's event store: it must replay the events after Last-Event-ID.",
+        )
+    else:
+        how = "the server replays after them" if server.replays else "replay was not tried"
+        exam.ok("event ids", f"present, {how}")
+
+
+async def end(exam: ProbeContext, headers: Headers) -> bool:
+    """End the session with DELETE; return whether the server accepted it."""
+    try:
+        reply = await ask(exam.client, Request("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds)
+    except FOREIGN:
+        return False
+    exam.server.ends_sessions = reply.status < 300
+    return exam.server.ends_sessions
+
+
+async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) -> None:
+    """Listen to the idle GET stream; `ready` is set once it is open or has failed."""
+    began = world.monotonic()
+    heard: list[tuple[float, bytes]] = []
+    how = "stayed open"
+    own = {**headers, "Accept": EVENTS}
+    try:
+        async with asyncio.timeout(exam.subject.wait_seconds):
+            reply = await exam.client.send("GET", exam.endpoint.url, own, b"")
+            try:
+                ready.set()
+                if reply.status != 200:
+                    return
+                how = await _hear(reply, began, heard)
+            finally:
+                reply.close()
+    except TimeoutError:
+        pass
+    except FOREIGN as exc:
+        how = f"broke ({type(exc).__name__})"
+    finally:
+        ready.set()
+    after = world.monotonic() - began
+    signs = [seconds for seconds, data in heard if data.startswith((b":", b"event: ping")) or b'"ping"' in data]
+    if signs:
+        exam.server.keep_alive_seconds = round(signs[0], 1)
+    _tell_idle(exam, after, how, signs)
+
+
+async def _hear(reply: AwaitedReply, began: float, heard: list[tuple[float, bytes]]) -> str:
+    size = 0
+    async for chunk in reply:
+        heard.append((world.monotonic() - began, chunk.lstrip()[:200]))
+        size += len(chunk)
+        if size > _SHOWN_BYTES:
+            return "carried more than the probe reads"
+    return "ended"
+
+
+def _tell_idle(exam: ProbeContext, after: float, how: str, signs: list[float]) -> None:
+    if signs:
+        exam.ok("keep-alive", f"first keep-alive after {signs[0]:.0f} s; the stream {how} for {after:.0f} s")
+    elif how == "stayed open":
+        exam.ok(
+            "keep-alive",
+            f"silent for {after:.0f} s, and the stream {how}",
+            "A proxy may close a silent connection; "
+            + (
+                "every call on it then ends."
+                if exam.server.transport == "sse"
+                else "the gateway then opens the stream again."
+            ),
+        )
+    else:
+        exam.warn(
+            "keep-alive",
+            f"the idle stream {how} after {after:.0f} s",
+            "Messages outside of calls are lost until the stream is open again.",
+            "Find the timeout of the server, or of a proxy in front of it, and raise it.",
+        )

@@ -1,0 +1,62 @@
+"""A report as text: 80 columns, the states in words, colours only if they are asked for."""
+
+import re
+
+from gateway.tools.probe.report.findings import Check, Feature, Report, Upstream
+from gateway.tools.probe.report.text import lines
+
+LONG = "word " * 60
+ESCAPES = re.compile(r"\033\[\d+m")
+
+
+def whole() -> Report:
+    checks = (
+        Check(name="address", state="ok", found="127.0.0.1", why="A note."),
+        Check(name="http", state="warning", found=LONG, why=LONG, fix=LONG),
+        Check(name="session", state="failed", found="", why="w", fix="f"),
+    )
+    feature = Feature(name="calls", title="tools", answer="partly", short="all but 1", why=LONG, fix="Mend it.")
+    plain = Feature(name="progress", title="progress", answer="yes", short="yes")
+    upstream = Upstream(
+        target="http://h/mcp",
+        route="/mcp",
+        state="failed",
+        checks=checks,
+        features=(feature, plain),
+        unknown=(LONG,),
+        configuration="routes:\n  - path: /mcp\n",
+    )
+    return Report(gateway="1", state="failed", exit_code=1, checks=checks[:1], upstreams=(upstream,))
+
+
+def test_the_lines_fit_a_terminal_and_name_each_part() -> None:
+    text = list(lines(whole(), colour=False))
+    assert max(map(len, text)) < 80
+    for part in (
+        "The configuration, on this machine",
+        "/mcp -> http://h/mcp",
+        "ok       address        127.0.0.1",
+        "FAILED   session        ",
+        "Through the gateway",
+        "tools: all but 1",
+        "    fix: Mend it.",
+        "progress: yes",
+        "Unknown without calling a tool",
+        "Suggested configuration",
+        "  - path: /mcp",
+        "The server cannot be used this way: see FAILED above.",
+    ):
+        assert part in text
+    assert any(line.strip() == "note: A note." for line in text)
+    assert not ESCAPES.search("".join(text))
+
+
+def test_colours_change_nothing_but_the_look() -> None:
+    coloured = list(lines(whole(), colour=True))
+    assert [ESCAPES.sub("", line) for line in coloured] == list(lines(whole(), colour=False))
+    assert "\033[31mFAILED" in "".join(coloured)
+
+
+def test_what_is_missing_has_no_headline() -> None:
+    bare = Report(gateway="1", state="ok", exit_code=0, upstreams=(Upstream(target="server", state="ok"),))
+    assert list(lines(bare, colour=False)) == ["server", "", "", "No problems found."]
