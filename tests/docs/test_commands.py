@@ -81,8 +81,9 @@ def test_a_block_that_is_not_run_has_a_reason(block: Block) -> None:
         assert list(steps(block)), f"{block.where}: no line begins with `$ `"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
 def test_commands_of_the_gateway_in_the_text_exist(page: Path) -> None:
+    """The changelog may name commands that were removed."""
     for code in inline_code(page):
         words = code.split()
         if words[0] == "mrtr-gateway" and len(words) > 1 and words[1].isalpha():

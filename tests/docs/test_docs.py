@@ -149,11 +149,10 @@ def test_the_defaults_keep_the_order_that_the_operations_page_asks_for() -> None
     assert f"together: {together:g} s" in page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=named)
 def test_no_page_names_a_key_that_was_retired(page: Path) -> None:
-    if page.name != "CHANGELOG.md":
-        named_keys = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", page.read_text()))
-        assert named_keys & RETIRED.keys() == set()
+    keys = set(re.findall(r"`([a-z_]+\.[a-z_]+)`", page.read_text()))
+    assert keys & RETIRED.keys() == set()
 
 
 def test_there_are_blocks_and_links_to_check() -> None:
