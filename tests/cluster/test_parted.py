@@ -190,7 +190,8 @@ async def test_a_call_that_no_replica_holds_is_not_run_by_a_parted_one(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     upstream.tool(ask)
-    one, two = await cluster.begin("gw-1", "gw-2", **QUICK, route={"continuation": "replay"})
+    hold = {**QUICK["hold"], "drain_seconds": 60}  # by then, the other replica ends its leg
+    one, two = await cluster.begin("gw-1", "gw-2", hold=hold, route={"continuation": "replay"})
     asked = await one.client().call()
     assert opened(asked.state).owner == ""
     await part(one)
