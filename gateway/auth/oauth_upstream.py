@@ -1,6 +1,7 @@
 """Sends OAuth requests to the upstream of a route; caches the metadata that the upstream publishes."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -9,7 +10,7 @@ from yarl import URL
 
 from gateway import world
 from gateway.config import Route
-from gateway.http.upstream_client import Client, Exchange
+from gateway.http.upstream_client import Client, exchange
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
@@ -79,7 +80,9 @@ class OAuthUpstream:
                     raise Unreachable(f"{where(route)} answered {path} with HTTP {reply.status}")
         return None
 
-    def request(self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes) -> Exchange:
+    def request(
+        self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes
+    ) -> AbstractAsyncContextManager[AwaitedReply]:
         """Send a request to the upstream's origin, with the headers that the route sets.
 
         Redirects are not followed. `credentials` do not apply: a client signs in as itself.
@@ -88,7 +91,7 @@ class OAuthUpstream:
         sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
         send = self._client_for(route.path).send
-        return Exchange(partial(send, method, url, sent, body, is_lenient=True), where(route))
+        return exchange(partial(send, method, url, sent, body, is_lenient=True), where(route))
 
 
 async def body_of(reply: AwaitedReply, route: Route) -> bytes:

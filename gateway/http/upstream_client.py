@@ -4,10 +4,10 @@ All clients of a process share its connections, which are separated by TLS conte
 """
 
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache, partial
-from types import TracebackType
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -15,12 +15,13 @@ from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_reply import AwaitedReply
+from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply, NotConnected, RequestFailed
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
-from gateway.protocol.errors import CallLost, UpstreamError
+from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 from gateway.runtime.throttle import Throttle
 
 FOREIGN: Final = (RequestFailed, ConnectionError, TimeoutError)
@@ -94,9 +95,22 @@ class Client:
         where: str,
         *,
         is_repeatable: bool = False,
-    ) -> "Exchange":
+    ) -> AbstractAsyncContextManager[AwaitedReply]:
         """Make one request, a context manager that yields its reply. `is_repeatable`: see `send`."""
-        return Exchange(partial(self.send, method, url, headers, body, is_repeatable=is_repeatable), where)
+        return exchange(partial(self.send, method, url, headers, body, is_repeatable=is_repeatable), where)
+
+    @asynccontextmanager
+    async def post_to(
+        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes
+    ) -> AsyncIterator[AwaitedReply]:
+        """POST what may run twice, as in `exchange`, and follow one redirect within the origin."""
+        for _ in range(2):
+            async with self.exchange("POST", endpoint.url, headers, body, endpoint.where, is_repeatable=True) as reply:
+                if reply.status not in REDIRECTS:
+                    yield reply
+                    return
+                endpoint.follow(reply.headers.get("Location"))
+        raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     async def send(  # noqa: PLR0913  (what one request consists of)
         self,
@@ -207,14 +221,9 @@ def _address(method: str, url: URL, tls: ssl.SSLContext | None, server_name: str
     return Origin.of(url, tls, server_name), RequestHead(method, url)
 
 
-class Begin(Protocol):
-    """Sends a request."""
-
-    def __call__(self, listener: ReplyListener, /, *, is_fresh: bool = False) -> PendingRequest:
-        """Send it; `is_fresh`: on a new connection."""
-
-
-async def begun(begin: Begin, *, is_repeatable: bool, is_idempotent: bool = False) -> AwaitedReply:
+async def begun(
+    begin: Callable[..., PendingRequest], *, is_repeatable: bool, is_idempotent: bool = False
+) -> AwaitedReply:
     """Send a request; return its reply as soon as its head is here. See `Client.send`."""
     reply = AwaitedReply(begin)
     try:
@@ -234,33 +243,20 @@ async def begun(begin: Begin, *, is_repeatable: bool, is_idempotent: bool = Fals
     return reply
 
 
-class Exchange:
+@asynccontextmanager
+async def exchange(begin: Callable[[], Awaitable[AwaitedReply]], where: str) -> AsyncIterator[AwaitedReply]:
     """One request, which raises Unreachable if nothing was sent, or else CallLost, in place of RequestFailed.
 
-    A class, because two generators for each request cost a measurable part of a plain call.
+    `begin` waits for the head of the reply.
     """
-
-    __slots__ = ("_begin", "_reply", "_where")
-
-    def __init__(self, begin: Callable[[], Awaitable[AwaitedReply]], where: str) -> None:
-        """`begin` waits for the head of the reply."""
-        self._begin = begin
-        self._where = where
-        self._reply: AwaitedReply
-
-    async def __aenter__(self) -> AwaitedReply:
+    try:
+        reply = await begin()
         try:
-            self._reply = await self._begin()
-        except RequestFailed as exc:
-            raise exc.mapped(self._where) from exc
-        return self._reply
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._reply.close()
-        if isinstance(exc, RequestFailed):
-            raise exc.mapped(self._where) from exc
+            yield reply
+        finally:
+            reply.close()
+    except RequestFailed as exc:
+        raise exc.mapped(where) from exc
 
 
 def mapped(exc: BaseException, where: str) -> UpstreamError:

@@ -39,29 +39,24 @@ class HeaderLines(NamedTuple):
 
 
 class RequestHead:
-    """The request line and the fixed headers of requests to one URL."""
+    """The request line and the default headers of requests to one URL."""
 
-    def __init__(self, method: str, url: URL, headers: Mapping[str, str] | None = None) -> None:
-        """`headers` are sent with every request, in place of those that a single request gives. Raises ValueError."""
+    def __init__(self, method: str, url: URL) -> None:
+        """Raises ValueError."""
         target = url.raw_path_qs
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError("the method or the path of a request cannot be sent")
         self.is_head = method == "HEAD"
-        fixed = headers or {}
-        self._fixed = frozenset(name.lower() for name in fixed)
-        self._defaults = {name: value for name, value in _defaults(url).items() if name.lower() not in self._fixed}
+        self._defaults = _defaults(url)
         self._default_names = frozenset(name.lower() for name in self._defaults)
-        self._line = f"{method} {target} HTTP/1.1\r\n".encode() + _encoded(fixed.items())
+        self._line = f"{method} {target} HTTP/1.1\r\n".encode()
         self._usual = self._line + _encoded(self._defaults.items())
         self._starts: dict[frozenset[str], bytes] = {}
         """The beginnings of heads, by the defaults that they do without."""
         self._no_body = b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
 
     def encoded(self, headers: Mapping[str, str] | HeaderLines, body_bytes: int) -> bytes:
-        """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError.
-
-        Lines must not have a header that is sent with every request.
-        """
+        """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError."""
         start = self._usual
         if isinstance(headers, HeaderLines):
             start = self._starts.get(headers.names & self._default_names) or self._start(headers.names)
@@ -71,10 +66,7 @@ class RequestHead:
             names = {name.lower() for name in headers}
             if not self._default_names.isdisjoint(names):
                 start = self._start(names)
-            own: Iterable[tuple[str, str]] = headers.items()
-            if not self._fixed.isdisjoint(names):
-                own = [(name, value) for name, value in own if name.lower() not in self._fixed]
-            start += _encoded(own)
+            start += _encoded(headers.items())
         return start + (b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body)
 
     def _start(self, names: AbstractSet[str]) -> bytes:

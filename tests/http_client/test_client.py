@@ -280,11 +280,11 @@ async def test_a_request_goes_out_as_it_was_given(client: HttpClient) -> None:
     async with FakeHttp(answers(OK)) as server:
         url = URL(server.url + "?a=b%20c")
         heard = Recorder()
-        head = RequestHead("POST", url, {"Content-Type": "application/json"})
-        client.begin(Origin.of(url), head.encoded({"Authorization": "Bearer t"}, 2), b"{}", heard, connect_seconds=5)
+        head = RequestHead("POST", url)
+        client.begin(Origin.of(url), head.encoded({"X": "1"}, 2), b"{}", heard, connect_seconds=5)
         await heard.over()
         assert server.requests == [
-            b"POST /mcp?a=b%%20c HTTP/1.1\r\nContent-Type: application/json\r\nHost: 127.0.0.1:%d\r\nAccept: */*\r\n"
-            b"Accept-Encoding: identity\r\nUser-Agent: mrtr-gateway\r\nAuthorization: Bearer t\r\n"
-            b"Content-Length: 2\r\n\r\n{}" % server.port
+            b"POST /mcp?a=b%%20c HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: */*\r\n"
+            b"Accept-Encoding: identity\r\nUser-Agent: mrtr-gateway\r\nX: 1\r\nContent-Length: 2\r\n\r\n{}"
+            % server.port
         ]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import world
-from gateway.http.upstream_client import FOREIGN, REDIRECTS
+from gateway.http.upstream_client import FOREIGN
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import era, mcp, sse
 from gateway.protocol.errors import UpstreamError
@@ -130,17 +130,10 @@ class EraProbe:
 
     async def _answer(self, probe: _Probe) -> bool | None:
         asked = new_id()
-        for _ in range(2):
-            headers, message = discover_headers(probe.headers), era.discover(asked)
-            async with self._client.exchange(
-                "POST", self.endpoint.url, headers, message, self.endpoint.where, is_repeatable=True
-            ) as response:
-                if response.status in REDIRECTS:
-                    self.endpoint.follow(response.headers.get("Location"))
-                    continue
-                probe.refused = response.status in (401, 403)
-                return await _verdict(response, asked)
-        return None
+        headers = discover_headers(probe.headers)
+        async with self._client.post_to(self.endpoint, headers, era.discover(asked)) as response:
+            probe.refused = response.status in (401, 403)
+            return await _verdict(response, asked)
 
 
 def discover_headers(headers: Headers) -> dict[str, str]:

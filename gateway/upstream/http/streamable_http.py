@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import REDIRECTS, Exchange, begun
+from gateway.http.upstream_client import begun, exchange
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
@@ -65,19 +65,14 @@ class StreamableChannel(ResumableChannel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Send `initialize`, following one redirect within the origin. Also raises WrongTransport."""
-        for _ in range(2):
-            async with self._post(message, headers, is_repeatable=True) as response:
-                if response.status in REDIRECTS:
-                    self._endpoint.follow(response.headers.get("Location"))
-                    continue
-                self._keep_headers(response, headers)
-                try:
-                    return await self._initialized(response, message)
-                except (CallLost, Unreachable) as exc:
-                    if response.status not in _OTHER_TRANSPORT:
-                        raise
-                    raise WrongTransport(exc.message.partition("; the call")[0]) from exc
-        raise Unreachable(f"{self._endpoint.where} redirects in a circle; set upstream.url to the final address")
+        async with self._client.post_to(self._endpoint, self._whole(headers), message) as response:
+            self._keep_headers(response, headers)
+            try:
+                return await self._initialized(response, message)
+            except (CallLost, Unreachable) as exc:
+                if response.status not in _OTHER_TRANSPORT:
+                    raise
+                raise WrongTransport(exc.message.partition("; the call")[0]) from exc
 
     async def _initialized(self, response: AwaitedReply, sent: bytes) -> Raw:
         where = self._endpoint.where
@@ -161,7 +156,7 @@ class StreamableChannel(ResumableChannel):
         try:
             async with (
                 asyncio.timeout(self._client.timeouts.answer_seconds),
-                Exchange(partial(begun, partial(self.post, message, headers), is_repeatable=True), where) as response,
+                exchange(partial(begun, partial(self.post, message, headers), is_repeatable=True), where) as response,
             ):
                 if response.status >= 300:
                     raise await self._refused(response, headers)
@@ -199,17 +194,11 @@ class StreamableChannel(ResumableChannel):
         message = jsonrpc.request(id_, mcp.PING, {})
         try:
             async with asyncio.timeout(self._client.timeouts.answer_seconds):
-                for _ in range(2):
-                    async with self._post(message, headers, is_repeatable=True) as response:
-                        if response.status in REDIRECTS:
-                            endpoint.follow(response.headers.get("Location"))
-                            continue
-                        if response.status >= 300:
-                            check_ping_answer(await read_refusal(response, endpoint, message), endpoint)
-                        self._keep_headers(response, headers)
-                        await self._read_ping_answer(response, id_)
-                        return
-                raise Unreachable(f"{endpoint.where} redirects in a circle")
+                async with self._client.post_to(endpoint, self._whole(headers), message) as response:
+                    if response.status >= 300:
+                        check_ping_answer(await read_refusal(response, endpoint, message), endpoint)
+                    self._keep_headers(response, headers)
+                    await self._read_ping_answer(response, id_)
         except TimeoutError as exc:
             raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
 
@@ -235,11 +224,6 @@ class StreamableChannel(ResumableChannel):
                     return
         except sse.EventTooLarge:
             response.close()
-
-    def _post(self, message: bytes, headers: Headers, *, is_repeatable: bool = False) -> Exchange:
-        endpoint = self._endpoint
-        whole = self._whole(headers)
-        return self._client.exchange("POST", endpoint.url, whole, message, endpoint.where, is_repeatable=is_repeatable)
 
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, after a DELETE of the session if it may be ended."""
