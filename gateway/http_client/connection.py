@@ -28,9 +28,9 @@ from gateway.runtime.pieces import PIECE_BYTES, Pieces
 _EVENTS: Final = "text/event-stream"
 _LESSON_BYTES: Final = 4096
 _PART_BYTES: Final = 131_072
+"""A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 _FEW_LINES: Final = 64
 """A part of an event stream that has fewer is cheap to read, whatever its size."""
-"""A larger body of a request is written in parts of this size, so that no more of it is copied into buffers."""
 
 
 class Owner(Protocol):

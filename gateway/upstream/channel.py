@@ -21,9 +21,6 @@ Receive = Callable[[bytes], bool]
 Reading = Coroutine[Any, Any, Error | Raw | None]
 """Reads a reply until it answers the request, as `Channel.request` does."""
 
-
-"""Waits until the server accepts a message, as `Channel.send` does."""
-
 NO_HEADERS: Final[Headers] = {}
 
 
