@@ -1,6 +1,5 @@
 """A legacy client of streamable HTTP whose every step the test takes."""
 
-import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -10,31 +9,21 @@ from typing import Any, Final
 import aiohttp
 
 from gateway.protocol import mcp, sse
+from tests.support import legacy_client
 
 Json = dict[str, Any]
 DEADLINE: Final = 10.0
 CAPABILITIES: Final[Json] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {"listChanged": True}}
 
 
-class Stream:
-    """One reply, read event by event."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self.response = response
-        self.last_id: str | None = None
-        self._parser = sse.Parser(1 << 24)
-        self._events: list[sse.Event] = []
+class Stream(legacy_client.Stream):
+    """One reply, read event by event; it may be one JSON body."""
 
     async def event(self) -> sse.Event:
-        """The next event, priming ones too."""
-        async with asyncio.timeout(DEADLINE):
-            while not self._events:
-                chunk = await self.response.content.readany()
-                if not chunk:
-                    raise EOFError
-                self._events += self._parser.feed(chunk)
-        event = self._events.pop(0)
-        self.last_id = event.id if event.id is not None else self.last_id
+        """The next event, priming ones too; raises EOFError at the end."""
+        event = await super().event()
+        if event is None:
+            raise EOFError
         return event
 
     async def message(self) -> Json:
@@ -42,18 +31,15 @@ class Stream:
         if self.response.content_type == "application/json":
             found: Json = await self.response.json()
             return found
-        while not (event := await self.event()).data:
-            pass
-        message: Json = json.loads(event.data)
-        return message
+        return await super().message()
 
     async def place(self, count: int = 1) -> str:
         """The last event id after `count` events without a message have come."""
         for _ in range(count):
             event = await self.event()
             assert not event.data, event
-        assert self.last_id is not None
-        return self.last_id
+        assert self.last
+        return self.last
 
 
 class LegacyClient:

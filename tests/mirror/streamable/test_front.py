@@ -398,7 +398,7 @@ async def test_a_client_comes_back_for_its_question_and_its_result(client: Legac
         _ = await client.answer(question, ACCEPT)
         go.set()
         assert text(await stream.message()) == {"name": ACCEPT}
-        place = str(stream.last_id)
+        place = str(stream.last)
     async with client.get(place) as stream:
         assert stream.response.status == 405, "everything has arrived"
     assert len(server.of("tools/call")) == 2
@@ -461,7 +461,7 @@ async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, serv
     server.tools["ask"] = ask
     async with mine.call("ask") as stream:
         question = await stream.message()
-        place = str(stream.last_id)
+        place = str(stream.last)
         async with other.post({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}}) as refused:
             assert (await refused.message())["error"]["code"] == mcp.INVALID_REQUEST
         async with other.get(place) as stolen:
@@ -485,7 +485,7 @@ async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(
     server.tools["ask"] = ask
     async with client.call("ask") as stream:
         _ = await stream.message()
-        place = str(stream.last_id)
+        place = str(stream.last)
     server.credential = "another"
     client.headers = {"Authorization": jwt(iss="i", sub="ada", iat=1)}
     async with client.get(place) as stream:

@@ -291,7 +291,7 @@ async def test_a_state_continues_a_call_that_is_too_large_for_an_id(server: Fake
     client = await PaperClient(one).begun()
     with suppress(Exception):
         async with client.call("ask", {"large": "x" * 5_000}) as stream:
-            question, place = await stream.message(), stream.last_id
+            question, place = await stream.message(), stream.last
             await cluster.crash(one)
     assert await client.echo(question, ACCEPT, two.url) == 202
     await eventually(lambda: len(server.of(mcp.TOOLS_CALL)) == 2)

@@ -28,8 +28,8 @@ async def session(stand: Stand, **options: Any) -> LegacyClient:
 async def asked(stream: Stream) -> tuple[Json, str]:
     """The next question, with the id of its event."""
     question = await stream.message()
-    assert stream.last_id is not None
-    return question, stream.last_id
+    assert stream.last
+    return question, stream.last
 
 
 async def pair(server: FakeModern, cluster: Cluster, **sections: Any) -> tuple[Stand, Stand, LegacyClient]:
@@ -126,10 +126,10 @@ async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeMod
     server.tools["both"] = both
     async with client.call("both") as stream:
         first, second = await stream.message(), await stream.message()
-        before = stream.last_id
+        before = stream.last
         assert await client.answer(first, DECLINE) == 202
         assert await stream.place() != before
-        place = str(stream.last_id)
+        place = str(stream.last)
         await cluster.crash(one)
     async with client.get(place, url=two.url) as stream:
         again = await stream.message()
