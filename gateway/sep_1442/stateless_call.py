@@ -29,6 +29,8 @@ _NOT_FOUND: Final = 404
 class StatelessCall(StreamedCall):
     """One call of this replica."""
 
+    is_in_session = False
+
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         shared: Shared[Any],
@@ -44,7 +46,6 @@ class StatelessCall(StreamedCall):
         """Set if this gateway serves the rounds, which then need all headers of the client."""
         self.keeps_alive = declared.streams
         self._declared = declared
-        self._request_id = at.incoming.request_id
         self._client_session = session
         self._is_held = False
         """Whether the server waits for answers."""
@@ -94,14 +95,6 @@ class StatelessCall(StreamedCall):
         is_unknown = isinstance(error, Raw) and jsonrpc.error(error).code == mcp.METHOD_NOT_FOUND
         self.report.finished()
         self._finish(FinalMessage(message, _NOT_FOUND if is_unknown else 200))
-
-    def fail(self, error: GatewayError) -> None:
-        """See `Hears`."""
-        self.report.failed(error)
-        self._finish_with(error)
-
-    def _finish_with(self, error: GatewayError) -> None:
-        self._finish(FinalMessage.of_error(error, self.call.request.id, self._request_id))
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class StreamedCall:
 
     keeps_alive = True
     """Whether the stream of a client that waits for long gets comments."""
+    is_in_session = True
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
@@ -174,7 +175,11 @@ class StreamedCall:
     def fail(self, error: GatewayError) -> None:
         """See `Hears`."""
         self.report.failed(error)
-        self._finish(FinalMessage.of_error(error, self.call.request.id, self.report.request_id, in_session=True))
+        self._finish_with(error)
+
+    def _finish_with(self, error: GatewayError) -> None:
+        id_, request_id = self.call.request.id, self.report.request_id
+        self._finish(FinalMessage.of_error(error, id_, request_id, in_session=self.is_in_session))
 
     def _finish(self, final: FinalMessage) -> None:
         self._number += 1
