@@ -32,6 +32,10 @@ class TaskRecord(Record):
     """Errors after which it asked again."""
     was_cancelled: float | None = None
     """When that was acknowledged."""
+    is_driven: bool = False
+    """It was asked, or got a result, without a task."""
+    requests: set[str] = field(default_factory=set)
+    """The ids that its requests have in the log, as far as they were answered."""
 
 
 class TaskClient(Client):
@@ -45,14 +49,22 @@ class TaskClient(Client):
         params: dict[str, Any] = {"name": self._call.tool, "arguments": arguments}
         begun = await self._until_accepted(mcp.TOOLS_CALL, self._call.tool, **params)
         while begun is not None and begun.result.get("resultType") == "input_required":
-            if begun.result.get("inputRequests"):
-                record.strange.append(f"was asked before there was a task: {begun.message}")
-            state = begun.result["requestState"]
-            begun = await self._until_accepted(mcp.TOOLS_CALL, self._call.tool, **params, requestState=state)
+            again = {**params, "requestState": begun.result["requestState"]}
+            if questions := begun.result.get("inputRequests"):
+                record.is_driven = True
+                record.asked += [name_of(question) for question in questions.values()]
+                await asyncio.sleep(self._call.think)
+                again["inputResponses"] = {key: self._answer(question) for key, question in questions.items()}
+            begun = await self._until_accepted(mcp.TOOLS_CALL, self._call.tool, **again)
         if begun is None:
             return
         if begun.error is not None:
             record.outcome, record.final = "refused", begun
+            return
+        if begun.result.get("resultType") == "complete":
+            record.is_driven = True
+            record.told.append(begun)
+            record.outcome, record.final = "result", begun
             return
         record.task = begun.result.get("taskId")
         if begun.result.get("resultType") != "task" or not record.task:
@@ -189,4 +201,5 @@ class TaskClient(Client):
             self.record.strange.append(f"{id_} was answered with {message.get('id')}")
         told = Told(self._now(), replica, reply.status, message, is_first=method == mcp.TOOLS_CALL)
         message["_headers"] = reply.headers
+        self.record.requests.add(reply.headers.get("x-request-id", ""))
         return told

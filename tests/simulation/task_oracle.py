@@ -40,6 +40,8 @@ def _of_task(outcome: Outcome, record: TaskRecord) -> Iterator[str]:
         return  # it is left
     if len(runs) > 1:
         yield f"ran {len(runs)} times"
+    if record.is_driven and not _was_taken_over(outcome, record):
+        yield "was served without a task"
     # The replica that follows a task may be any, when its client asks others.
     anywhere = replace(record, used=set(range(1, outcome.plan.replicas + 1)))
     trouble = met(outcome, anywhere, _TROUBLE)
@@ -60,6 +62,12 @@ def _of_task(outcome: Outcome, record: TaskRecord) -> Iterator[str]:
     if not _is_explained(outcome, record, anywhere, runs):
         why = "" if record.final is None else (record.final.error or {}).get("message")
         yield f"ended without a cause: {record.outcome} {why}"
+
+
+def _was_taken_over(outcome: Outcome, record: TaskRecord) -> bool:
+    """Whether its call went on at another replica before there was a task: that one drives the task itself."""
+    taken = {line.fields["request_id"] for line in outcome.lines if line.event == "call.taken_over"}
+    return bool(taken & record.requests)
 
 
 def _of_run(record: TaskRecord, run: Run, *, is_troubled: bool) -> Iterator[str]:

@@ -8,6 +8,7 @@ from tests.simulation.history import History, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
+from tests.simulation.test_stories import story
 
 
 def played(*faults: Fault, habit: str = "plain", replicas: tuple[int, ...] = (1, 2, 3), **script: Any) -> Outcome:
@@ -93,3 +94,13 @@ def test_only_a_task_that_its_client_could_not_hear_of_may_be_cancelled_for_it(
     assert any(said in each for each in complaints(found))
     record.task, record.outcome = None, "broken"
     assert not any(said in each for each in complaints(found))
+
+
+def test_only_a_call_that_another_replica_took_over_is_served_without_a_task() -> None:
+    said = "t1: was served without a task"
+    outcome = story("a_call_is_taken_over_before_its_client_has_a_task")
+    (record,) = outcome.tasks
+    assert (record.is_driven, record.outcome) == (True, "result")
+    assert said not in complaints(outcome)
+    record.requests.clear()
+    assert said in complaints(outcome)
