@@ -19,8 +19,8 @@ from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
 from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
 from gateway.http_client.origin import Origin
-from gateway.http_client.pending_request import PendingRequest
-from gateway.http_client.reply_head import CONTINUE
+from gateway.http_client.pending_request import HearWhole, PendingRequest
+from gateway.http_client.reply_head import CONTINUE, ReplyHead
 from gateway.http_client.reply_parser import MAX_HEAD_BYTES, ReplyParser
 from gateway.http_client.tls_errors import handshake_cause, refuses_certificate
 from gateway.runtime.pieces import PIECE_BYTES, Pieces
@@ -359,6 +359,9 @@ class Connection(asyncio.Protocol):
         if not missing:
             pending.is_read = True
         listener, parts, reply.parts = pending.listener, reply.parts, ()  # the head may stay for longer
+        if not missing and len(parts) == 1 and pending.hear_whole is not None:
+            self._end(keeps_alive=True, whole=(pending.hear_whole, reply, parts[0]))
+            return
         try:
             listener.on_head(reply)
             for part in parts:
@@ -394,7 +397,7 @@ class Connection(asyncio.Protocol):
             self._unsent = self._unsent[_PART_BYTES:] or None
             self._transport.write(part)
 
-    def _end(self, *, keeps_alive: bool) -> None:
+    def _end(self, *, keeps_alive: bool, whole: tuple[HearWhole, ReplyHead, bytes] | None = None) -> None:
         """Hand the connection back, then tell the listener that its reply is complete."""
         pending, transport = self._pending, self._transport
         assert pending is not None
@@ -412,7 +415,11 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
         try:
-            listener.on_end()
+            if whole is None:
+                listener.on_end()
+            else:
+                hear, head, body = whole
+                hear(head, body)
         except Exception as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._owner.listener_raised(exc)
 

@@ -1,6 +1,7 @@
 """A request in flight as its caller sees it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.http_client.errors import RequestFailed
@@ -25,6 +26,10 @@ class ReplyListener(Protocol):
 
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The reply will not be completed."""
+
+
+HearWhole = Callable[[ReplyHead, bytes], None]
+"""Hears a reply that came in one piece."""
 
 
 class Carrier(Protocol):
@@ -54,6 +59,7 @@ class PendingRequest:
         "_connecting",
         "awaits_continue",
         "carrier",
+        "hear_whole",
         "is_lenient",
         "is_over",
         "is_paused",
@@ -79,6 +85,8 @@ class PendingRequest:
         self.is_paused = False
         self.is_read = False
         """Whether the whole reply was read before the listener hears of it."""
+        self.hear_whole: HearWhole | None = None
+        """Hears a reply that came in one piece, in place of the listener."""
         self.is_silent = False
         """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
         self.carrier: Carrier | None = None
@@ -170,4 +178,5 @@ class PendingRequest:
             self._closing = None
         listener = self.listener
         del self.listener  # it often refers to this handle
+        self.hear_whole = None
         return listener

@@ -7,7 +7,7 @@ with the reason. This file decides nothing that `resumable_channel` decides.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, Self, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import GatewayError
+from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.runtime.throttle import SMALL_BYTES, Arrival
 from gateway.upstream.channel import Headers, Hearer, Reading, Receive
 from gateway.upstream.http.resumable_channel import Broken, ResumableChannel
@@ -46,7 +47,7 @@ class PlainReply(msgspec.Struct, eq=False):
     is_over: bool = False
     is_followed: bool = False
     pending: PendingRequest = cast("PendingRequest", None)
-    """Set by `send`."""
+    """Set by whoever sends the request, of which this is the listener."""
     head: ReplyHead | None = None
     parser: sse.Parser | None = None
     """Made when a part of a stream is not one plain event."""
@@ -55,11 +56,6 @@ class PlainReply(msgspec.Struct, eq=False):
     failure: RequestFailed | None = None
     rest: AwaitedReply | None = None
     broken: Broken | None = None
-
-    def send(self) -> Self:
-        """Send the request."""
-        self.pending = self.owner.post(self.message, self.headers, self)
-        return self
 
     def follow(self, broke: Callable[[], None]) -> bool:
         """See `BegunReply`."""
@@ -112,8 +108,26 @@ class PlainReply(msgspec.Struct, eq=False):
         else:
             self.owner.accepted(self.headers)
             self.message = b""  # it is not sent again, and a call that waits should not keep it
-            if head.content_type == "text/event-stream":
+            if head.content_type == EVENT_STREAM:
                 self.is_stream = True
+
+    def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
+        """Look for the answer in a reply that came in one piece."""
+        is_large = len(body) > min(SMALL_BYTES, self.max_bytes)
+        if self.is_done or is_large or head.status >= 300 or head.content_type == EVENT_STREAM:
+            self.on_head(head)
+            self.on_body(body)
+            self.on_end()
+            return
+        self.is_over, self.message = True, b""
+        self.owner.accepted(self.headers)
+        if self.hearer.hear_answer(body):
+            self.is_done = True
+            del self.hearer, self.unusual
+        else:
+            self.head, self.parts = head, [body]
+            self.pending.distrust()  # as in `on_end`
+            self.unusual()
 
     def on_body(self, data: bytes, /) -> None:
         """Keep a part, and look for the answer if it is a stream."""

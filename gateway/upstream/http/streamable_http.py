@@ -148,7 +148,10 @@ class StreamableChannel(ResumableChannel):
     def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> PlainReply:
         """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
         self._start_request()
-        return PlainReply(self, message, headers, hearer, unusual, self._client.limits.event_bytes).send()
+        reply = PlainReply(self, message, headers, hearer, unusual, self._client.limits.event_bytes)
+        pending = reply.pending = self.post(message, headers, reply)
+        pending.hear_whole = reply.on_whole
+        return reply
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""

@@ -8,7 +8,7 @@ import pytest
 from gateway.config import InForce
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
@@ -54,15 +54,11 @@ class Reading:
         self.resumption = Resumption(DEFAULT_TIMES)
         self.arriving = throttle or Throttle(InForce(1 << 20))
         self.drain_seconds = drain_seconds
-        self.reply = PlainReply(self, b"message", NO_HEADERS, self, self._become_unusual, max_bytes).send()
+        self.reply = PlainReply(self, b"message", NO_HEADERS, self, self._become_unusual, max_bytes)
+        self.pending = self.reply.pending = PendingRequest(self.reply)
+        self.pending.carrier = self.carrier
 
     # -- as the channel of the reply --------------------------------------------------------------------------------
-
-    def post(self, message: bytes, headers: Headers, listener: ReplyListener) -> PendingRequest:
-        assert (message, headers) == (b"message", NO_HEADERS)
-        self.pending = PendingRequest(listener)
-        self.pending.carrier = self.carrier
-        return self.pending
 
     def accepted(self, headers: Headers) -> None:
         assert headers is NO_HEADERS
@@ -104,6 +100,10 @@ class Reading:
         self.head(b"text/event-stream")
         for part in parts:
             self.reply.on_body(part)
+
+    def whole(self, body: bytes, content_type: bytes = b"application/json", status: int = 200) -> None:
+        _ = self.pending.end()
+        self.reply.on_whole(ReplyHead(status, "1.1", [(b"Content-Type", content_type)]), body)
 
     def end(self) -> None:
         _ = self.pending.end()
@@ -172,6 +172,42 @@ async def test_a_body_that_is_not_the_answer_goes_to_the_coroutine() -> None:
     reading.end()
     assert await reading.rest() == OTHER
     assert reading.carrier.distrusted, "the connection may bring the response to this request to the next one"
+
+
+async def test_a_reply_in_one_piece_is_looked_at_once_and_lets_go_of_its_hearer() -> None:
+    reading = Reading()
+    references = sys.getrefcount(reading)
+    reading.whole(ANSWER)
+    assert (reading.answers, reading.unusual, reading.acceptances) == ([ANSWER], 0, 1)
+    assert sys.getrefcount(reading) == references - 2, "neither the hearer nor the function is kept"
+    assert not reading.carrier.distrusted
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "accepted"),
+    [
+        (OTHER, b"application/json", 200, True),
+        (ANSWER, b"application/json", 404, False),
+        (event(OTHER), b"text/event-stream", 200, True),
+        (b" " * 1001, b"application/json", 200, True),
+    ],
+)
+async def test_any_other_reply_in_one_piece_goes_to_the_coroutine(
+    body: bytes, content_type: bytes, status: int, *, accepted: bool
+) -> None:
+    reading = Reading()
+    reading.whole(body, content_type, status)
+    assert (reading.answers, reading.unusual, reading.acceptances) == ([], 1, int(accepted))
+    assert await reading.rest() == body
+    assert reading.awaited is not None
+    assert reading.awaited.status == status
+    assert reading.carrier.distrusted is (body is OTHER), "the connection may bring the next response to another one"
+
+
+async def test_an_event_in_one_piece_is_the_answer() -> None:
+    reading = Reading()
+    reading.whole(event(ANSWER), b"text/event-stream")
+    assert (reading.answers, reading.unusual) == ([ANSWER], 0)
 
 
 async def test_a_refusal_goes_to_the_coroutine_and_counts_as_not_accepted() -> None:
