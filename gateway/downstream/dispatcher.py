@@ -13,6 +13,7 @@ from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.round import LEFT, Round
 from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
@@ -21,7 +22,7 @@ from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
-from gateway.protocol.errors import GatewayError, ShuttingDown, UpstreamError
+from gateway.protocol.errors import GatewayError, NoHandshake, ShuttingDown, UpstreamError
 from gateway.sessions.group import Group
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
@@ -39,13 +40,19 @@ class Dispatcher:
     """Serves the rounds of one listener."""
 
     def __init__(
-        self, draining: Draining, continuation: Continuation, task_requests: TaskRequests, pinned: PinnedClients
+        self,
+        draining: Draining,
+        continuation: Continuation,
+        task_requests: TaskRequests,
+        pinned: PinnedClients,
+        era_routing: EraRouting,
     ) -> None:
         self._draining = draining
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
         self._task_requests = task_requests
         self._pinned = pinned
+        self._era_routing = era_routing
 
     async def serve(self, round_: Round) -> Response:
         """Serve a round, and count how it ended."""
@@ -61,6 +68,11 @@ class Dispatcher:
                 # There was no call yet: the upstream refused the handshake or the credential.
                 round_.live.process.metrics.upstream_failed(round_.live.route.path, exc.reason)
                 exc.is_counted = True
+            if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
+                round_.count(ending)
+                passed = await self._era_routing.passed_after_all(round_.incoming, round_.reply, round_.live)
+                if passed is not None:
+                    return passed
             raise
         finally:
             round_.count(ending)
@@ -139,7 +151,8 @@ class Dispatcher:
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         if request.method in mcp.ASKING:
             self._lot.check(key.principal)
-        round_.incoming.keep_once()
+        if round_.incoming.opened is not None:
+            round_.incoming.keep_once()
         pool = live.upstream.pool
         if request.method == mcp.TOOLS_CALL:
             group = pool.group(key)

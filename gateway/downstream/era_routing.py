@@ -42,7 +42,13 @@ class EraRouting:
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether it is clear at once that a request is bridged, as it is for most."""
         era = live.upstream.era or live.upstream.stdio
-        return (era is None or live.route.era == "bridge" or era.known is False) and _names_modern(incoming)
+        if not (era is None or live.route.era == "bridge" or era.known is False):
+            return False
+        known = incoming.known
+        if known is not None and known.repeated is not None:  # only a POST is known
+            return known.repeated.version in mcp.SUPPORTED_VERSIONS or names_modern(known.repeated.version)
+        version = incoming.headers.get(mcp.PROTOCOL_VERSION)
+        return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))
 
     async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request of SEP-1442; raises GatewayError."""
@@ -67,9 +73,12 @@ class EraRouting:
             return None
         return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 
-    async def passed_after_all(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response | None:
-        """Return the reply of an upstream that refused `initialize`, if a new probe finds that it is modern now."""
-        if live.upstream.era is None:
+    async def passed_after_all(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
+        """Return the reply of an upstream that refused `initialize`, if a new probe finds that it is modern now.
+
+        A held call has its answers already; another replica decides for itself.
+        """
+        if live.upstream.era is None or not incoming.body or not isinstance(reply, HttpReply):
             return None
         live.upstream.era.doubt()
         return await self._passed_modern(incoming, reply, live, waits=True)
@@ -105,12 +114,3 @@ class EraRouting:
         except DownstreamError:
             return False
         return True
-
-
-def _names_modern(incoming: Incoming) -> bool:
-    """Whether a request is modern by its header alone."""
-    known = incoming.known
-    if known is not None and known.repeated is not None:  # only a POST is known
-        return known.repeated.version in mcp.SUPPORTED_VERSIONS or names_modern(known.repeated.version)
-    version = incoming.headers.get(mcp.PROTOCOL_VERSION)
-    return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))

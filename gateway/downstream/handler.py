@@ -29,7 +29,8 @@ from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
-from gateway.protocol.errors import DownstreamError, GatewayError, NoHandshake, Notification
+from gateway.protocol.errors import DownstreamError, GatewayError, Notification
+from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
@@ -66,8 +67,8 @@ class RequestHandler:
         self._bodies = routes.process.traffic.bodies
         self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
         pinned = PinnedClients(routes.process, continuation.router)
-        self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
+        self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned, self._era_routing)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
         self.in_flight = 0
@@ -135,6 +136,8 @@ class RequestHandler:
             return await serve(incoming, reply)
         except (ConnectionError, PeerFailed):
             raise  # no response can be sent: the connection is closed
+        except Notification:
+            return WholeResponse(status=202)  # closing the response is what cancels
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
             return await self._rejections.answer(exc, incoming, reply)
         finally:
@@ -252,15 +255,20 @@ class RequestHandler:
             known.caller, known.judge = caller, self._host_check
         return caller
 
-    async def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
+    def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response]:
         """Check a request as JSON-RPC and as a modern request, and serve its round."""
         started = world.monotonic()
-        try:
-            request = incoming.request()  # it is refused before its caller is known, and without a span
-        except Notification:
-            return WholeResponse(status=202)  # closing the response is what cancels
-        if live.process.traces is not None:
-            incoming.span = begin_span(incoming, request, live)
+        request = incoming.request()  # it is refused before its caller is known, and without a span
+        caller = incoming.caller
+        if caller is None or live.process.traces is not None:
+            return self._bridge_new(incoming, request, reply, live, started)
+        return self._dispatcher.serve(new_round(incoming, request, reply, live, caller, started))
+
+    async def _bridge_new(
+        self, incoming: Incoming, request: Request, reply: ReplyWriter, live: LiveRoute, started: float
+    ) -> Response:
+        """As `_bridge`, if the head does not tell who calls, or the round is traced."""
+        incoming.span = begin_span(incoming, request, live)
         try:
             caller = incoming.caller or await self._caller(incoming, live)
             round_ = new_round(incoming, request, reply, live, caller, started)
@@ -269,12 +277,4 @@ class RequestHandler:
                 incoming.span.end(ending_of(exc) if isinstance(exc, GatewayError) else LEFT)
             raise
         del request  # the round has it, and drops it when it needs no more of it
-        try:
-            return await self._dispatcher.serve(round_)
-        except NoHandshake:  # the upstream turns out to be modern
-            if not incoming.body or not isinstance(reply, HttpReply):
-                raise  # a held call has its answers already; another replica decides for itself
-            passed = await self._era_routing.passed_after_all(incoming, reply, live)
-            if passed is None:
-                raise
-            return passed
+        return await self._dispatcher.serve(round_)
