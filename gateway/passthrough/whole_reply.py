@@ -70,7 +70,7 @@ def start_of(head: ReplyHead) -> bytes | None:
     start = template.text % tuple(compress(head.values.groups(), template.kept))
     if b" \r\n" in start or b":  " in start:
         return None  # a value has space around it, or is empty, or only looks so
-    return start if template.has_date else b"%bDate: %b\r\n" % (start, http_date().encode())
+    return start if template.has_date else b"%bDate: %b\r\n" % (start, http_date())
 
 
 def _template(head: FamiliarReply) -> _Template:

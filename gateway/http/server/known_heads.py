@@ -24,6 +24,7 @@ class KnownHeads:
         self._seen: set[int] = set()
         """The hashes of heads that came once."""
         self.find: Callable[[bytes], ReceivedHead | None] = self._heads.get
+        """Finds a head by its bytes, without the empty line at its end."""
 
     def forget(self) -> None:
         """Forget all heads, because they have credentials; those that still come are learnt when they come again."""
@@ -44,7 +45,7 @@ class KnownHeads:
         if any(name in headers for name in _ODD) or not _is_head_of(data, message, fields):
             return
         message.values = KnownValues(partial(headers.getall, default=()))
-        _ = self._heads.keep(data, message)
+        _ = self._heads.keep(data.removesuffix(HEAD_END), message)
 
 
 def _is_head_of(data: bytes, message: ReceivedHead, fields: Sequence[tuple[bytes, bytes]]) -> bool:

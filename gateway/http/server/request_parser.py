@@ -130,11 +130,10 @@ class RequestParser:
             data = data.lstrip(b"\r\n")
             if not data:
                 return b""
-            end = data.find(HEAD_END) + len(HEAD_END)
-            known = self._heads.find(data[:end])
-            if known is not None:
+            start, end, rest = data.partition(HEAD_END)
+            if end and (known := self._heads.find(start)) is not None:
                 self._keeps_alive = True
-                body, rest = self._begun(known), data[end:]
+                body = self._begun(known)
                 if len(rest) == known.length:
                     body.finish(rest)
                     return b""
@@ -144,18 +143,18 @@ class RequestParser:
             self._target, self._fields, self._is_complete, self._has_extra = b"", [], False, False
         before = len(head)
         head += data
-        end = head.find(HEAD_END, max(0, before - 3)) + len(HEAD_END)
-        is_whole = end >= len(HEAD_END)
+        size = head.find(HEAD_END, max(0, before - 3)) + len(HEAD_END)
+        is_whole = size >= len(HEAD_END)
         if is_whole:
-            del head[end:]
+            del head[size:]
         self._check_lines(is_whole=is_whole)
-        self._parse_head(data[: end - before] if is_whole else data, is_whole=is_whole)
+        self._parse_head(data[: size - before] if is_whole else data, is_whole=is_whole)
         if not is_whole:
             return b""
         whole = bytes(head)
         head.clear()
         self._begin(whole, is_in_one=not before)
-        return data[end - before :]
+        return data[size - before :]
 
     def _check_lines(self, *, is_whole: bool) -> None:
         """Refuse a line that is too long, before all of it is here."""

@@ -60,7 +60,7 @@ class Response(ABC):
         if "Content-Type" not in headers and self.status not in BODILESS:
             lines.append("Content-Type: application/octet-stream\r\n")
         if "Date" not in headers:
-            lines.append(f"Date: {http_date()}\r\n")
+            lines.append(f"Date: {http_date().decode()}\r\n")
         if http.id:
             lines.append(f"{HEADER}: {http.id}\r\n")
         reason = phrase(self.status) if self.reason is None else self.reason
@@ -124,7 +124,7 @@ class JsonResponse(WholeResponse):
         if self.closes or http.wire.is_last or not (http.head.keep_alive and http.head.is_1_1):
             return super().encoded(http)
         body = self.body
-        return _JSON_RESPONSE % (len(body), http_date().encode(), http.id.encode(), body)
+        return _JSON_RESPONSE % (len(body), http_date(), http.id.encode(), body)
 
 
 class StreamResponse(Response):
@@ -193,13 +193,13 @@ class _Date:
     """The header `Date`, formatted once in a second."""
 
     def __init__(self) -> None:
-        self.text, self.until = "", 0.0
+        self.text, self.until = b"", 0.0
 
-    def now(self) -> str:
+    def now(self) -> bytes:
         """The time of now (RFC 9110, 5.6.7)."""
         now = world.wall()
         if not self.until - 1 <= now < self.until:
-            self.text, self.until = formatdate(int(now), usegmt=True), int(now) + 1
+            self.text, self.until = formatdate(int(now), usegmt=True).encode(), int(now) + 1
         return self.text
 
 
