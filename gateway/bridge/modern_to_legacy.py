@@ -76,7 +76,6 @@ def modern_result(
     server_info: Raw,
     *,
     is_later_round: bool = False,
-    is_tool_error: bool | None = None,
 ) -> results.Modern:
     """The modern result. The pool learns from it what later calls need: a list, and the tools in it.
 
@@ -87,7 +86,7 @@ def modern_result(
     is_retried = is_later_round or request.input_responses is not None
     cache = live.route.cache.of(method)
     if method != mcp.TOOLS_LIST:
-        modern = results.modern(method, result, server_info, cache, retried=is_retried, is_tool_error=is_tool_error)
+        modern = results.modern(method, result, server_info, cache, retried=is_retried)
         if call.ticket is not None:
             pool.keep(call.ticket, Raw(result), modern.body)
         return modern

@@ -16,18 +16,19 @@ from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
 from gateway.bridge.modern_to_legacy import legacy_call, modern_result
 from gateway.bridge.request_call import RequestCall
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
-from gateway.protocol import jsonrpc
+from gateway.exchange import results
+from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.held_calls import Lot
-from gateway.runtime.call_bytes import Weight  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.runtime.call_bytes import Weight
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
-from gateway.telemetry import COMPLETE, TOOL_FAILED, bodies
+from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, bodies
 
 
 class PlainCall:
@@ -39,8 +40,8 @@ class PlainCall:
         "_lot",
         "_new_queue",
         "_session",
+        "_size",
         "_started",
-        "_weight",
         "driver",
         "final",
         "queue",
@@ -50,8 +51,8 @@ class PlainCall:
 
     def __init__(self, asked: ClientCall, lot: Lot[Driver], new_queue: Callable[[], ResponseQueue]) -> None:
         self.request_id = ""
-        self.final: FinalMessage | None = None
-        """The result, once it is here."""
+        self.final: tuple[bytes, Ending] | None = None
+        """The response, once it is here."""
         self.driver: Driver | None = None
         """The exchange that has taken the call over."""
         self.queue: ResponseQueue
@@ -60,7 +61,8 @@ class PlainCall:
         self._call: Call
         self._session: Session
         self._started = 0.0
-        self._weight: Weight
+        self._size = 0
+        """What it weighs, as `ClientCall.weigh` says."""
         self.waiter: asyncio.Future[None]
         """Done when `final` is set, or the queue of the exchange has something for the client."""
 
@@ -77,19 +79,20 @@ class PlainCall:
         session = pool.take(group)
         if session is None:
             return False
-        is_begun, weight = False, None
+        is_begun, calls, principal = False, live.process.calls, asked.key.principal
         try:
-            weight = asked.weigh()
+            calls.reserve(principal, 2 * asked.body_bytes)
+            self._size = 2 * asked.body_bytes
             call = self._call = legacy_call(request, new_id(), self)
             is_begun = session.begin(call, asked.headers, self._unusual)
         finally:
             if not is_begun:
                 pool.release(session, clean=True)
-                if weight is not None:
-                    weight.release()
+                if self._size:
+                    calls.add(principal, -self._size)
         if not is_begun:
             return False
-        self._session, self._started, self._weight = session, call.sent, weight
+        self._session, self._started = session, call.sent
         self.waiter = asyncio.get_running_loop().create_future()
         live.deadlines.plain.arm(self, self._unusual)
         return True
@@ -106,18 +109,24 @@ class PlainCall:
         asked, live = self._asked, self._asked.live
         if isinstance(event, on.Resulted):
             try:
-                info = self._session.shaken.server_info
-                modern = modern_result(asked, event.result, info, is_tool_error=event.is_tool_error)
-                ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
-                final = FinalMessage(jsonrpc.result(asked.request.id, modern.begin, modern.rest), ending=ending)
+                info, is_tool_error = self._session.shaken.server_info, event.is_tool_error
+                if is_tool_error is not None and asked.request.method == mcp.TOOLS_CALL:
+                    body = results.plain_response(asked.request.id, event.result, info)
+                else:
+                    modern = modern_result(asked, event.result, info)
+                    body, is_tool_error = (
+                        jsonrpc.result(asked.request.id, modern.begin, modern.rest),
+                        modern.is_tool_error,
+                    )
+                ending = TOOL_FAILED if is_tool_error else COMPLETE
             except ValueError:
                 pass
             except Exception:
                 self.promote().hear(on.Broke(CallLost(BUG)))
                 raise
             else:
-                self.final = final
-                self._weight.release()
+                self.final = body, ending
+                live.process.calls.add(asked.key.principal, -self._size)
                 live.deadlines.plain.disarm(self)
                 seconds = world.monotonic() - self._started
                 live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
@@ -138,7 +147,8 @@ class PlainCall:
             queue = self.queue = self._new_queue()
             queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call
-            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun), self._weight)
+            weight = Weight(live.process.calls, self._asked.key.principal, self._size)
+            driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun), weight)
             self.driver = self._call.listener = driver
             driver.begin(queue, seconds)
         return self.driver

@@ -9,6 +9,7 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.round import Round
+from gateway.upstream.channel import NO_HEADERS
 
 
 class Legs:
@@ -42,8 +43,9 @@ class Legs:
             raise
         finally:
             _ = self._plain.pop(plain, None)
-        if (last := plain.final) is not None:  # as `Round.finish`, without its level of coroutines
-            return await round_.reply.whole(last.body, last.status, last.headers, last.ending), last.ending
+        if plain.final is not None:
+            body, ending = plain.final
+            return round_.reply.plain(body) or await round_.reply.whole(body, 200, NO_HEADERS, ending), ending
         return await self.write(round_, plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:

@@ -44,24 +44,20 @@ class Modern(msgspec.Struct, frozen=True, gc=False):
         return b"".join((self.begin, self.rest))
 
 
-def modern(  # noqa: PLR0913  (what a result depends on)
+def modern(
     method: str,
     result: bytes | Raw,
     server_info: Raw,
     cache: tuple[int, str],
     *,
     retried: bool,
-    is_tool_error: bool | None = None,
 ) -> Modern:
     """A complete result of 2026-07-28; raises ValueError when `result` is not an object.
 
     `cache` has the `ttlMs` and `cacheScope` of a result that states none. `retried`: the result depends on the
-    client's answers, so it must not be cached (server/utilities/caching, Cache Key). `is_tool_error`: as `plain` gives
-    it, if it is known.
+    client's answers, so it must not be cached (server/utilities/caching, Cache Key).
     """
-    if method == mcp.TOOLS_CALL and is_tool_error is None:
-        is_tool_error = plain(result)
-    if method == mcp.TOOLS_CALL and is_tool_error is not None:
+    if method == mcp.TOOLS_CALL and (is_tool_error := plain(result)) is not None:
         rest = result[1:] if type(result) is bytes else memoryview(result)[1:]
         return Modern(_plain_prefix(bytes(server_info)), rest, is_tool_error)
     return _general(method, Raw(result), server_info, cache, retried=retried)
@@ -167,6 +163,12 @@ def plain(result: bytes | Raw) -> bool | None:
         if _NULL in (block.text, block.data) or (resource is not UNSET and _NULL in (resource.text, resource.blob)):
             return None
     return found.isError is True
+
+
+def plain_response(id_: Raw, result: bytes | Raw, server_info: Raw) -> bytes:
+    """The modern response with a result that is `plain`."""
+    rest = result[1:] if type(result) is bytes else memoryview(result)[1:]
+    return jsonrpc.result(id_, _plain_prefix(bytes(server_info)), rest)
 
 
 @lru_cache(maxsize=256)

@@ -53,7 +53,8 @@ class KnownCall(msgspec.Struct, frozen=True):
             return None
         if not id_.isdigit() or len(id_) > _DIGITS or (id_[0] == _ZERO and id_ != b"0"):
             return None
-        if may_nest_deeper(arguments, MAX_DEPTH - 2):
+        is_long = len(arguments) > 2 * (MAX_DEPTH - 2)  # a shorter text that is JSON cannot nest so deep
+        if is_long and may_nest_deeper(arguments, MAX_DEPTH - 2):
             return None
         try:
             if not arguments.isascii():

@@ -53,6 +53,10 @@ class ReplyWriter(ABC):
         """Send the final message; in a stream it is the last event, since the head has been sent."""
         return self._last(body, ending) if self.started else self.only(body, status, headers, ending)
 
+    def plain(self, body: bytes) -> Response | None:  # noqa: ARG002  (for clients of HTTP)
+        """The response with one body of status 200, if nothing has to be awaited for it; no other reply follows."""
+        return None
+
     async def _last(self, body: bytes, ending: Ending) -> Response:
         await self.write(sse.encode(body))
         return await self.end(ending)
@@ -132,11 +136,16 @@ class HttpReply(ReplyWriter):
             self._show(body)
         if len(body) > _PIECE_BYTES:
             return _LargeResponse(body, self._send_seconds, status, headers)
-        if status == _OK and not headers and self.http.head.method == "POST":
-            return JsonResponse(body)
+        if status == _OK and not headers and (usual := self.plain(body)) is not None:
+            return usual
         response = WholeResponse(body, status, headers)
         response.headers["Content-Type"] = _JSON
         return response
+
+    def plain(self, body: bytes) -> Response | None:
+        """See `ReplyWriter`."""
+        is_usual = not (self.started or bodies.on) and len(body) <= _PIECE_BYTES and self.http.head.method == "POST"
+        return JsonResponse(body) if is_usual else None
 
     def share_unread(self) -> Share:
         """See `ReplyWriter`."""

@@ -284,17 +284,17 @@ def unchecked_result(data: bytes, id_: bytes) -> bytes | Raw | None:
     If what is returned is one JSON value, then the response is valid. Until this is checked, it may be anything that
     begins with a brace, as `Raw` from a decoder does: its readers expect no white space in front.
     """
-    begin = b'{"jsonrpc":"2.0","id":%b,"result":{' % id_
-    if data.startswith(begin):
-        return _part(data, len(begin) - 1, -1) if data.endswith(b"}") else None
+    begin = b'{"jsonrpc":"2.0","id":%b,"result":' % id_
+    if len(data) < _COPIED_BYTES:  # a part is copied if that takes less than a view of it
+        part = data.removeprefix(begin)
+        if len(part) < len(data) and part[:1] == b"{":
+            return part[:-1] if part[-1:] == b"}" else None
+    elif data.startswith(b"%b{" % begin):
+        return Raw(memoryview(data)[len(begin) : -1]) if data.endswith(b"}") else None
     if data.startswith(_RESULT_FIRST) and data.endswith(end := b',"jsonrpc":"2.0","id":%b}' % id_):
-        return _part(data, len(_RESULT_FIRST) - 1, -len(end))
+        first, last = len(_RESULT_FIRST) - 1, -len(end)
+        return data[first:last] if len(data) < _COPIED_BYTES else Raw(memoryview(data)[first:last])
     return None
-
-
-def _part(data: bytes, begin: int, end: int) -> bytes | Raw:
-    """A part of a message, which is copied if that takes less than a view of it."""
-    return data[begin:end] if len(data) < _COPIED_BYTES else Raw(memoryview(data)[begin:end])
 
 
 def answer(id_: bytes | Raw, body: Raw | Error) -> bytes:

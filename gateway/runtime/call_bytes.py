@@ -34,10 +34,8 @@ class Weight:
 
     def release(self) -> None:
         """Weigh nothing any more; a second call does nothing."""
-        calls, self._calls = self._calls, None
-        if calls is not None and self.count:
-            calls.add(self._principal, -self.count)
-            self.count = 0
+        self.change(0)
+        self._calls = None
 
     def __enter__(self) -> Self:
         return self
@@ -74,13 +72,18 @@ class CallBytes:
 
         The next request of a call that waits always fits (`is_continued`).
         """
-        if not count:
-            return Weight(self, principal, 0)
+        if is_continued and count:
+            self.add(principal, count)
+        elif count:
+            self.reserve(principal, count)
+        return Weight(self, principal, count)
+
+    def reserve(self, principal: bytes, count: int) -> None:
+        """Count bytes for a call that adds the opposite at its end, without a `Weight`. Raises Busy."""
         of_one, used = self._of.get(principal, 0) + count, self.used + count
-        if not is_continued and (of_one > self._share.value or used > self._limit.value):
+        if of_one > self._share.value or used > self._limit.value:
             raise self._busy(is_own=of_one > self._share.value)
         self._of[principal], self.used = of_one, used
-        return Weight(self, principal, count)
 
     def _busy(self, *, is_own: bool) -> Busy:
         """Why a call does not fit."""

@@ -100,7 +100,7 @@ class Capacity(Generic[S]):
         self.evictable: dict[S, None] = {}
         """As in `Quota`, of all principals."""
         self._quotas: dict[bytes, Quota[S]] = {}
-        self._eligible: dict[bytes, Quota[S]] = {}
+        self.eligible: dict[bytes, Quota[S]] = {}
         """Quotas with an opener that are below their limit, or have a session to close for it; the next turn first."""
 
     def __len__(self) -> int:
@@ -114,11 +114,7 @@ class Capacity(Generic[S]):
 
     def next_quota(self) -> Quota[S] | None:
         """The quota of the principal that gets the next room."""
-        return next(iter(self._eligible.values()), None)
-
-    def is_asked_for_room(self) -> bool:
-        """Whether a request waits that room for a new session would satisfy."""
-        return bool(self._eligible)
+        return next(iter(self.eligible.values()), None)
 
     def add(self, request: Request[S]) -> None:
         """A request waits from now on."""
@@ -151,7 +147,7 @@ class Capacity(Generic[S]):
         self.count += 1
         quota = self._quota(group.principal)
         quota.count += 1
-        _ = self._eligible.pop(group.principal, None)
+        _ = self.eligible.pop(group.principal, None)
         self._settle(group.principal, quota)
 
     def closed(self, session: S, group: Queue[S]) -> None:
@@ -203,9 +199,9 @@ class Capacity(Generic[S]):
         else:
             self._quotas.pop(principal, None)
         if quota.openers and (quota.count < self.limits.per_principal or quota.evictable):
-            _ = self._eligible.setdefault(principal, quota)
+            _ = self.eligible.setdefault(principal, quota)
         else:
-            _ = self._eligible.pop(principal, None)
+            _ = self.eligible.pop(principal, None)
 
 
 class Drop(NamedTuple, Generic[S]):

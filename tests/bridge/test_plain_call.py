@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.bridge import plain_call
+from gateway.exchange import results
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -190,16 +191,19 @@ async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> No
     tool.go.set()
 
 
-@pytest.mark.parametrize("what", ["modern_result", "FinalMessage"])
+@pytest.mark.parametrize("is_plain", [True, False])
 async def test_a_bug_in_the_translation_ends_it_with_an_error(
-    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, what: str
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
 ) -> None:
     await warm(client, upstream)
+    if not is_plain:
+        upstream.tool(lambda turn: turn.result({"content": [], "_meta": {"a": 1}}))
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(plain_call, what, broken)
+    monkeypatch.setattr(results, "plain_response", broken if is_plain else None)
+    monkeypatch.setattr(plain_call, "modern_result", None if is_plain else broken)
     async with asyncio.timeout(5):
         reply = await client.call()
     assert reply.error["code"] == -32603

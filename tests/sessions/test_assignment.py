@@ -320,7 +320,7 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
             scene.do(step)
     capacity = scene.capacity
     capacity.evictable = Unsearched(capacity.evictable)
-    capacity._eligible = Unsearched(capacity._eligible)
+    capacity.eligible = Unsearched(capacity.eligible)
     capacity._quotas = Unsearched(capacity._quotas)
     Unsearched.read = 0
     assert scene.assigned("w0/x") == "w0 opens for i0"

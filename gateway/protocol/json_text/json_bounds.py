@@ -32,8 +32,6 @@ def check_bounds(data: bytes, max_depth: int = MAX_DEPTH) -> None:
 
 def may_nest_deeper(data: bytes, depth: int) -> bool:
     """Whether a JSON text has more opening brackets than this, be it in strings."""
-    if len(data) <= depth:
-        return False
     if len(data) < _COUNTED_BYTES:
         return data.count(b"{") + data.count(b"[") > depth
     for bracket in (b"{", b"["):  # to look for few of them takes a tenth of the time

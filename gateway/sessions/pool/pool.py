@@ -367,7 +367,7 @@ class Pool:
 
     def _assign(self, group: Group[Session] | None) -> None:
         """Carry out every assignment that a change in a group, or elsewhere, makes possible."""
-        if (group is None or not group.takers) and not self._capacity.is_asked_for_room():
+        if (group is None or not group.takers) and not self._capacity.eligible:
             return
         while (found := assignment.assign(group, self._capacity)) is not None:
             if isinstance(found, assignment.Drop):

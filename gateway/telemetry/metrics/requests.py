@@ -73,9 +73,9 @@ class RequestMetrics(Series):
     def operation_finished(self, route: str, method: str, version: str, ending: Ending, seconds: float) -> None:
         """Count one round and its duration; `method` and `version` as the client sent them."""
         outcome, error = ending
-        error = error if error in ERROR_TYPES else OTHER_ERROR
         times = self._operations.get((route, method, version, outcome, error))
         if times is None:
+            error = error if error in ERROR_TYPES else OTHER_ERROR
             times = self._operations[route, bounded_method(method), bounded_version(version), outcome, error]
         times.observe(seconds)
 

@@ -45,9 +45,10 @@ class UpstreamMetrics(Series):
 
     def call_answered(self, route: str, method: str, ending: Ending, seconds: float) -> None:
         """Count an upstream call that has its answer, with the time that the upstream took for it."""
-        error = ending.error_type if ending.error_type in ERROR_TYPES else OTHER_ERROR
+        _, error = ending
         times = self._calls.get((route, method, error))
         if times is None:
+            error = error if error in ERROR_TYPES else OTHER_ERROR
             times = self._calls[route, bounded_method(method), error]
         times.observe(seconds)
 
