@@ -117,7 +117,9 @@ class PeerExchange(AwaitedReply):
             async with asyncio.timeout(silence_seconds):
                 return await anext(self)
         except TimeoutError as exc:
-            raise PeerStuck(self.peer_request.to) from exc
+            if not self._parts:
+                raise PeerStuck(self.peer_request.to) from exc
+            return self._taken()  # this process stood still itself, and finds what came meanwhile
         except StopAsyncIteration:
             return b""
         except RequestFailed as exc:

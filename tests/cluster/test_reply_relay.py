@@ -8,11 +8,13 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from gateway import world
+from gateway.cluster.peer_errors import PeerStuck
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.config import Timeouts
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Data, End, Frames, Head, Identity, PeerRequest
+from gateway.seal.peer_messages import Data, End, Frames, Head, Identity, PeerRequest, Whole
 from tests.support.fake_peer import KEY, Asked
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
@@ -302,3 +304,24 @@ async def test_many_frames_at_once_let_others_run() -> None:
     assert await work_gives_way(arriving.relay(reply, None))
     assert reply.write.await_count == 500
     reply.end.assert_awaited_once()
+
+
+@pytest.mark.parametrize("frames", [(Whole(200, (), b"{}", "complete"),), (Head(200, (), streamed=True),), ()])
+async def test_what_came_while_the_process_stood_still_is_read_before_it_is_late(
+    frames: tuple[Head | Whole, ...],
+) -> None:
+    nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
+    sealing = Frames(keyring, nonce, 1 << 20)
+    request = PeerRequest(kind="new", to="gw-2", issued=0, nonce=nonce)
+    arriving = PeerExchange(Mock(), "gw-2:80", request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    for frame in frames:  # in the turn of the event loop in which the deadline is noticed, which is long over
+        _ = asyncio.get_running_loop().call_soon(arriving.on_body, sealing.seal(frame))
+    reply = Mock(started=False, start=AsyncMock(), whole=AsyncMock())
+    relayed = arriving.relay(reply, world.monotonic() - 10.0)
+    if frames and isinstance(frames[0], Whole):
+        _ = await relayed
+        reply.whole.assert_awaited_once()
+    else:
+        with pytest.raises(PeerStuck):
+            _ = await relayed
+        assert reply.start.await_count == len(frames)
