@@ -83,6 +83,8 @@ class Record:
     """When it left a retry, by the state of that: it comes back with the same one."""
     unheard: dict[str, float] = field(default_factory=dict)
     """Since when no replica has answered a retry whose connection broke, by its state."""
+    unread: list[float] = field(default_factory=list)
+    """When it left a reply that it had not read."""
     left_unread: bool = False
     """It left a retry whose reply it had not read."""
     strange: list[str] = field(default_factory=list)
@@ -319,6 +321,7 @@ class Client:
         except http.Broken:
             if pause is not None and pause.leaves and call.habit == "leaves unread":
                 self.record.left[state or ""] = self._now()
+                self.record.unread.append(self._now())
             raise
         if message.get("id") not in (body["id"], None):
             self.record.strange.append(f"{body['id']} was answered with {message.get('id')}")

@@ -571,7 +571,7 @@ def _left_a_question_unread(outcome: Outcome, record: Record) -> bool:
     return any(
         asked <= left <= death + _LEAVES_SECONDS and asked <= death
         for asked in unread
-        for left in record.left.values()
+        for left in record.unread
         for death in deaths
     )
 

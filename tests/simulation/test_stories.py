@@ -53,7 +53,7 @@ def test_only_a_question_that_was_left_unread_before_its_replica_ended_excuses_i
     outcome = story("a_question_of_the_side_stream_is_left_unread_in_a_drain")
     (record,), (run,) = outcome.records, outcome.ledger.runs
     if is_read:
-        record.left.clear()
+        record.unread.clear()
     else:
         run.asked_aside = outcome.deaths[0][0] + 0.1
     assert any("call_lost" in each for each in complaints(outcome))
