@@ -121,6 +121,31 @@ async def test_a_stream_that_stays_open_after_the_response_is_closed_soon(
     await eventually(lambda: server.left == 1, "with an idle timeout of five minutes")
 
 
+async def test_a_server_that_is_silent_for_too_long_loses_the_call(begin: Begin, server: FakeModern) -> None:
+    stand = await begin(timeouts={"idle_seconds": 0.1})
+
+    async def tool(call: Call) -> Json:
+        await call.notify(mcp.LOG, {"level": "error", "data": "x"})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server.tools["t"] = tool
+    client = LegacyClient(stand.http, stand.url)
+    _ = await client.initialize()
+    async with client.call("t") as stream:
+        assert (await stream.message())["method"] == mcp.LOG
+        assert "was silent for timeouts.idle_seconds" in (await stream.message())["error"]["message"]
+    await eventually(lambda: server.left == 1, "the request is given up")
+
+
+async def test_a_server_that_has_moved_is_followed(client: LegacyClient, server: FakeModern) -> None:
+    server.tools["t"] = lambda call: call.text("good")
+    server.moved = "/moved"
+    async with client.call("t") as stream:
+        assert "good" in str(await stream.message())
+    assert len(server.of(mcp.TOOLS_CALL)) == 1
+
+
 async def test_unfinished_replies_of_many_calls_wait_for_each_other(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"arriving_bytes": LIMIT})
     go_on = asyncio.Event()

@@ -82,6 +82,8 @@ class FakeModern:
         self.credential: str | None = None
         """The only `Authorization` that it accepts."""
         self.challenge = 'Bearer realm="fake"'
+        self.moved = ""
+        """The path to which it redirects every other one."""
         self.left = 0
         """Requests whose client went away."""
         self._runner: web.ServerRunner | None = None
@@ -107,6 +109,8 @@ class FakeModern:
         if http.method != "POST":
             return web.Response(status=405)
         body = json.loads(await http.read())
+        if self.moved and http.path != self.moved:
+            return web.Response(status=307, headers={"Location": self.moved})
         if self.credential is not None and http.headers.get("Authorization") != self.credential:
             return web.Response(status=401, headers={"WWW-Authenticate": self.challenge})
         if http.headers.get(mcp.PROTOCOL_VERSION) != mcp.MODERN:
