@@ -94,7 +94,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         "credentials.token: is missing, but mode is replace; give token or token_file",
     ),
     ({"credentials": {"token": SECRET}}, "credentials.token: is only read with mode: replace; set that, or remove it"),
-    ({"credentials": "drop"}, 'credentials: "drop" is a text, but a section is expected; write key: value'),
+    ({"credentials": "drop"}, 'credentials: "drop" is a text, but a section is expected; write {mode: "drop"}'),
     (
         {"credentials": {"mode": "replace", "token": f"{SECRET}\nx"}},
         'credentials.token: a secret is not one line of plain text for a header; write "acme"',

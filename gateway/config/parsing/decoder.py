@@ -5,10 +5,11 @@
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from msgspec import inspect
 
+from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS, Form
 from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
@@ -16,9 +17,6 @@ from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unread, number
 
 _Extra = Mapping[str, Any]
-_UPSTREAM: Final = 'upstream: {url: "http://127.0.0.1:9000/mcp"}'
-_MISSING: Final = {"upstream": _UPSTREAM, "routes": f"routes: [{{{_UPSTREAM}}}]"}
-"""A valid example of each key that must be there."""
 
 
 class Walker:
@@ -91,7 +89,7 @@ class Walker:
 
     def _struct(self, kind: inspect.StructType, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            text = f"{_as_read(value)}, but a section is expected; write key: value"
+            text = f"{_as_read(value)}, but a section is expected; {advice.for_section(kind, value)}"
             return self._refuse(path or "document", text)
         fields = {field.name: field for field in kind.fields}
         misspelt = {self._unknown(key, value, fields, path) for key in value if key not in fields}
@@ -104,10 +102,8 @@ class Walker:
         place = joined(path, field.name)
         if field.name in section:
             value = self._read(field.type, section[field.name], place, {"default": field.default})
-        elif field.required:
-            value = self._refuse(place, f"is missing; add {_MISSING.get(field.name, field.name)}")
         else:
-            value = UNREAD
+            value = self._refuse(place, f"is missing; {advice.for_missing(field.name)}") if field.required else UNREAD
         return _empty(field.type) if value is UNREAD and field.required else value
 
     def _unknown(
@@ -136,11 +132,7 @@ class Walker:
 
     def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
         if not isinstance(value, list):
-            fix = "write its words as a list, each in quotes"
-            if isinstance(value, dict):
-                fix = 'write each entry as an item that begins with "- "'
-            elif not isinstance(value, str):
-                fix = "write [ ] around it"
+            fix = advice.for_list(kind, value, secret=bool(extra.get("secret")) or _is_secret(kind.item_type))
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
@@ -175,16 +167,15 @@ class Walker:
             value = {"true": True, "false": False}.get(value, value)
         return value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; write true or false")
 
-    def _number(self, kind: inspect.IntType | inspect.FloatType, value: object, path: str, extra: _Extra) -> object:
+    def _number(self, kind: advice.Number, value: object, path: str, extra: _Extra) -> object:
         if isinstance(value, Given):
             found = number(value)
             value = value if found is None else found
         wanted = (int,) if isinstance(kind, inspect.IntType) else (int, float)
         if type(value) not in wanted:
             noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-            default = extra.get("default")
-            example = default if type(default) in (int, float) else kind.ge or 0
-            return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; write e.g. {example:g}")
+            fix = advice.for_number(kind, value, path, extra.get("default"))
+            return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; {fix}")
         assert isinstance(value, int | float)
         if not self._in_range(kind, value, path):
             return UNREAD
@@ -237,20 +228,11 @@ def _empty(kind: inspect.Type) -> object:
 def _surprise(value: Surprise, kind: inspect.Type, extra: _Extra) -> str:
     if extra.get("secret"):
         return f"is read as {value.reads_as} by YAML; put it in quotes"
-    return f"{shown(value)} is read as {value.reads_as} by YAML; {_written(value, kind)}"
+    return f"{shown(value)} is read as {value.reads_as} by YAML; {advice.for_surprise(value, kind)}"
 
 
-def _written(value: Surprise, kind: inspect.Type) -> str:
-    """Return how to write a scalar that YAML 1.1 reads unexpectedly."""
-    match kind:
-        case inspect.BoolType():
-            return "write true or false"
-        case inspect.IntType() | inspect.FloatType():
-            return "write a plain decimal number"
-        case inspect.LiteralType():
-            return "write " + " or ".join(map(str, kind.values))
-        case _:
-            return f'write "{shown(value)}" in quotes'
+def _is_secret(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("secret"))
 
 
 def _not_text(value: object, form: Form | None, extra: _Extra) -> str:

@@ -30,8 +30,8 @@ REFUSED = [
         "workers: true\n",
         "workers: true is true or false, but a whole number is expected; write e.g. 1",
     ),
-    ("workers: 1.0\n", "workers: 1.0 is a number, but a whole number is expected; write e.g. 1"),
-    ("workers: '1'\n", 'workers: "1" is a text, but a whole number is expected; write e.g. 1'),
+    ("workers: 1.0\n", "workers: 1.0 is a number, but a whole number is expected; write 1"),
+    ("workers: '1'\n", 'workers: "1" is a text, but a whole number is expected; write 1'),
     ("workers: 0\n", "workers: 0 is too small; write 1 or more"),
     ("legs: {rounds: 10}\n", "legs.rounds: 10 is too large; write 9 or less"),
     ("hold: {quiet_seconds: -1}\n", "hold.quiet_seconds: -1 is too small; write 0 or more"),
@@ -46,7 +46,7 @@ REFUSED = [
     ("routes: []", "routes: is an empty list; give at least one entry"),
     (
         "routes: {}",
-        'routes: is a mapping, but a list is expected; write each entry as an item that begins with "- "',
+        'routes: is a mapping, but a list is expected; write each entry as an item that begins with "- path: ..."',
     ),
     ("routes: [{path: /mcp}]", 'routes[0].upstream: is missing; add upstream: {url: "http://127.0.0.1:9000/mcp"}'),
     (f"routes: [{{upstrem: {{url: '{ROUTE}'}}, upstream: {{url: '{ROUTE}'}}}}]", None),
@@ -59,10 +59,7 @@ REFUSED = [
     ("traces: on\n", None),
     ("state: {keys: [5]}\n", "state.keys[0]: is a number, but a text is expected; put it in quotes"),
     ("state: {keys: [2026-11-21]}\n", "state.keys[0]: is read as a date by YAML; put it in quotes"),
-    (
-        "state: {keys: {}}\n",
-        'state.keys: is a mapping, but a list is expected; write each entry as an item that begins with "- "',
-    ),
+    ("state: {keys: {}}\n", "state.keys: is a mapping, but a list is expected; write its entries as a list"),
     ("replica: {id: ['a']}\n", 'replica.id: a list is not a replica id; write "gw-1"'),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [te]}}]", None),
 ]
