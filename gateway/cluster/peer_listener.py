@@ -46,7 +46,7 @@ _KNOWN_BYTES: Final = 4096
 """Longer ones are not."""
 _HEAD: Final = re.compile(
     rb"POST /peer HTTP/1\.1\r\nHost: [!-~]+\r\nContent-Type: application/octet-stream\r\n"
-    rb"(Expect: 100-continue\r\n)?Content-Length: ([1-9][0-9]{0,8})\r\n\r\n"
+    rb"(Expect: 100-continue\r\n)?Content-Length: ([1-9][0-9]{0,8})"
 )
 _URL: Final = URL(PATH)
 _EXPECTING: Final = CIMultiDictProxy(CIMultiDict(Expect="100-continue"))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from yarl import URL
 
 from gateway.cluster import peer_listener
-from gateway.cluster.peer_listener import PeerReply
+from gateway.cluster.peer_listener import PeerHeads, PeerReply
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
 from gateway.http.server import connection as connections
@@ -526,3 +526,15 @@ def test_the_headers_of_clients_are_forgotten_with_the_heads() -> None:
     assert peer_listener._headers(pairs)[0] is headers
     peer_listener.PeerHeads().forget()
     assert peer_listener._headers(pairs)[0] is not headers
+
+
+async def test_the_head_of_a_forwarded_retry_is_not_parsed(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = Mock()
+    monkeypatch.setattr(PeerHeads, "learn", parsed)
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    asked = await one.client().call()
+    assert (await two.client().answer(asked)).text
+    assert not parsed.called
