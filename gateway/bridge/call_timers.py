@@ -33,8 +33,8 @@ class Timers:
 
     def __init__(self, live: LiveRoute) -> None:
         self._live = live
-        self._handles: dict[Timer, asyncio.TimerHandle] = {}
-        """The timers of the event loop."""
+        self._handles: dict[Timer, asyncio.TimerHandle] | None = None
+        """The timers of the event loop; even an empty dict would take memory of its own while a call is held."""
 
     def arm(self, timer: Timer, owner: Owner, seconds: float | None = None) -> None:
         """Start a timer, or start it anew; `seconds` if it is shorter than usual.
@@ -44,12 +44,15 @@ class Timers:
         """
         if timer is LEG and not self._live.config.legs.rounds:
             return
-        self.disarm(timer)
+        if self._handles is not None:
+            self._cancel(timer)
         shared, hold = self._live.deadlines.shared.get(timer), self._live.config.hold
-        if seconds is None and shared is not None:
-            shared.arm(self, _fire, owner, timer)
-            return
-        if timer is QUIET:
+        if shared is not None:
+            if seconds is None:
+                shared.arm(self, _fire, owner, timer)
+                return
+            shared.disarm(self)
+        elif timer is QUIET:
             seconds = hold.quiet_seconds
         elif timer is GRACE:
             seconds = hold.grace_seconds
@@ -61,7 +64,11 @@ class Timers:
         loop = asyncio.get_running_loop()
         due = min(until, loop.time() + _LOOK_SECONDS) if timer is GRACE else until
         ring = partial(self._ring, timer, owner, due, until)
-        self._handles[timer] = loop.call_at(due, self._live.process.tasks.guard(ring, "timer " + timer))
+        handle = loop.call_at(due, self._live.process.tasks.guard(ring, "timer " + timer))
+        if self._handles is None:
+            self._handles = {timer: handle}
+        else:
+            self._handles[timer] = handle
 
     def deadline(self, timer: Timer) -> float | None:
         """Return the monotonic time at which a shared timer rings; None if it does not run."""
@@ -70,8 +77,8 @@ class Timers:
 
     def disarm(self, timer: Timer) -> None:
         """Stop a timer; nothing happens if it does not run."""
-        if (handle := self._handles.pop(timer, None)) is not None:
-            handle.cancel()
+        if self._handles is not None:
+            self._cancel(timer)
         if (shared := self._live.deadlines.shared.get(timer)) is not None:
             shared.disarm(self)
 
@@ -80,8 +87,14 @@ class Timers:
         for timer in Timer:
             self.disarm(timer)
 
+    def _cancel(self, timer: Timer) -> None:
+        handles = self._handles or {}
+        if (handle := handles.pop(timer, None)) is not None:
+            handle.cancel()
+            self._handles = handles or None
+
     def _ring(self, timer: Timer, owner: Owner, due: float, until: float) -> None:
-        del self._handles[timer]
+        self._cancel(timer)
         now = asyncio.get_running_loop().time()
         if timer is GRACE and now - due > _STALLED_SECONDS:
             # The process stood still. Its client may have come back in time, and waits to be read or was sent away.

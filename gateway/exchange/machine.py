@@ -190,7 +190,7 @@ class Exchange:
         """The size of the open questions, of the answers on record, and of a result that waits for its client."""
         asked = sum([len(question.params) for question in self.questions.values() if question.params is not None])
         final = len(self._final.result) if isinstance(self._final, do.Reply) else 0
-        return asked + final + sum([len(recorded.answer) for recorded in self.record or ()])
+        return asked + final + sum([len(recorded.answer) for recorded in self._ledger.on_record or ()])
 
     @property
     def record(self) -> tuple[Recorded, ...] | None:
