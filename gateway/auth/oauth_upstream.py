@@ -10,7 +10,7 @@ from yarl import URL
 
 from gateway import world
 from gateway.config import Route
-from gateway.http.upstream_client import Client, exchange
+from gateway.http.upstream_client import Client, Sending
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
@@ -91,7 +91,7 @@ class OAuthUpstream:
         sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
         send = self._client_for(route.path).send
-        return exchange(partial(send, method, url, sent, body, is_lenient=True), where(route))
+        return Sending(partial(send, method, url, sent, body, is_lenient=True), where(route))
 
 
 async def body_of(reply: AwaitedReply, route: Route) -> bytes:

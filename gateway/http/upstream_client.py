@@ -5,8 +5,9 @@ All clients of a process share its connections, which are separated by TLS conte
 
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import lru_cache, partial
+from types import TracebackType
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -95,9 +96,9 @@ class Client:
         where: str,
         *,
         is_repeatable: bool = False,
-    ) -> AbstractAsyncContextManager[AwaitedReply]:
+    ) -> "Sending":
         """Make one request, a context manager that yields its reply. `is_repeatable`: see `send`."""
-        return exchange(partial(self.send, method, url, headers, body, is_repeatable=is_repeatable), where)
+        return Sending(partial(self.send, method, url, headers, body, is_repeatable=is_repeatable), where)
 
     @asynccontextmanager
     async def post_to(
@@ -243,20 +244,33 @@ async def begun(
     return reply
 
 
-@asynccontextmanager
-async def exchange(begin: Callable[[], Awaitable[AwaitedReply]], where: str) -> AsyncIterator[AwaitedReply]:
+class Sending:
     """One request, which raises Unreachable if nothing was sent, or else CallLost, in place of RequestFailed.
 
-    `begin` waits for the head of the reply.
+    A context manager that yields the reply. A class, because a generator costs a measurable part of an answer.
     """
-    try:
-        reply = await begin()
+
+    __slots__ = ("_begin", "_reply", "_where")
+
+    def __init__(self, begin: Callable[[], Awaitable[AwaitedReply]], where: str) -> None:
+        """`begin` waits for the head of the reply."""
+        self._begin = begin
+        self._where = where
+        self._reply: AwaitedReply
+
+    async def __aenter__(self) -> AwaitedReply:
         try:
-            yield reply
-        finally:
-            reply.close()
-    except RequestFailed as exc:
-        raise exc.mapped(where) from exc
+            self._reply = await self._begin()
+        except RequestFailed as exc:
+            raise exc.mapped(self._where) from exc
+        return self._reply
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._reply.close()
+        if isinstance(exc, RequestFailed):
+            raise exc.mapped(self._where) from exc
 
 
 def mapped(exc: BaseException, where: str) -> UpstreamError:

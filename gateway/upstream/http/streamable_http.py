@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import begun, exchange
+from gateway.http.upstream_client import Sending, begun
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
@@ -159,7 +159,7 @@ class StreamableChannel(ResumableChannel):
         try:
             async with (
                 asyncio.timeout(self._client.timeouts.answer_seconds),
-                exchange(partial(begun, partial(self.post, message, headers), is_repeatable=True), where) as response,
+                Sending(partial(begun, partial(self.post, message, headers), is_repeatable=True), where) as response,
             ):
                 if response.status >= 300:
                     raise await self._refused(response, headers)
