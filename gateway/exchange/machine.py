@@ -608,8 +608,9 @@ class Exchange:
         self._final = final
         self.questions.clear()
         legs, self.legs = self.legs, ()
-        # While parked, the client has until its state expires; after a lost connection, the linger time.
-        self._lingers = bool(self.round) and self.state not in (PARKED, RESTORED, REFERRED, BROKEN)
+        # A parked client has until its state expires; one that got the end, or lost its leg, has the linger time.
+        is_parked = not legs and self.state in (PARKED, RESTORED, REFERRED, BROKEN)
+        self._lingers = bool(self.round) and not is_parked
         self.state = ENDED if legs else FINISHED
         return [replace(final, legs=legs), release] if legs else [release]
 

@@ -595,6 +595,7 @@ def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
     result = assert_modern_result(mcp.TOOLS_CALL, reply.result)
     assert result["isError"] is True
     assert "elicitation-1" in result["content"][0]["text"]
+    assert play.exchange.timers == (Timer.LINGER,), "a lost reply can be had again"
 
 
 def test_of_two_urls_one_declined_the_call_is_not_sent_again() -> None:
