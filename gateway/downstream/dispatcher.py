@@ -56,7 +56,7 @@ class Dispatcher:
 
     async def serve(self, round_: Round) -> Response:
         """Serve a round, and count how it ended."""
-        ending = _BUG
+        ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
         try:
             response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
         except asyncio.CancelledError:
@@ -70,7 +70,7 @@ class Dispatcher:
                 exc.is_counted = True
             if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
                 round_.count(ending)
-                passed = await self._era_routing.passed_after_all(round_.incoming, round_.reply, round_.live)
+                passed = await self._era_routing.passed_after_all(round_.incoming, reply, round_.live)
                 if passed is not None:
                     return passed
             raise

@@ -20,7 +20,8 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines
 from tests.support.stand import Start
-from tests.support.workbench import SHORT_TIMES, Client, Stand, configuration, eventually
+from tests.support.state_keeper import CAPABILITY
+from tests.support.workbench import ALL, SHORT_TIMES, Client, Stand, configuration, eventually
 
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -603,11 +604,12 @@ def _quick_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_quick_doubt")
+@pytest.mark.parametrize("dialects", [[], ["sep-1655"]])
 @pytest.mark.parametrize("method", ["tools/call", "server/discover", "tools/list"])
 async def test_an_upstream_that_became_modern_is_found_out_by_the_request_it_refused(
-    upstream: FakeUpstream, begin: Start, method: str
+    upstream: FakeUpstream, begin: Start, method: str, dialects: list[str]
 ) -> None:
-    stand = await begin(sessions={"idle_seconds": 0})
+    stand = await begin(sessions={"idle_seconds": 0}, route={"dialects": dialects})
     client = stand.client()
     assert (await client.call()).text == "done"
     await upstream.saw("DELETE")
@@ -615,7 +617,8 @@ async def test_an_upstream_that_became_modern_is_found_out_by_the_request_it_ref
     upstream.on("initialize", lambda turn: _refuse(turn, 400))
     upstream.on("GET", lambda turn: _refuse(turn, 405))
     upstream.on("tools/list", modern_tool)
-    headers, body = stand.client(info={"name": "another", "version": "1"}).build(method, {"name": "tool"})
+    another = stand.client(info={"name": "another", "version": "1"}, capabilities={**ALL, **CAPABILITY})
+    headers, body = another.build(method, {"name": "tool"})
     async with stand.http.post(stand.url, headers=headers, data=body) as response:
         assert (response.status, (await response.json())["result"]["resultType"]) == (200, "complete")
     assert probes(stand, "modern") == 1
