@@ -145,8 +145,7 @@ class _Request:
         try:
             reply = await self._sent(request)
             if reply.status in REDIRECTS:  # the server has not run it
-                _ = await reply.read_at_most(self._client.limits.event_bytes)
-                reply.close()
+                reply.close()  # its body says nothing, and may never end
                 self._endpoint.follow(reply.head.text(b"location"))
                 reply = await self._sent(request)
             del request  # it is not sent again, so a call need not keep it

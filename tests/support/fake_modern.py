@@ -83,7 +83,7 @@ class FakeModern:
         """The only `Authorization` that it accepts."""
         self.challenge = 'Bearer realm="fake"'
         self.moved = ""
-        """The path to which it redirects every other one."""
+        """The path to which it redirects every other one, by a reply that never ends."""
         self.left = 0
         """Requests whose client went away."""
         self._runner: web.ServerRunner | None = None
@@ -110,7 +110,10 @@ class FakeModern:
             return web.Response(status=405)
         body = json.loads(await http.read())
         if self.moved and http.path != self.moved:
-            return web.Response(status=307, headers={"Location": self.moved})
+            there = web.StreamResponse(status=307, headers={"Location": self.moved, "Content-Length": "10"})
+            _ = await there.prepare(http)
+            _ = await asyncio.Event().wait()
+            return there
         if self.credential is not None and http.headers.get("Authorization") != self.credential:
             return web.Response(status=401, headers={"WWW-Authenticate": self.challenge})
         if http.headers.get(mcp.PROTOCOL_VERSION) != mcp.MODERN:
