@@ -122,8 +122,7 @@ class PlainReply(msgspec.Struct, eq=False):
         self.is_over, self.message = True, b""
         self.owner.accepted(self.headers)
         if self.hearer.hear_answer(body):
-            self.is_done = True
-            del self.hearer, self.unusual
+            self._done()
         else:
             self.head, self.parts = head, [body]
             self.pending.distrust()  # as in `on_end`

@@ -183,6 +183,13 @@ async def test_a_reply_in_one_piece_is_looked_at_once_and_lets_go_of_its_hearer(
     assert not reading.carrier.distrusted
 
 
+async def test_a_reply_in_one_piece_may_be_closed_by_who_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading()
+    monkeypatch.setattr(reading, "hear_answer", lambda _: reading.reply.close() is None)
+    reading.whole(ANSWER)
+    assert reading.reply.is_done
+
+
 @pytest.mark.parametrize(
     ("body", "content_type", "status", "accepted"),
     [
