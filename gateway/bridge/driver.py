@@ -179,9 +179,9 @@ class Driver:
             self._moved(IDLE, self._exchange.state)
             self.answer(leg, context.request, envelope.round, context.headers)
         except BaseException:
-            self._timers.disarm_all()
             self._upstream_call.abandon()
             self._moved(self._exchange.state, IDLE)
+            self._timers.disarm_all()  # last: `_moved` goes by the state of the exchange, which has timers
             self._lot.remove(self)
             self._weight.release()
             raise
