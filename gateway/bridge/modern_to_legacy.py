@@ -58,9 +58,8 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
                         f"result that {flaw}; the call may have had effects"
                     )
                 )
-            report.ending = (
-                TOOL_FAILED if modern.is_tool_error else COMPLETE
-            )  # an earlier run may have ended otherwise
+            # An earlier run may have ended otherwise.
+            report.ending = TOOL_FAILED if modern.is_tool_error else COMPLETE
             return on.Resulted(modern.body)
         case on.Failed(error=error) if error.code != mcp.LEGACY_URL_REQUIRED:
             return on.Failed(results.modern_error(request.method, request.target, error))

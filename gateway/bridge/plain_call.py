@@ -114,10 +114,8 @@ class PlainCall:
                     body = results.plain_response(asked.request.id, event.result, info)
                 else:
                     modern = modern_result(asked, event.result, info)
-                    body, is_tool_error = (
-                        jsonrpc.result(asked.request.id, modern.begin, modern.rest),
-                        modern.is_tool_error,
-                    )
+                    body = jsonrpc.result(asked.request.id, modern.begin, modern.rest)
+                    is_tool_error = modern.is_tool_error
                 ending = TOOL_FAILED if is_tool_error else COMPLETE
             except ValueError:
                 pass

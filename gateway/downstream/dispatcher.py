@@ -69,7 +69,7 @@ class Dispatcher:
                 round_.live.process.metrics.upstream_failed(round_.live.route.path, exc.reason)
                 exc.is_counted = True
             if isinstance(exc, NoHandshake):  # the upstream turns out to be modern
-                round_.count(ending)
+                round_.count(ending)  # before the wait, which is no part of it; a second time counts nothing
                 passed = await self._era_routing.passed_after_all(round_.incoming, reply, round_.live)
                 if passed is not None:
                     return passed
