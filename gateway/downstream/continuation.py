@@ -47,7 +47,7 @@ class Continuation:
         self.router = router
 
     def serve(self, round_: Round) -> Awaitable[Replied]:
-        """Serve a further round on a route; raises InvalidState if its state does not open.
+        """Serve a further round on a route; raises InvalidState or EraUnknown if its state does not open.
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
         """
@@ -129,7 +129,7 @@ class Continuation:
         return incoming.state
 
     def opened(self, round_: Round) -> Envelope:
-        """Open the state of a round, once; raises InvalidState.
+        """Open the state of a round, once; raises InvalidState, or EraUnknown.
 
         If another replica seems to hold the call, that one checks the arguments: their digest would cost a tenth of
         what forwarding costs here. Before such a round is served here, `_check_arguments` does it.
@@ -139,7 +139,11 @@ class Continuation:
             envelope, round_.is_checked = incoming.state, True
             round_.envelope = envelope
         elif envelope is None:
-            envelope = self._process.sealer.unseal(round_.request.request_state or "", world.wall())
+            try:
+                envelope = self._process.sealer.unseal(round_.request.request_state or "", world.wall())
+            except InvalidState as exc:
+                round_.check_era(exc)
+                raise
             leaves = incoming.peer_request is None and envelope.owner not in (self._process.owner, "")
             self._check(round_, envelope, envelope.binding.arguments if leaves else None)
             round_.envelope = envelope

@@ -15,7 +15,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
 from gateway.mirror.streamable import reply_stream
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import NoHandshake
+from gateway.protocol.errors import EraUnknown, InvalidState, NoHandshake
 from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
@@ -55,6 +55,16 @@ class Round(ClientCall, eq=False, kw_only=True):
         if came is None or came.leg_seconds is None:
             return None
         return max(0.0, came.leg_seconds - (world.monotonic() - self.started))
+
+    def check_era(self, error: InvalidState) -> None:
+        """Raise EraUnknown if what this request brought may be a modern upstream's own.
+
+        No probe was conclusive yet. A call without a state learns from the handshake what that means.
+        """
+        route, upstream = self.live.route, self.live.upstream
+        era = upstream.era or upstream.stdio
+        if error.is_foreign and route.era != "bridge" and era is not None and era.known is None:
+            raise EraUnknown(f"The upstream {route.upstream.name} of route {route.path}") from error
 
     def on(self, live: LiveRoute) -> "Round":
         """Return this round as another configuration of its route serves it."""

@@ -36,7 +36,7 @@ class TaskRequests:
         self._router = router
 
     async def serve(self, round_: Round) -> Replied:
-        """Serve one request; raises UnknownTask for every handle that is not accepted."""
+        """Serve one request; raises UnknownTask for every handle that is not accepted, or EraUnknown."""
         with round_.weigh(is_continued=True) as weight:
             request = round_.request
             if not request.said.declared.tasks and not request.said.declared.legacy_tasks:
@@ -45,6 +45,7 @@ class TaskRequests:
             try:
                 handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
             except InvalidState as exc:
+                round_.check_era(exc)
                 self._process.metrics.state_rejected(exc.reason)
                 raise UnknownTask from exc
             task = self.table.find(handle.exchange) or await self._elsewhere(handle, sealed, round_)

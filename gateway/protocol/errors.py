@@ -120,6 +120,11 @@ class InvalidState(DownstreamError):
         super().__init__("Invalid or expired requestState", data={"reason": "invalid_request_state"})
         self.reason = reason
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it does not even look sealed with a key of this gateway."""
+        return self.reason in ("malformed", "too_large", "unknown_key")
+
 
 class HeaderMismatch(DownstreamError):
     """A mirrored header is missing, repeated, malformed or differs from the body."""
@@ -276,6 +281,18 @@ class NoLegacySide(NoHandshake):
         "if the server is modern only, set era: auto on the route; otherwise check the path of upstream.url. "
         "`mrtr-gateway probe URL` shows which protocols the server speaks"
     )
+
+
+class EraUnknown(NoHandshake):
+    """A state or task is not the gateway's, and the upstream, whose it may be, has not said yet that it is modern."""
+
+    fix = Unreachable.fix
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where} has not said yet whether it is modern, so this requestState or taskId may be its own; nothing "
+            "was run: send the same request again"
+        )
 
 
 class SessionLost(UpstreamError):

@@ -223,3 +223,10 @@ async def test_a_task_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, 
         "the task of the modern side passes through"
     )
     stand.gateway.task_table.leave(is_resumable=False)
+
+
+async def test_a_state_of_a_child_that_did_not_answer_a_probe_is_no_invalid_one(begin: Start) -> None:
+    stand = await begin(route={"upstream": {"command": ["false"], "warm": 0}})
+    refused = await stand.client().post("tools/call", {"name": "tool", "requestState": "theirs"})
+    assert refused.error["data"]["reason"] == "upstream_unreachable"
+    assert "send the same request again" in refused.error["message"]

@@ -472,6 +472,77 @@ async def test_a_probe_that_says_nothing_is_asked_again(
     assert probes(stand, "unknown") == probes(stand, "modern") == 1
 
 
+@pytest.mark.parametrize("state", ["theirs", "mrtr1.0123abcd.AAAA", "long" * 20_000])
+async def test_a_state_of_a_modern_upstream_is_no_invalid_one_as_long_as_no_probe_has_said_anything(
+    upstream: FakeUpstream, begin: Start, state: str
+) -> None:
+    stand = await begin(limits={"state_bytes": 65_536})
+    make_modern(upstream)
+    client, probed = stand.client(), 0
+
+    async def nothing(turn: Turn) -> None:
+        nonlocal probed
+        probed += 1
+        turn.reply(503)
+
+    upstream.on("server/discover", nothing)
+    refused = await client.post("tools/call", {"name": "tool", "requestState": state})
+    assert refused.error["data"]["reason"] == "upstream_unreachable"
+    assert "send the same request again" in refused.error["message"]
+    assert probed == 2, "one probe more before it is refused"
+    assert upstream.words == []
+
+    async def first_nothing(turn: Turn) -> None:
+        upstream.on("server/discover", discovered)
+        await nothing(turn)
+
+    upstream.on("server/discover", first_nothing)
+    passed_on = await client.post("tools/call", {"name": "tool", "requestState": state})
+    assert passed_on.text == "modern"
+
+
+@pytest.mark.parametrize("known", ["legacy", "bridge"])
+async def test_a_state_of_nobody_is_invalid_where_the_upstream_is_legacy(
+    upstream: FakeUpstream, begin: Start, known: str
+) -> None:
+    stand = await begin(route={"era": "bridge"} if known == "bridge" else {})
+    client = stand.client()
+    for _ in range(2):
+        refused = await client.post("tools/call", {"name": "tool", "requestState": "theirs"})
+        assert refused.error["data"]["reason"] == "invalid_request_state"
+    assert len(upstream.probes) == (known == "legacy")
+
+
+async def test_a_changed_state_is_invalid_even_before_a_probe_has_said_anything(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    async def ask(turn: Turn) -> None:
+        await turn.elicit()
+        await turn.result(text("answered"))
+
+    upstream.on("server/discover", lambda turn: _refuse(turn, 503))
+    upstream.tool(ask)
+    asked = await client.call()
+    changed = asked.state[:-8] + ("B" if asked.state[-8] == "A" else "A") + asked.state[-7:]
+    refused = await client.post("tools/call", {"name": "tool", "requestState": changed})
+    assert refused.error["data"]["reason"] == "invalid_request_state"
+    assert (await client.answer(asked)).text == "answered"
+
+
+async def test_a_task_of_a_modern_upstream_is_no_unknown_one_as_long_as_no_probe_has_said_anything(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin()
+    make_modern(upstream)
+    upstream.on("tasks/get", lambda turn: turn.error(-32602, "theirs to judge"))
+    upstream.on("server/discover", lambda turn: _refuse(turn, 503))
+    client = stand.client(capabilities={**ALL, "extensions": {mcp.TASKS: {}}})
+    refused = await client.post("tasks/get", {"taskId": "theirs"})
+    assert refused.error["data"]["reason"] == "upstream_unreachable"
+    upstream.on("server/discover", discovered)
+    assert (await client.post("tasks/get", {"taskId": "theirs"})).error["message"] == "theirs to judge"
+
+
 def paused(seconds: float) -> StreamTimes:
     return msgspec.structs.replace(SHORT_TIMES, probe_pause_seconds=seconds)
 

@@ -163,3 +163,14 @@ def test_a_call_that_goes_cold_excuses_only_a_client_that_did_not_get_its_questi
     for record in outcome.records:
         record.told = [told for told in record.told if told.reason != "owner_stalled"]
     assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+@pytest.mark.parametrize(("seconds", "end"), [(6.0, "gw-2 200 complete"), (12.0, "gw-2 200 upstream_unreachable")])
+def test_a_state_of_a_modern_server_reaches_a_replica_that_cannot_ask_what_the_server_is(
+    seconds: float, end: str
+) -> None:
+    """It stands still when the request comes, and is cut off when it goes on and asks."""
+    the_call = replace(call(1, 2, think=8.0, tool="search", questions=1), path="/modern")
+    outcome = played(the_call, Fault("stop", 7.5, 6.0, 2), Fault("part", 10.5, seconds, 2), replicas=2)
+    assert replies(outcome) == ["gw-1 200 input_required", end]
+    assert complaints(outcome) == []
