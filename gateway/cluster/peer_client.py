@@ -77,6 +77,9 @@ class PeerClient:
                 if not await self._membership.is_back(member):
                     raise
                 fresh = True
+            except PeerFailed:
+                reply.orphaned()
+                raise
         raise self._connections.slow(member)
 
     def _request(self, kind: messages.Kind, member: str, incoming: Incoming) -> PeerRequest:

@@ -1,4 +1,4 @@
-"""Routes a request to the replica that serves it: the owner of its call, or any other one while this one drains.
+"""Routes a request to the replica that serves it: the owner of its call, the home of its session, or any other one.
 
 The owner of a retry is asked first. If it is proven dead (its address refuses connections, or another process answers
 in its name), the call fails over to the first living member in the order of `Membership.candidates`, which is the same
@@ -14,11 +14,16 @@ A replica that has parted (its drain is over, and it let its calls go) answers a
 of them, and takes none over in the moment that it still lives. So does a process whose keys end with it: there is no
 time left to run the call, or to cancel it.
 
+A session that ends at the gateway has one process, and ends with it. What a mirrored session has besides calls (its
+standalone stream, its subscriptions) is at its home, which every replica knows without asking: the first living
+candidate of the session's key. Its log level, cancellations and its end go to all replicas.
+
 A new call of a draining replica is sent to the replicas one after the other until one takes it. A replica that does
 not take it has run nothing: it cannot be reached, it refuses the message, or it drains as well. A call that was taken
 is never sent again.
 """
 
+import asyncio
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -31,7 +36,7 @@ from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, Peer
 from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
-from gateway.http.reply import ReplyWriter
+from gateway.http.reply import Discarded, ReplyWriter
 from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown, TakenCallLost
 from gateway.runtime.newest import Newest
 from gateway.seal import peer_messages as messages
@@ -185,6 +190,54 @@ class Router:
             _ = self._followers.keep(task.exchange, member)
             return replied
         return None
+
+    # -- sessions ---------------------------------------------------------------------------------------------------
+
+    async def to_holder(self, owner: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have the only process that can serve a request serve it, once; None if that process has ended.
+
+        Raises ReplyBroken and OwnerStalled; for a request that came through another replica also PeerReplaced.
+        """
+        own, came = self._membership.own, incoming.peer_request
+        if own != (
+            owner if came is None else came.to
+        ):  # one hop suffices, but for that to another worker of this host
+            with suppress(PeerDead, PeerReplaced):
+                return await self._peers.forward_once("session", owner, incoming, reply)
+        if came is not None:
+            raise PeerReplaced(owner)
+        return None
+
+    async def to_home(self, key: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+        """Have the home of a session serve a request; None if that is this process."""
+        for member in await self._in_reach(key, incoming):
+            if member == self._membership.own:
+                break
+            try:
+                return await self._peers.forward("heir", member, incoming, reply)
+            except PeerStuck:
+                reply.orphaned()  # an error has no place in a standalone stream
+                raise
+            except (PeerFailed, OwnerStalled):
+                continue
+        return None
+
+    async def to_all(self, incoming: Incoming) -> None:
+        """Have every other process that can be reached serve a request too."""
+        members = await self._in_reach("", incoming) if incoming.peer_request else self._membership.others()
+        others = [member for member in members if member != self._membership.own]
+        _ = await asyncio.gather(*(self._tell(member, incoming) for member in others))
+
+    async def _tell(self, member: str, incoming: Incoming) -> None:
+        with suppress(PeerFailed, OwnerStalled):  # what it serves of the session then has a bound of its own
+            _ = await self._peers.forward("heir", member, incoming, Discarded())
+
+    async def _in_reach(self, key: str, incoming: Incoming) -> list[str]:
+        """The processes to which a request may go, this one included, in the order of the failover of `key`."""
+        came = incoming.peer_request
+        if came is None:
+            return await self._membership.candidates(key)
+        return [came.to] if came.to == self._membership.own else self._membership.local_candidates(key)
 
     # -- new calls ------------------------------------------------------------------------------------------------
 

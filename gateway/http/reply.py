@@ -49,6 +49,9 @@ class ReplyWriter(ABC):
     async def end(self, ending: Ending) -> Response:
         """Complete the stream."""
 
+    def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
+        """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
+
     def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Awaitable[Response]:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
         return self._last(body, ending) if self.started else self.only(body, status, headers, ending)
@@ -91,6 +94,49 @@ class WrappedReply(ReplyWriter):
     async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
         """See `ReplyWriter`."""
         return await self._reply.only(body, status, headers, ending)
+
+
+class OneStream(WrappedReply):
+    """A reply that becomes a stream only once.
+
+    If the replica that wrote it dies, its client must come back with the newest event id that it got: another replica
+    could only go on from the one in the request.
+    """
+
+    async def start(self) -> None:
+        """See `ReplyWriter`."""
+        await super().start()
+        self.started = True
+
+    def orphaned(self) -> None:
+        """See `ReplyWriter`."""
+        if self.started:
+            if isinstance(self._reply, HttpReply):
+                self._reply.cut_short()
+            raise ConnectionResetError("the replica that wrote this stream has ended")
+
+
+class Discarded(ReplyWriter):
+    """A reply that nobody reads."""
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`; a reply of one small message needs none."""
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        """See `ReplyWriter`."""
+        self.started = True
+
+    async def write(self, data: bytes) -> None:
+        """See `ReplyWriter`."""
+
+    async def end(self, _: Ending) -> Response:
+        """See `ReplyWriter`."""
+        return NO_RESPONSE
+
+    async def only(self, *_: object) -> Response:
+        """See `ReplyWriter`."""
+        return NO_RESPONSE
 
 
 class MessageReply(ReplyWriter):

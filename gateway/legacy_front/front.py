@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from gateway.cluster.router import Router
 from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response
 from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
-from gateway.legacy_front.replica_forwarding import Forwarding
+from gateway.legacy_front.replica_forwarding import forward
 from gateway.legacy_front.session import FrontSession, Stream, session_gone
 from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
 from gateway.legacy_front.session_table import SessionTable
@@ -48,13 +49,13 @@ def beginning(incoming: Incoming) -> Front | None:
 class LegacyFront:
     """The sessions of one process."""
 
-    def __init__(self, process: ProcessScope, ids: SessionIds, table: SessionTable, forwarding: Forwarding) -> None:
+    def __init__(self, process: ProcessScope, ids: SessionIds, table: SessionTable, router: Router) -> None:
         self.in_flight = 0
         """HTTP requests that are being served here, streams included."""
         self._process = process
         self._ids = ids
         self.sessions = table
-        self._forwarding = forwarding
+        self._router = router
 
     @property
     def busy(self) -> int:
@@ -94,7 +95,7 @@ class LegacyFront:
             is_stream = at.incoming.method == "GET"
             self.in_flight += is_stream
             try:
-                return await self._forwarding.forward(found, given, at.incoming, at.reply)
+                return await forward(self._router, found.owner, given, at.incoming, at.reply)
             finally:
                 self.in_flight -= is_stream
         session = self.sessions.find(found.name)

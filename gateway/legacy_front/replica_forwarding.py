@@ -10,14 +10,12 @@ import msgspec
 from msgspec import Raw
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.cluster.membership import Membership
-from gateway.cluster.peer_client import PeerClient
-from gateway.cluster.peer_errors import PeerDead, PeerReplaced, ReplyBroken
+from gateway.cluster.peer_errors import ReplyBroken
+from gateway.cluster.router import Router
 from gateway.http.incoming import Incoming
-from gateway.http.reply import HttpReply, ReplyWriter, WrappedReply
+from gateway.http.reply import OneStream, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.session import session_gone
-from gateway.legacy_front.session_ids import SessionId
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, OwnerStalled, Stopping
 from gateway.protocol.jsonrpc import request_id
@@ -27,53 +25,27 @@ _EVENT_BYTES: Final = 1 << 30
 """The owner has applied the limit of the configuration."""
 
 
-class Forwarding:
-    """The way from this process to the sessions of others."""
+async def forward(router: Router, owner: str, given: str, incoming: Incoming, reply: ReplyWriter) -> Response:
+    """Have the owner of a session serve a request; raises GatewayError, or PeerFailed for one of another replica.
 
-    def __init__(self, membership: Membership, peers: PeerClient) -> None:
-        self._membership = membership
-        self._peers = peers
-
-    async def forward(self, session: SessionId, given: str, incoming: Incoming, reply: ReplyWriter) -> Response:
-        """Have the owner serve a request; raises GatewayError, or PeerFailed for a request of another replica."""
-        self._check_hop(session, incoming)
-        watched = _WatchedReply(reply, incoming.rpc_id)
-        is_hop = incoming.peer_request is not None
-        try:
-            response, _ = await self._peers.forward_once("session", session.owner, _named(incoming, given), watched)
-        except (PeerDead, PeerReplaced) as exc:
-            raise PeerReplaced(session.owner) if is_hop else session_gone() from exc
-        except ReplyBroken as exc:
-            if is_hop:
-                raise
-            return await self._broken(watched, reply, incoming, exc)
-        except OwnerStalled as exc:
-            raise _stalled(session.owner) from exc
-        return response
-
-    def _check_hop(self, session: SessionId, incoming: Incoming) -> None:
-        """Raise PeerReplaced or `session_gone` if no other process can have the session: its own one has ended."""
-        own, peer_request = self._membership.own, incoming.peer_request
-        if peer_request is None:
-            if session.owner == own:
-                raise session_gone()
-            return
-        if peer_request.to == own:
-            raise PeerReplaced(own)  # one hop always suffices, but for that to another worker of this host
-
-    async def _broken(
-        self, watched: "_WatchedReply", reply: ReplyWriter, incoming: Incoming, cause: ReplyBroken
-    ) -> Response:
-        """End a reply that the owner did not complete: a request gets its one response."""
+    `given` is the id of the session.
+    """
+    watched = _WatchedReply(reply, incoming.rpc_id)
+    try:
+        replied = await router.to_holder(owner, _named(incoming, given), watched)
+    except ReplyBroken as exc:
+        if incoming.peer_request is not None:
+            raise
         if watched.is_answered:
             return await reply.end(COMPLETE)
-        if incoming.rpc_id is None and reply.started:
-            assert isinstance(reply, HttpReply), "a request of another replica is not served like this"
-            reply.cut_short()  # the client opens its stream again
-            raise ConnectionResetError("the replica that has the session broke off its stream") from cause
         error = CallLost("The replica that has this session broke off its reply; the request may have had effects")
         error.status = 502
-        raise error from cause
+        raise error from exc
+    except OwnerStalled as exc:
+        raise _stalled(owner) from exc
+    if replied is None:
+        raise session_gone()
+    return replied[0]
 
 
 def _stalled(owner: str) -> Stopping:
@@ -90,7 +62,7 @@ def _named(incoming: Incoming, given: str) -> Incoming:
     return msgspec.structs.replace(incoming, headers=CIMultiDictProxy(headers), known=None)
 
 
-class _WatchedReply(WrappedReply):
+class _WatchedReply(OneStream):
     """A reply on its way through; it notes whether the response to the request has gone by."""
 
     def __init__(self, reply: ReplyWriter, request: bytes | None) -> None:
@@ -99,15 +71,16 @@ class _WatchedReply(WrappedReply):
         self._parser = sse.Parser(_EVENT_BYTES)
         self.is_answered = False
 
-    async def start(self) -> None:
-        await super().start()
-        self.started = True
-
     async def write(self, data: bytes) -> None:
         await super().write(data)
         if self._request is not None:
             for event in self._parser.feed(data):
                 self._note(event.data)
+
+    def orphaned(self) -> None:
+        """See `ReplyWriter`: a stream can be opened again, but a request gets its one response."""
+        if self._request is None:
+            super().orphaned()
 
     def _note(self, data: bytes) -> None:
         with suppress(ValueError):

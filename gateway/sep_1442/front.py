@@ -12,7 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.router import TakeOver
+from gateway.cluster.router import Router, TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
@@ -26,7 +26,6 @@ from gateway.mirror.client_requests import initialize, params_of, request_of
 from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.upstream import is_modern, server_of
@@ -53,9 +52,9 @@ class Stateless:
     """The dialect in one process."""
 
     def __init__(
-        self, in_force: InForce[Config], tokens: Tokens, replicas: Replicas, mirror: Mirror, own_side: OwnSide
+        self, in_force: InForce[Config], tokens: Tokens, router: Router, mirror: Mirror, own_side: OwnSide
     ) -> None:
-        self._replicas = replicas
+        self._router = router
         self._mirror = mirror
         self._own_side = own_side
         cold = in_force.part(lambda it: it.limits.cold_bytes)
@@ -168,7 +167,7 @@ class Stateless:
             if call is not None:
                 call.abandon()
             else:
-                await self._replicas.tell_all(at.incoming)
+                await self._router.to_all(at.incoming)
         return await at.accept()
 
     # -- answers ------------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class Stateless:
         nested = at.nested(message, self._shared.tokens, _stateless(at))
         call = self.lot.find(nested.place.exchange)
         if call is None and not at.holds(nested.place):
-            found = await self._replicas.route(at, nested.place)
+            found = await at.route(self._router, nested.place)
             if not isinstance(found, TakeOver):
                 return found[0]
         if call is not None:

@@ -37,11 +37,9 @@ from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.legacy_front.front import LegacyFront
-from gateway.legacy_front.replica_forwarding import Forwarding
 from gateway.legacy_front.session_ids import SessionIds
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.tokens import Tokens
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import EndpointRewriter
@@ -230,15 +228,13 @@ class Gateway:
         continuation = Continuation(process, self.lot, self._authenticator, router)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
         table = SessionTable(self._in_force, self.metrics, self.tasks)
-        forwarding = Forwarding(self.members, self._peers)
-        front = LegacyFront(process, SessionIds(self._keyrings.session), table, forwarding)
-        replicas = Replicas(self.members, self._peers, router)
-        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), replicas, process, self.lot.results)
+        front = LegacyFront(process, SessionIds(self._keyrings.session), table, router)
+        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), router, process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
-        stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), replicas, mirror, own_side)
+        stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), router, mirror, own_side)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
         task_requests = TaskRequests(process, self.task_table, router)
         return RequestHandler(

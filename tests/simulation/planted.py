@@ -425,8 +425,8 @@ FAULTS: Final = (
     ),
     Planted(
         "mirror: an error is written into a standalone stream",
-        "mirror/streamable/replica_routing.py",
-        "                _check_unstarted(at.reply)  # an error has no place in a standalone stream\n",
+        "cluster/router.py",
+        "                reply.orphaned()  # an error has no place in a standalone stream\n",
         "",
         needs="listeners",
     ),

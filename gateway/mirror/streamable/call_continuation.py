@@ -5,7 +5,7 @@ It is here, at the replica that its place names, or continued from the id alone 
 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
-from gateway.cluster.router import TakeOver
+from gateway.cluster.router import Router, TakeOver
 from gateway.http.server.response import Response
 from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question, Request
@@ -13,7 +13,6 @@ from gateway.mirror.client_requests import initialize
 from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.nested_state import InvalidRequestState
-from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session
@@ -28,9 +27,9 @@ from gateway.upstream.channel import NO_HEADERS
 class CallContinuation:
     """The way to the calls that were begun before."""
 
-    def __init__(self, shared: Shared[StreamedCall], homes: Homes, replicas: Replicas) -> None:
+    def __init__(self, shared: Shared[StreamedCall], homes: Homes, router: Router) -> None:
         self._shared, self._homes = shared, homes
-        self._replicas = replicas
+        self._router = router
 
     # -- answers ------------------------------------------------------------------------------------------------
 
@@ -45,7 +44,7 @@ class CallContinuation:
         if held is not None:
             at.continued(Step.HELD)
         elif not at.holds(nested.place):
-            found = await self._replicas.route(at, nested.place)
+            found = await at.route(self._router, nested.place)
             if not isinstance(found, TakeOver):
                 return found[0]
             held = shared.lot.find(nested.place.exchange)
@@ -93,7 +92,7 @@ class CallContinuation:
             raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
         is_own, is_proven, lot = at.holds(mark.place), True, self._shared.lot
         if lot.find(mark.place.exchange) is None and not is_own:
-            found = await self._replicas.route(at, mark.place)
+            found = await at.route(self._router, mark.place)
             if not isinstance(found, TakeOver):
                 return found[0]
             is_proven = found.proven

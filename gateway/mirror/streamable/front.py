@@ -15,8 +15,10 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced
+from gateway.cluster.router import Router
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
+from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
@@ -29,7 +31,6 @@ from gateway.mirror.streamable import client_state_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.client_state_item import Level
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.replica_routing import Replicas
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
@@ -58,19 +59,19 @@ class Mirror:
         self,
         in_force: InForce[Config],
         tokens: Tokens,
-        replicas: Replicas,
+        router: Router,
         process: ProcessScope,
         results: Budget,
     ) -> None:
         """`results` limits the responses that are kept, together with those of other calls."""
         self.draining = process.draining
-        self._replicas = replicas
+        self._router = router
         self._headers = HeaderRules(in_force, process.epoch)
         cold = in_force.part(lambda it: it.limits.cold_bytes)
         self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
         self._shared = Shared(tokens, self.lot)
         self._homes = Homes(tokens, results)
-        self._calls = CallContinuation(self._shared, self._homes, replicas)
+        self._calls = CallContinuation(self._shared, self._homes, router)
         self.long_lived = 0
         """Standalone streams, which a drain does not wait for."""
         self._subscribing: set[tuple[str, bytes]] = set()
@@ -153,7 +154,7 @@ class Mirror:
             if held is not None:
                 held.abandon()
             else:
-                await self._replicas.tell_all(at.incoming)
+                await self._router.to_all(at.incoming)
         return await at.accept()
 
     async def _request(self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
@@ -172,7 +173,7 @@ class Mirror:
             case mcp.SET_LEVEL:
                 level = Level(level_of(params_of(message)), world.wall())
                 self._homes.set_level(session, level)
-                await self._replicas.tell_all(at.incoming)
+                await self._router.to_all(at.incoming)
                 if keeps_level:
                     response = client_state_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
@@ -195,7 +196,7 @@ class Mirror:
     async def _subscribe(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response | None:
         """Have the home of a session serve resources/subscribe or resources/unsubscribe; None if that is here."""
         self._check_home(at)
-        found = await self._replicas.at_home(at, session.key)
+        found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
         if found is not None:
             return found[0]
         home = self._homes.of(session, at.live)
@@ -223,7 +224,7 @@ class Mirror:
             raise ShuttingDown("open the stream again")
         self.long_lived += 1
         try:
-            found = await self._replicas.at_home(at, session.key)
+            found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is None:
                 home = self._homes.of(session, at.live)
                 found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
@@ -234,7 +235,7 @@ class Mirror:
     def _check_home(self, at: MirrorArrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""
         if self.draining.has_begun and at.incoming.peer_request is not None:
-            raise PeerReplaced(self._replicas.own)
+            raise PeerReplaced(at.incoming.peer_request.to)
 
     # -- DELETE -------------------------------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class Mirror:
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
             held.abandon()
         self._homes.end(session)
-        await self._replicas.tell_all(at.incoming)
+        await self._router.to_all(at.incoming)
         return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
 
     # -- the upstream -------------------------------------------------------------------------------------------

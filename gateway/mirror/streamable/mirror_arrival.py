@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from msgspec import Raw
 
 from gateway import world
+from gateway.cluster.peer_exchange import Replied
+from gateway.cluster.router import Router, TakeOver
+from gateway.http.reply import OneStream
 from gateway.legacy_front.arrival import Arrival
 from gateway.mirror.streamable.tokens import Nested, NoSession, Place, Session, Tokens
 from gateway.mirror.tool_catalog import CallerKey
@@ -58,6 +61,13 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
     def holds(self, place: Place) -> bool:
         """Whether this process holds the call, or held it."""
         return self.is_own(place.owner, place.epoch)
+
+    async def route(self, router: Router, place: Place) -> Replied | TakeOver:
+        """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
+        found = await router.route(place, self.incoming, OneStream(self.reply))
+        if not isinstance(found, TakeOver):
+            self.continued(Step.FORWARDED)
+        return found
 
     def continued(self, step: Step) -> None:
         """Count how the request found its call, but only at the replica that the client reached."""
