@@ -362,13 +362,17 @@ class Driver:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
         is_left = self._exchange.state in (PARKED, RESTORED, REFERRED, DETACHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
-            self.live.process.tasks.spawn(self._ask_replicas(event), "ask about an expired call")
+            asking = self._ask_replicas(event, self._exchange.state, self._retries)
+            self.live.process.tasks.spawn(asking, "ask about an expired call")
         else:
             self._feed(event)
 
-    async def _ask_replicas(self, event: on.Event) -> None:
-        """Ask the other replicas, and ask again if one cannot be asked, for a while or until something happens."""
-        retries, state, is_resumed = self._retries, self._exchange.state, None
+    async def _ask_replicas(self, event: on.Event, state: State, retries: int) -> None:
+        """Ask the other replicas, and ask again if one cannot be asked, for a while or until something happens.
+
+        `state` and `retries` are those of the moment of the event: something may happen before the first step of this.
+        """
+        is_resumed = None
         for pause in (0.0, *witness.ASK_AGAIN_SECONDS):
             await asyncio.sleep(pause)
             if self._retries != retries or self._exchange.state is not state:
