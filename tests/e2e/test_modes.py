@@ -33,7 +33,7 @@ FORGETFUL = {
     "ts132": "HTTP 404 and -32001",
     "everything": "HTTP 400 and -32000",
 }
-"""How each server refuses an unknown session; py130 (404 and -32600) is restarted in test_wire.py."""
+"""How each server refuses an unknown session; py130 (404 and -32600) is restarted in test_faults.py of upstream."""
 IDLE_SECONDS = 0.4
 
 
