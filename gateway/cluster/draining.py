@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
+from gateway import world
 from gateway.protocol.errors import ShuttingDown
 
 T = TypeVar("T")
@@ -36,6 +37,11 @@ class Draining:
         self.has_begun, self.refuses_calls, self.ends_at = True, ends_at is None, ends_at
         for preparation in self._preparations:
             preparation.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def is_past_end(self) -> bool:
+        """Whether this process, which may have stood still, waits no longer for legs that others serve for it."""
+        return self.ends_at is not None and world.monotonic() >= self.ends_at
 
     async def prepared(self, preparing: Awaitable[T], seconds: float | None = None) -> T:
         """Wait for what a round needs before its call begins; raises ShuttingDown if it is not here in time.

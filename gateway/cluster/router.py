@@ -254,6 +254,8 @@ class Router:
 
     async def send_to(self, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
         """Have a certain replica serve a call; None if it does not take it. Raises TakenCallLost as `send_on`."""
+        if self._draining.is_past_end:
+            return None  # its reply would come too late, and the call may not be sent again
         try:
             return await self._peers.forward("new", member, incoming, reply)
         except PeerStuck as exc:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from gateway import world
 from gateway.protocol import mcp
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -129,6 +130,21 @@ async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_rep
     go.set()
     assert (await waiting).text == "late"
     assert len([turn for turn in upstream.of("tools/call") if turn.body["params"]["name"] == "tool"]) == 1
+
+
+async def test_a_new_call_that_is_read_after_the_deadline_of_the_drain_is_sent_to_nobody(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    """As in a process that stood still beyond it: the reply of another replica could not be waited for."""
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(echo)
+    async with draining(one):
+        one.gateway.draining.begin(world.monotonic())
+        refused = await one.client().call("plain")
+        assert refused.outcome == (503, -32603, "stopping")
+        assert refused.headers["Retry-After"] == "1"
+        assert asked_peers(one) == {}
+    assert (await two.client().call("plain")).text == "plain"
 
 
 async def test_a_request_that_outlasts_the_drain_and_cannot_be_continued_ends_with_an_error(
