@@ -17,7 +17,7 @@ import httptools
 
 from gateway import world
 from gateway.http_client.errors import ListenerFailed, MalformedReply, NoReply, ReplyCut, RequestFailed, TlsRefused
-from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply
+from gateway.http_client.familiar_heads import FamiliarHeads, FamiliarReply, chunks
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import HearWhole, PendingRequest
 from gateway.http_client.reply_head import CONTINUE, ReplyHead
@@ -93,14 +93,14 @@ class Connection(asyncio.Protocol):
         self._poll: Callable[[], object] | None = None
         """Made when the connection is used again."""
         self._parser: ReplyParser | None = None
-        """None before it is needed, and while a stream that has begun has nothing to parse for long."""
+        """None before it is needed, and behind a chunk of a stream whose rest takes none, or comes seldom."""
         self._pending: PendingRequest | None = None
         """The request in flight."""
         self._is_head = False
         self._heard = False
         """Whether a byte of the reply is here."""
         self._keeps_alive = False
-        """What a parser knew that was dropped within a stream: whether the connection will be kept."""
+        """Behind such a chunk: whether the connection will be kept."""
         self._missing = 0
         """How much of the body of a familiar reply is still to come."""
         self._has_events = False
@@ -196,10 +196,12 @@ class Connection(asyncio.Protocol):
         """Drop the parser if a new one can begin behind the last chunk, and what only an idle connection needs."""
         self.expires = self.idle_since = 0.0
         parser = self._parser
-        if parser is not None and parser.is_between_chunks and not parser.is_complete:
+        if parser is not None:
+            if parser.is_complete or not parser.is_between_chunks:
+                return
             self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds
-            parser.release()
-            self._parser = self._poll = None
+            self._drop_parser()
+        self._poll = None
 
     # -- from the event loop ------------------------------------------------------------------------------------
 
@@ -250,8 +252,12 @@ class Connection(asyncio.Protocol):
                 return
         if self._missing:
             self._hear_rest(pending, data)
-        else:
+        elif is_first or self._parser is not None or (chunked := chunks(data)) is None:
             self._parse(pending, data, is_first=is_first)
+        else:
+            parts, has_more = chunked
+            pending.is_read = not has_more
+            self._hear(pending, None, parts, has_more=has_more, keeps_alive=self._keeps_alive)
 
     def eof_received(self) -> None:
         """The upstream sends nothing more."""
@@ -288,9 +294,7 @@ class Connection(asyncio.Protocol):
             self._owner.ended_idle(self)
         self._transport = None
         self._fail(self._loss(exc))
-        if self._parser is not None:
-            self._parser.release()
-            self._parser = None
+        self._drop_parser()
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
@@ -330,14 +334,27 @@ class Connection(asyncio.Protocol):
         elif pending.awaits_continue and parser.is_continued:
             self._continue(pending)
         elif parser.is_between_chunks:
-            # Without a line end, the beginning of a size line may have been read.
-            parser.is_between_chunks = data.endswith(b"\n")
-            self._save_memory(pending)
+            self._stop_between_chunks(pending, parser, data, is_first=is_first)
+
+    def _stop_between_chunks(
+        self, pending: PendingRequest, parser: ReplyParser, data: bytes, *, is_first: bool
+    ) -> None:
+        """A part of a reply ends behind its head or a chunk."""
+        if is_first and parser.will_keep_alive:
+            self._familiar.learn(data)
+        # Without a line end, the beginning of a size line may have been read.
+        parser.is_between_chunks = data.endswith(b"\n")
+        self._save_memory(pending)
 
     def _save_memory(self, pending: PendingRequest) -> None:
         """Take less memory if the rest of a reply comes seldom."""
         if pending.is_silent:
             self.take_less_memory()
+
+    def _drop_parser(self) -> None:
+        if self._parser is not None:
+            self._parser.release()
+            self._parser = None
 
     def _feed(self, parser: ReplyParser, data: bytes) -> None:
         """Have the parser call the listener; what goes wrong ends the request."""
@@ -353,35 +370,49 @@ class Connection(asyncio.Protocol):
     def _hear_familiar(self, pending: PendingRequest, reply: FamiliarReply) -> None:
         """Tell the listener of a reply that takes no parser."""
         self.keep_alive_seconds = reply.form.keep_alive_seconds
-        missing = self._missing = reply.missing
-        if missing:
-            self._has_events = reply.content_type == _EVENTS
-        if not missing:
+        parts, reply.parts = reply.parts, ()  # the head may stay for longer
+        if not reply.has_more:
             pending.is_read = True
-        listener, parts, reply.parts = pending.listener, reply.parts, ()  # the head may stay for longer
-        if not missing and len(parts) == 1 and pending.hear_whole is not None:
-            self._end(keeps_alive=True, whole=(pending.hear_whole, reply, parts[0]))
-            return
-        try:
-            listener.on_head(reply)
-            for part in parts:
-                if self._pending is pending:
-                    listener.on_body(part)
-        except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
-            self._stop(exc)
-        if not missing and self._pending is pending:
-            self._end(keeps_alive=True)
+            if len(parts) == 1 and pending.hear_whole is not None:
+                self._end(keeps_alive=True, whole=(pending.hear_whole, reply, parts[0]))
+                return
+        elif reply.missing:
+            self._missing, self._has_events = reply.missing, reply.content_type == _EVENTS
+        else:
+            self._keeps_alive = True
+            self._drop_parser()
+        self._hear(pending, reply, parts, has_more=reply.has_more, keeps_alive=True)
 
     def _hear_rest(self, pending: PendingRequest, data: bytes) -> None:
         """Tell the listener of another part of the body of such a reply."""
         missing = self._missing
-        self._missing = max(missing - len(data), 0)
+        left = self._missing = max(missing - len(data), 0)
+        self._hear(pending, None, (data[:missing],), has_more=left > 0, keeps_alive=len(data) == missing)
+
+    def _hear(
+        self,
+        pending: PendingRequest,
+        head: ReplyHead | None,
+        parts: tuple[bytes, ...],
+        *,
+        has_more: bool,
+        keeps_alive: bool,
+    ) -> None:
+        """Tell the listener what was read without a parser; `keeps_alive` counts if it has no more to come."""
         try:
-            pending.listener.on_body(data[:missing])
+            if head is not None:
+                pending.listener.on_head(head)
+            for part in parts:
+                if self._pending is pending:
+                    pending.listener.on_body(part)
         except BaseException as exc:  # noqa: BLE001 - the outermost edge of a callback
             self._stop(exc)
-        if self._pending is pending and not self._missing:
-            self._end(keeps_alive=len(data) == missing)
+        if self._pending is not pending:
+            return  # it was aborted, or has failed
+        if has_more:
+            self._save_memory(pending)
+        else:
+            self._end(keeps_alive=keeps_alive)
 
     def _continue(self, pending: PendingRequest) -> None:
         """Send the body, which the server has asked for."""

@@ -2,7 +2,7 @@
 
 The heads of a server differ in values such as a date or a length. What else they say was understood before, by
 llhttp. So a head takes one regular expression, in place of a callback for each of its parts, and a body of known
-length takes nothing. A chunked body is recognised only if it arrives whole.
+length takes nothing. A chunked body takes one for each chunk, as long as what arrives ends with a chunk.
 
 Rule: a form fixes the status line, the names of the headers in their order, and the values of all headers that
 delimit the message, describe the body, or decide about the connection. Whatever deviates is left to llhttp.
@@ -60,9 +60,11 @@ class Form:
 class FamiliarReply(ReplyHead):
     """A reply of a known form, as far as it was read at first; most of the values of its head are never looked at."""
 
-    __slots__ = ("form", "missing", "parts", "values")
+    __slots__ = ("form", "has_more", "missing", "parts", "values")
 
-    def __init__(self, form: Form, values: re.Match[bytes], parts: tuple[bytes, ...], missing: int) -> None:
+    def __init__(
+        self, form: Form, values: re.Match[bytes], parts: tuple[bytes, ...], missing: int, *, has_more: bool
+    ) -> None:
         # Without the constructor of the class: every call comes here.
         self.status, self.version, self.raw_reason = form.status, "1.1", form.reason
         self._fields = self._first = None
@@ -72,7 +74,9 @@ class FamiliarReply(ReplyHead):
         self.parts = parts
         """The body so far; none is empty."""
         self.missing = missing
-        """How many bytes of the body are still to come."""
+        """How many bytes of a body of known length are still to come."""
+        self.has_more = has_more
+        """Whether any part of the body is still to come."""
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
@@ -106,21 +110,24 @@ class FamiliarHeads:
                     forms.remove(form)
                     forms.insert(0, form)
                 begin, missing = found.end(), 0
-                if form.length is None:
-                    parts = _chunks(data, begin)
-                else:
-                    parts = (data[begin:],) if begin < len(data) else ()
+                if form.length is not None:
+                    parts: tuple[bytes, ...] = (data[begin:],) if begin < len(data) else ()
                     missing = int(found[form.length]) + begin - len(data)
-                if parts is None or missing < 0 or begin > _MAX_HEAD_BYTES:
+                    has_more = missing > 0
+                elif (chunked := chunks(data, begin)) is not None:
+                    parts, has_more = chunked
+                else:
                     return None
-                if missing:
+                if missing < 0 or begin > _MAX_HEAD_BYTES:
+                    return None
+                if has_more:
                     # The head stays while the rest comes, and must not keep the part of the body that came with it.
                     found = form.pattern.match(data[:begin]) or found
-                return FamiliarReply(form, found, parts, missing)
+                return FamiliarReply(form, found, parts, missing, has_more=has_more)
         return None
 
     def learn(self, data: bytes) -> None:
-        """Learn the form of a reply that begins so, which left its connection open."""
+        """Learn the form of a reply that begins so, which leaves its connection open."""
         if self._lessons < _MAX_LESSONS and (form := _form(data)) is not None:
             self._lessons += 1
             if all(form.pattern.pattern != known.pattern.pattern for known in self._forms):
@@ -154,16 +161,19 @@ def _value(name: bytes, value: bytes) -> bytes:
     return b"(%b)" % re.escape(value) if name in _FIXED else b"([ -~]*)"
 
 
-def _chunks(data: bytes, begin: int) -> tuple[bytes, ...] | None:
-    """The body of a few chunks, without extensions and trailers."""
+def chunks(data: bytes, begin: int = 0) -> tuple[tuple[bytes, ...], bool] | None:
+    """What a few chunks hold, without extensions and trailers, and whether more are to come behind them."""
     parts: list[bytes] = []
-    while len(parts) <= _MAX_CHUNKS and (size := _CHUNK_SIZE.match(data, begin)) is not None:
+    while begin < len(data):
+        size = _CHUNK_SIZE.match(data, begin)
+        if size is None or len(parts) > _MAX_CHUNKS:
+            return None
         begin = size.end()
         end = begin + int(size[1], 16)
         if data[end : end + 2] != b"\r\n":
             return None
         if end == begin:
-            return tuple(parts) if len(data) == end + 2 else None
+            return (tuple(parts), False) if len(data) == end + 2 else None
         parts.append(data[begin:end])
         begin = end + 2
-    return None
+    return tuple(parts), True

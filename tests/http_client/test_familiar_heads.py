@@ -213,42 +213,72 @@ async def test_a_reply_of_a_known_form_is_understood_wherever_it_is_cut(reply: b
         owner.freed.assert_called_once_with(connection)
 
 
-async def test_bytes_behind_the_rest_of_a_familiar_reply_close_the_connection() -> None:
+BEGUN = CHUNKED + b"2\r\nla\r\n"
+
+
+async def test_chunks_that_come_one_after_the_other_take_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, connection, owner = taught_connection()
-    connection.data_received(LATER[:-2])
-    connection.data_received(b"erHTTP/1.1 200 OK\r\n")
+    monkeypatch.setattr(ReplyParser, "__init__", Mock(side_effect=AssertionError("a parser was made")))
+    for part in (CHUNKED, b"2\r\nla\r\n", b"1\r\nt\r\n2\r\ner\r\n", b"0\r\n\r\n"):
+        connection.data_received(part)
     assert (heard.words, heard.body) == (["head", "body", "end"], b"later")
+    owner.freed.assert_called_once_with(connection)
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest"),
+    [
+        (LATER[:-2], b"erHTTP/1.1 200 OK\r\n"),
+        (BEGUN, b"3\r\nter\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n"),
+        (BEGUN, b"3\r\nter\r\n0\r\n\r\n0\r\n\r\n"),
+    ],
+)
+async def test_bytes_behind_the_rest_of_a_familiar_reply_close_the_connection(begun: bytes, rest: bytes) -> None:
+    heard, connection, owner = taught_connection()
+    connection.data_received(begun)
+    connection.data_received(rest)
+    assert b"".join(heard.parts) == b"later"
+    assert heard.words[-1] == "end"
     owner.freed.assert_not_called()
     assert not connection.is_open
 
 
+@pytest.mark.parametrize("begun", [LATER[:-3], BEGUN])
 @pytest.mark.parametrize("end", [Connection.eof_received, lambda connection: connection.connection_lost(None)])
-async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(end: Callable[[Connection], None]) -> None:
+async def test_a_familiar_reply_that_breaks_off_is_never_taken_for_complete(
+    begun: bytes, end: Callable[[Connection], None]
+) -> None:
     heard, connection, owner = taught_connection()
-    connection.data_received(LATER[:-2])
+    connection.data_received(begun)
     end(connection)
-    assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
+    assert (heard.words, heard.body) == (["head", "body", "failed"], b"la")
     assert isinstance(heard.failure, ReplyCut)
     owner.freed.assert_not_called()
 
 
-async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_taken_for_complete() -> None:
+@pytest.mark.parametrize("begun", [LATER[:-3], BEGUN])
+async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_taken_for_complete(
+    begun: bytes,
+) -> None:
     first, connection, owner = taught_connection()
     connection.data_received(b"HTTP/1.1 204 No Content\r\n\r\n")
     assert first.words == ["head", "end"]
     owner.freed.assert_called_once_with(connection)
     heard = Recorder()
     connection.start(PendingRequest(heard), b"", b"", is_head=False)
-    connection.data_received(LATER[:-2])
+    connection.data_received(begun)
     connection.eof_received()
-    assert (heard.words, heard.body) == (["head", "body", "failed"], b"lat")
+    assert (heard.words, heard.body) == (["head", "body", "failed"], b"la")
     assert isinstance(heard.failure, ReplyCut)
 
 
 @pytest.mark.parametrize("raises", [True, False])
-async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothing_more(*, raises: bool) -> None:
+@pytest.mark.parametrize(("begun", "rest"), [(LATER[:-5], b"later"), (CHUNKED, b"1\r\nl\r\n0\r\n\r\n")])
+async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothing_more(
+    begun: bytes, rest: bytes, *, raises: bool
+) -> None:
     heard, connection, owner = taught_connection()
-    connection.data_received(LATER[:-5])
+    connection.data_received(begun)
     pending = connection._pending
     assert pending is not None
 
@@ -259,23 +289,26 @@ async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothin
             pending.abort()
 
     heard.react = react
-    connection.data_received(b"later")
+    connection.data_received(rest)
     assert heard.words == ["head", "body", *(["failed"] if raises else [])]
     assert not connection.is_open
     owner.freed.assert_not_called()
 
 
+@pytest.mark.parametrize("cut", [(OK, len(OK) - 2), (STREAM, len(CHUNKED)), (STREAM, len(STREAM) - 5)])
 async def test_a_form_is_learnt_from_a_reply_that_comes_in_parts(
-    client: HttpClient, is_recognised: list[bool]
+    client: HttpClient, is_recognised: list[bool], cut: tuple[bytes, int]
 ) -> None:
+    reply, at = cut
+
     async def script(wire: Wire) -> None:
         for _ in range(2):
             await wire.head()
             _ = await wire.reader.readexactly(2)
-            await wire.say(OK[:-2])
+            await wire.say(reply[:at])
             await heads.wait()
             heads.clear()
-            await wire.say(OK[-2:])
+            await wire.say(reply[at:])
         await wire.gone()
 
     heads = asyncio.Event()
@@ -286,7 +319,7 @@ async def test_a_form_is_learnt_from_a_reply_that_comes_in_parts(
             await heard.until(lambda heard=heard: heard.words)
             heads.set()
             await heard.over()
-            assert (heard.words, heard.body) == (["head", "body", "end"], b"ok")
+            assert heard.body == (b"ok" if reply is OK else b"data: {}\n\n")
         assert is_recognised == [False, True]
         assert server.connections == 1
 
