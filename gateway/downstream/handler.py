@@ -1,42 +1,36 @@
-"""The way of one HTTP request to its one reply, as a list of stages."""
+"""The way of one request to its one reply: its stages, then what its route and its era want."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.host_check import HostCheck
-from gateway.auth.oauth_proxy import OAuthProxy
 from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
-from gateway.config import Config, InForce, Limits
+from gateway.config import Config, InForce
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
-from gateway.downstream.rejections import Rejections, no_route
+from gateway.downstream.rejections import Rejections
 from gateway.downstream.round import LEFT, begin_span, new_round
+from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server import request_id as ids
-from gateway.http.server.body import last_id
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, WholeResponse
-from gateway.http.upstream_client import Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
-from gateway.protocol.errors import DownstreamError, GatewayError, Notification
+from gateway.protocol.errors import GatewayError, Notification
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.telemetry import Direction, bodies
 
-_REFUSED_BYTES: Final = 65_536
-"""The largest body that is read for the id of a request whose caller is not verified."""
 W = TypeVar("W", bound=ReplyWriter)
 Serve = Callable[[Incoming, W], Awaitable[Response]]
 
@@ -54,8 +48,7 @@ class RequestHandler:
         legacy: LegacyRouting,
         task_requests: TaskRequests,
     ) -> None:
-        self._use(in_force.value)
-        in_force.after_replace(self._use)
+        self._in_force = in_force
         self._routes = routes
         self._authenticator = authenticator
         self._continuation = continuation
@@ -64,8 +57,7 @@ class RequestHandler:
         self.front = legacy.front
         self._mirror = legacy.mirror
         self.stateless = legacy.stateless
-        self._bodies = routes.process.traffic.bodies
-        self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
+        self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         pinned = PinnedClients(routes.process, continuation.router)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
         self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned, self._era_routing)
@@ -74,10 +66,6 @@ class RequestHandler:
         self.in_flight = 0
         """The number of requests whose final message has not been written yet."""
         self._legs = continuation.legs
-
-    def _use(self, config: Config) -> None:
-        self._config = config
-        self._host_check = HostCheck(config.security, config.listen)
 
     @property
     def running(self) -> dict[Driver, None]:
@@ -95,35 +83,25 @@ class RequestHandler:
         long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived + self._mirror.long_lived
         return self.in_flight - long_lived + self.front.busy
 
-    def _client_of(self, path: str) -> Client:
-        """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
-        live = self._routes.live.get(path)
-        if live is None:
-            raise no_route(path)
-        return live.upstream.client
-
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""
-        # Until the body is here, the configuration of the present route holds.
         head = http.head
-        path = head.path
         known = head.values
-        live = self._routes.live.get(path)
-        config = self._config if live is None else live.config
+        live = self._routes.live.get(head.path)
+        config = self._in_force.value if live is None else live.config
         http.id = ids.request_id(head.request_id, self._ids)
         incoming = Incoming(
-            path,
+            head.path,
             head.headers,
             http.wire.remote,
             request_id=http.id,
             method=head.method,
             url=head.url,
             known=known,
-            # A reload makes a new host check, so this holds as long as the configuration.
-            caller=known.caller if known is not None and known.judge is self._host_check else None,
+            caller=known.caller if known is not None and known.judge is self._stages.host_check else None,
         )
-        reply = HttpReply(http, config.timeouts.send_seconds, self._oauth_proxy.challenge)
-        return self._replied(self._serve_client, incoming, reply)
+        reply = HttpReply(http, config.timeouts.send_seconds, self._stages.oauth_proxy.challenge)
+        return self._replied(self._stages.without_route if live is None else self._stages.of_route, incoming, reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
@@ -143,46 +121,11 @@ class RequestHandler:
         finally:
             self.in_flight -= 1
 
-    def _serve_client(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
-        """Run the stages of a client's request; docs/protocol.md (Errors) fixes their order.
-
-        Each level of coroutines would cost a part of a plain call, so nothing here waits that need not.
-        """
-        if incoming.caller is None:
-            self._host_check.check(incoming.headers)
-        live = self._routes.live.get(incoming.path)
-        if live is not None and not self._authenticator.verifies:
-            incoming.body = self._bodies.read_now(reply.http, live.config.limits.body_bytes)
-            if incoming.body:
-                return self._route(incoming, reply, live)
-        return self._receive(incoming, reply, (self._config if live is None else live.config).limits)
-
-    async def _receive(self, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
-        """Verify the caller and wait for the body, in this order."""
-        http = reply.http
-        if incoming.path not in self._routes.live:
-            response = await self._oauth_proxy.handle(http)
-            if response is not None:
-                return response
-            if incoming.method != "POST":
-                raise no_route(incoming.path)
-        try:
-            if self._authenticator.verifies:
-                await self._verify(http, incoming, limits)
-            if not incoming.body:  # no local variable has it: this coroutine waits until the call has ended
-                incoming.body = self._bodies.read_now(http, limits.body_bytes)
-            if not incoming.body:
-                incoming.body = await self._bodies.read(http, limits.body_bytes, limits.receive_seconds)
-        except GatewayError as exc:
-            await self._keep_session(exc, http, incoming, limits)
-            raise
-        # Once more: a reload may have come before the body.
-        return await self._route(incoming, reply, self._routes.live.get(incoming.path))
-
-    def _route(self, incoming: Incoming, reply: HttpReply, live: LiveRoute | None) -> Awaitable[Response]:
+    def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
         if bodies.on:
             bodies.show(Direction.FROM_CLIENT, incoming.body, route=incoming.path[:80], request_id=incoming.request_id)
+        live = self._routes.live.get(incoming.path)
         if live is None:
             return self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
@@ -217,31 +160,6 @@ class RequestHandler:
         served = await self._era_routing.hop(incoming, reply, live)
         return served if served is not None else await self._bridge(incoming, reply, live)
 
-    async def _verify(self, http: HttpRequest, incoming: Incoming, limits: Limits) -> None:
-        """Verify a caller by its headers, before its body takes time and memory; raises Unauthorized or NoKeys."""
-        try:
-            _ = await self._authenticator.caller(incoming, is_checked=False)
-        except GatewayError as exc:
-            if 0 < (http.head.length) <= _REFUSED_BYTES:  # the error should name the request's id
-                with suppress(DownstreamError):
-                    incoming.body = await self._bodies.read(http, _REFUSED_BYTES, limits.receive_seconds)
-            if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
-                raise no_route(incoming.path) from exc
-            raise
-
-    async def _keep_session(self, error: GatewayError, http: HttpRequest, incoming: Incoming, limits: Limits) -> None:
-        """Have an error that comes before the body is read refuse one request and not the session.
-
-        If the request has an id that cannot be read, the client would wait for ever, so the error keeps its status.
-        """
-        live = self._routes.live.get(incoming.path)
-        if live is None or error.status_in_session == error.status or not self._legacy.names_session(incoming, live):
-            return
-        if not incoming.body:
-            error.request_id = await last_id(http, limits.receive_seconds)
-        if incoming.body or error.request_id is not None:
-            incoming.found_session()
-
     async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""
         found = await self._continuation.find_route(incoming, reply)
@@ -252,7 +170,7 @@ class RequestHandler:
         caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
         known = incoming.known
         if known is not None and incoming.peer_request is None and self._authenticator.knows_by_head:
-            known.caller, known.judge = caller, self._host_check
+            known.caller, known.judge = caller, self._stages.host_check
         return caller
 
     def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response]:

@@ -27,6 +27,7 @@ from tests.http.test_tls import server_context
 from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.logs import Lines
+from tests.support.raw_connection import raw_connection
 from tests.support.signer import ISSUER, jwks, private, public_jwk, token
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, eventually
@@ -220,6 +221,12 @@ async def test_a_caller_is_verified_before_its_body_is_found_to_be_wrong(stand: 
         async with stand.http.post(stand.url, data=b"{", headers=headers) as response:
             assert response.status == status
             assert "id" not in await response.json()
+
+
+async def test_a_foreign_host_is_refused_before_its_caller_and_its_body(stand: Stand) -> None:
+    async with raw_connection(stand) as raw:
+        await raw.send(b"POST /mcp HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100000\r\n\r\n")
+        assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 "), "the body never comes"
 
 
 async def test_an_unverified_callers_body_is_not_opened_on_a_path_without_a_route(stand: Stand) -> None:

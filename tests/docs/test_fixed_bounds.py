@@ -7,7 +7,7 @@ from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import call_context, outgoing_messages, response_queue, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.config.parsing import yaml_tree
-from gateway.downstream import handler
+from gateway.downstream import stages
 from gateway.exchange import handshake, input_requests, replay_ledger
 from gateway.exchange import nested_requests as nested
 from gateway.http import upstream_url
@@ -67,7 +67,7 @@ FIXED = [
     ("the configuration file", [f"{yaml_tree.MAX_TEXT_CHARACTERS:,} characters"]),
     ("nesting in the configuration file", [f"{yaml_tree._MAX_DEPTH} levels"]),
     ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
-    ("the body of a caller that is not verified", [size(handler._REFUSED_BYTES)]),
+    ("the body of a caller that is not verified", [size(stages._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",
         [

@@ -1,0 +1,137 @@
+"""The stages of a client's request before its route takes it; docs/protocol.md (Errors) lists them in the same order.
+
+A stage replies, raises the error that refuses the request, or calls the next stage. One that does not have to wait
+returns what the next one returns: each level of coroutines would cost a part of a plain call.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Concatenate, Final, ParamSpec, TypeVar
+
+from gateway.auth.authenticator import Authenticator
+from gateway.auth.host_check import HostCheck
+from gateway.auth.oauth_proxy import OAuthProxy
+from gateway.config import Config, InForce, Limits
+from gateway.downstream.legacy_routing import LegacyRouting
+from gateway.downstream.rejections import no_route
+from gateway.http.incoming import Incoming
+from gateway.http.reply import HttpReply
+from gateway.http.server.body import last_id
+from gateway.http.server.response import Response
+from gateway.http.upstream_client import Client
+from gateway.protocol.errors import DownstreamError, GatewayError
+from gateway.routes.route_table import RouteTable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Next = Callable[[Incoming, HttpReply], Awaitable[Response]]
+
+_REFUSED_BYTES: Final = 65_536
+"""The largest body that is read for the id of a request whose caller is not verified."""
+
+
+def stacked(stages: Sequence[Callable[Concatenate[Callable[P, R], P], R]], last: Callable[P, R]) -> Callable[P, R]:
+    """Return the function that calls the first stage, each of which calls the next, and the final one `last`."""
+    for stage in reversed(stages):
+        last = partial(stage, last)
+    return last
+
+
+class Stages:
+    """What each request to one listener passes, from its head to its whole body."""
+
+    def __init__(
+        self,
+        in_force: InForce[Config],
+        routes: RouteTable,
+        authenticator: Authenticator,
+        legacy: LegacyRouting,
+        serve: Next,
+    ) -> None:
+        self._routes = routes
+        self._authenticator = authenticator
+        self._legacy = legacy
+        self._bodies = routes.process.traffic.bodies
+        self._serve = serve
+        self.oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
+        self._use(in_force.value)
+        in_force.after_replace(self._use)
+
+    def _use(self, config: Config) -> None:
+        self._config = config
+        self.host_check = HostCheck(config.security, config.listen)
+        """A reload makes a new one, so it stands for the configuration under which a caller is known."""
+        authenticate = (self._authenticate,) if self._authenticator.verifies else ()
+        self.of_route = stacked((self._check_host, *authenticate, self._receive), self._serve)
+        """The stages of a request to the path of a route."""
+        self.without_route = stacked((self._check_host, self._no_path, *authenticate, self._receive), self._serve)
+
+    def _client_of(self, path: str) -> Client:
+        """Return the HTTP client of the route at a path; raises MethodNotFound if a reload removed the route."""
+        live = self._routes.live.get(path)
+        if live is None:
+            raise no_route(path)
+        return live.upstream.client
+
+    def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
+        """Refuse a page that must not send requests here; the head of a known caller has passed before."""
+        if incoming.caller is None:
+            self.host_check.check(incoming.headers)
+        return then(incoming, reply)
+
+    async def _no_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+        """Answer OAuth clients; only a POST goes on, because its call may have begun while the path had a route."""
+        response = await self.oauth_proxy.handle(reply.http)
+        if response is not None:
+            return response
+        if incoming.method != "POST":
+            raise no_route(incoming.path)
+        return await then(incoming, reply)
+
+    async def _authenticate(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
+        """Verify a caller by its headers, before its body takes time and memory."""
+        try:
+            _ = await self._authenticator.caller(incoming, is_checked=False)
+        except GatewayError as exc:
+            limits = self._limits(incoming)
+            if 0 < reply.http.head.length <= _REFUSED_BYTES:  # the error should name the request's id
+                with suppress(DownstreamError):
+                    incoming.body = await self._bodies.read(reply.http, _REFUSED_BYTES, limits.receive_seconds)
+            if isinstance(exc, DownstreamError) and incoming.path not in self._routes.live:
+                raise no_route(incoming.path) from exc
+            await self._keep_session(exc, incoming, reply, limits)
+            raise
+        return await then(incoming, reply)
+
+    def _receive(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
+        """Read the body under the limits of the route that is in force now; a reload may come before its end."""
+        limits = self._limits(incoming)
+        # No local variable has the body: what waits here waits until the call has ended.
+        incoming.body = self._bodies.read_now(reply.http, limits.body_bytes)
+        return then(incoming, reply) if incoming.body else self._wait(then, incoming, reply, limits)
+
+    async def _wait(self, then: Next, incoming: Incoming, reply: HttpReply, limits: Limits) -> Response:
+        try:
+            incoming.body = await self._bodies.read(reply.http, limits.body_bytes, limits.receive_seconds)
+        except GatewayError as exc:
+            await self._keep_session(exc, incoming, reply, limits)
+            raise
+        return await then(incoming, reply)
+
+    def _limits(self, incoming: Incoming) -> Limits:
+        live = self._routes.live.get(incoming.path)
+        return (self._config if live is None else live.config).limits
+
+    async def _keep_session(self, error: GatewayError, incoming: Incoming, reply: HttpReply, limits: Limits) -> None:
+        """Have an error that comes before the body is read refuse one request and not the session.
+
+        If the request has an id that cannot be read, the client would wait for ever, so the error keeps its status.
+        """
+        live = self._routes.live.get(incoming.path)
+        if live is None or error.status_in_session == error.status or not self._legacy.names_session(incoming, live):
+            return
+        if not incoming.body:
+            error.request_id = await last_id(reply.http, limits.receive_seconds)
+        if incoming.body or error.request_id is not None:
+            incoming.found_session()
