@@ -120,8 +120,6 @@ IMPURE_MODULES = {
     *("asyncio", "concurrent", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "secrets"),
     *("select", "selectors", "signal", "socket", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
-MAX_FILES = 14
-"""Files in one folder, `__init__.py` not counted."""
 
 
 def folder(file: Path) -> str:
@@ -225,14 +223,6 @@ def test_no_two_files_need_each_other() -> None:
     assert not below, f"a circle of imports among {sorted(str(file.relative_to(PACKAGE)) for file in below)}"
 
 
-def test_a_folder_stays_small() -> None:
-    count: dict[str, int] = {}
-    for each in FILES:
-        if each.name != "__init__.py":
-            count[folder(each)] = count.get(folder(each), 0) + 1
-    assert {name: files for name, files in count.items() if files > MAX_FILES} == {}
-
-
 def says_nothing(file: Path) -> Iterator[str]:
     first = first_sentence(file)
     if not first:
@@ -243,18 +233,6 @@ def says_nothing(file: Path) -> Iterator[str]:
 
 def test_a_file_says_in_one_sentence_what_it_is_for() -> None:
     check(says_nothing)
-
-
-def says_two_things(file: Path) -> Iterator[str]:
-    first = first_sentence(file)
-    if ". " in first:
-        yield f"{first!r} is more than one sentence: leave an empty line after the first one"
-    if " and " in first:
-        yield f"{first!r} names two things: split the file, or name what they have in common"
-
-
-def test_the_first_line_of_a_file_is_one_sentence_without_and() -> None:
-    check(says_two_things)
 
 
 def imports_oddly(file: Path) -> Iterator[str]:
