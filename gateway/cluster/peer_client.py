@@ -155,22 +155,23 @@ class PeerClient:
 
     # -- questions ----------------------------------------------------------------------------------------------
 
+    @property
+    def question_seconds(self) -> float:
+        """How long `ask` waits: the other replica may first have to try a connection of its own."""
+        timeouts = self._connections.timeouts
+        return 2 * timeouts.peer_connect_seconds + 3 * timeouts.peer_accept_seconds
+
     async def ask(
         self, kind: messages.Kind, member: str, about: str, detail: bytes = b"", *, most: int = ANSWER_BYTES
     ) -> str:
-        """The word with which another replica answers a question; raises PeerFailed and OwnerStalled.
-
-        That replica may first have to try a connection of its own, so the timeout covers both.
-        """
+        """The word with which another replica answers a question; raises PeerFailed and OwnerStalled."""
         address = await self._membership.address(member)
         if address is None:
             raise PeerDead(member)
         peer_request = PeerRequest(
             kind=kind, to=member, issued=world.wall(), nonce=messages.nonce(), path=about, body=detail
         )
-        timeouts = self._connections.timeouts
-        seconds = 2 * timeouts.peer_connect_seconds + 3 * timeouts.peer_accept_seconds
-        answers = await self._connections.question(address, peer_request, seconds, most=most)
+        answers = await self._connections.question(address, peer_request, self.question_seconds, most=most)
         words = [frame.word for frame in answers if isinstance(frame, messages.Answer)]
         return words[0] if words else "unknown"
 

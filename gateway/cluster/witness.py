@@ -76,10 +76,13 @@ class Witness:
         return self._verdicts.get(host, (0.0, False))[1]
 
     async def _hear_witnesses(self, host: str) -> None:
+        began = world.monotonic()
         try:
             others = [name for name in self.membership.other_hosts() if name != host][:_MOST_WITNESSES]
             words = await asyncio.gather(*(self._ask("reach", name, host) for name in others))
-            verdict = "silent" in words and "reached" not in words
+            # If this process has stood still meanwhile, what it heard before says nothing of now.
+            is_fresh = world.monotonic() - began < self._peers.question_seconds + _GOOD_SECONDS
+            verdict = is_fresh and "silent" in words and "reached" not in words
             _ = self._verdicts.keep(host, (world.monotonic() + _GOOD_SECONDS, verdict))
         finally:
             del self._asking[host]
