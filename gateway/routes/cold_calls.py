@@ -15,7 +15,7 @@ from gateway.config import InForce
 from gateway.protocol import jsonrpc
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Upstream
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.upstream.channel import Headers
 
 _RECORD_BYTES: Final = 448

@@ -20,7 +20,7 @@ from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import NestedOutcome
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.recent_errors import RecentErrors
 from gateway.upstream.children.modern_stdio import ModernStdio
 from gateway.upstream.children.shared_child import ChildHolder
@@ -90,7 +90,7 @@ class RouteTable:
             for route in config.routes
         }
         for path in self.live:
-            self.process.metrics.show_zeroes(path)
+            self.process.metrics.series.show_zeroes(path)
         self._prestart()
         kept = {id(upstream) for upstream in upstreams.values()}
         for live in before.values():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gateway.config import InForce
 from gateway.runtime.fair_shares import Holdings
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 
 
 class Share:

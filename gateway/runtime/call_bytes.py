@@ -9,7 +9,7 @@ from typing import Self
 
 from gateway.config import InForce, Limits
 from gateway.protocol.errors import Busy
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 
 _RETRY_AFTER_SECONDS = 5
 

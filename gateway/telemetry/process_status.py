@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 
 MOST_HELD: Final = 200
 MOST_ROUTES: Final = 200

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.admin import status_page
 from gateway.admin.merge_statuses import cut
 from gateway.admin.status_page import every_seconds, page, prefers_json
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import (
     MOST_HELD,
     ErrorStatus,

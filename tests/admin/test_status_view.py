@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin.status_view import ago, counted, duration, only, used, view
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import ErrorStatus, Failure, Notice, ProcessStatus, Status
 from tests.support.status import held, process, route, status_of
 

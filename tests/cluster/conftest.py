@@ -43,7 +43,7 @@ async def tasks() -> AsyncIterator[Tasks]:
     found = Tasks(metrics)
     yield found
     await found.close()
-    assert metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0
+    assert metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total") == 0
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
 
 
 def refused(stand: Stand) -> dict[str, int]:
-    families = stand.gateway.metrics._registry.collect()
+    families = stand.gateway.metrics.series.registry.collect()
     return {
         each.labels["reason"]: int(each.value)
         for family in families

@@ -118,7 +118,7 @@ def families() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     metrics = Metrics("1", ["/mcp"])
     _ = metrics.watch_load(lambda _: None)
-    for family in metrics._registry.collect():
+    for family in metrics.series.registry.collect():
         labels = tuple(getattr(family, "_labelnames", ()))
         ends = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",)}.get(family.type, ("",))
         for end in ends:

@@ -24,7 +24,7 @@ def test_malformed_requests_all_count_and_a_line_counts_those_without_one(log_li
     shared._logged = math.inf
     said = [(line["reason"], line["remote"], line["suppressed"]) for line in log_lines("request.malformed")]
     assert said == [("method", "192.0.2.1", 0), ("header", "192.0.2.4", 2)]
-    counted = shared.metrics._registry
+    counted = shared.metrics.series.registry
     assert [value_in(counted, "malformed_requests_total", reason=kind) for kind in ("method", "body")] == [1, 2]
 
 

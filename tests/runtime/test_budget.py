@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from gateway.config import InForce
 from gateway.runtime.budget import Budget
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 
 
 class Holder:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from gateway.config import InForce, Limits
 from gateway.protocol.errors import Busy
 from gateway.runtime.call_bytes import CallBytes
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 
 ADA, BOB = b"ada", b"bob"
 

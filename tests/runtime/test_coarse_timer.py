@@ -58,7 +58,7 @@ async def test_an_alarms_bug_is_counted_and_the_others_still_ring() -> None:
     alarm.arm("bad", fail)
     alarm.arm("good", rung.set)
     await asyncio.wait_for(rung.wait(), 2)
-    assert metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 1
+    assert metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total") == 1
 
 
 async def test_an_alarm_looks_when_the_first_thing_is_due_and_not_before() -> None:

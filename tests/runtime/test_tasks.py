@@ -11,7 +11,7 @@ from gateway.telemetry import Metrics
 
 
 def failures(metrics: Metrics) -> float | None:
-    return metrics._registry.get_sample_value("mcp_gateway_task_failures_total")
+    return metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total")
 
 
 async def test_what_a_task_raises_is_counted_and_a_cancellation_is_not() -> None:

@@ -579,7 +579,7 @@ async def test_fewer_calls_may_be_held_and_those_that_are_stay(upstream: FakeUps
     client = stand.client()
     asked = [await client.call() for _ in range(3)]
     stand.gateway.apply(reconfigured(upstream.url, hold={"max_calls": 2}))
-    assert stand.gateway.metrics._registry.get_sample_value("mcp_gateway_held_calls_limit") == 2
+    assert stand.gateway.metrics.series.registry.get_sample_value("mcp_gateway_held_calls_limit") == 2
     assert (await client.call()).status == 503
     assert stand.held == 3
     for each in asked:
@@ -897,7 +897,7 @@ async def test_a_bug_of_the_loader_is_counted_and_the_next_signal_served() -> No
     files.reload.ask()
     await files.done()
     assert files.counted == [False]
-    assert files.metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 1
+    assert files.metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total") == 1
     files.reload.ask()
     await files.done()
     assert files.applied == [TWO]

@@ -79,7 +79,7 @@ def resealed(state: str, **changes: Any) -> str:
 
 
 def sample(stand: Stand, name: str, **labels: str) -> float:
-    return stand.gateway.metrics._registry.get_sample_value(name, labels) or 0.0
+    return stand.gateway.metrics.series.registry.get_sample_value(name, labels) or 0.0
 
 
 def asked_peers(stand: Stand) -> dict[str, int]:
@@ -97,7 +97,7 @@ def steps(stand: Stand) -> dict[str, int]:
 
 def operations(stand: Stand, outcome: str) -> int:
     """The requests that this replica counted for its own clients."""
-    families = stand.gateway.metrics._registry.collect()
+    families = stand.gateway.metrics.series.registry.collect()
     return int(
         sum(
             each.value

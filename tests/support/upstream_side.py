@@ -132,7 +132,7 @@ class UpstreamSide:
 
     def metric(self, name: str, **labels: str) -> float:
         _ = self.metrics.render()
-        return self.metrics._registry.get_sample_value(name, {"route": "/mcp", **labels}) or 0.0
+        return self.metrics.series.registry.get_sample_value(name, {"route": "/mcp", **labels}) or 0.0
 
     @property
     def sessions(self) -> list[float]:
@@ -153,4 +153,4 @@ class UpstreamSide:
         await eventually(lambda: not self.busy_tasks())
         await self.tasks.close()
         self.client.close()
-        assert self.metrics._registry.get_sample_value("mcp_gateway_task_failures_total") == 0
+        assert self.metrics.series.registry.get_sample_value("mcp_gateway_task_failures_total") == 0

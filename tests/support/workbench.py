@@ -210,7 +210,7 @@ class Stand:
         if name not in ("mcp_gateway_task_failures_total", "mcp_gateway_state_rejected_total"):
             labels = {"route": "/mcp", **labels}
         _ = self.gateway.metrics.render()  # some gauges are set when they are read
-        return self.gateway.metrics._registry.get_sample_value(name, labels) or 0.0
+        return self.gateway.metrics.series.registry.get_sample_value(name, labels) or 0.0
 
     def nested(self, method: str, outcome: str) -> float:
         return self.metric("mcp_gateway_nested_requests_total", method=method, outcome=outcome)

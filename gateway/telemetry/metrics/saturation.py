@@ -3,26 +3,26 @@
 from collections.abc import Callable, Mapping
 
 from gateway import world
-from gateway.telemetry.metrics.series import Count, Counts
+from gateway.telemetry.metrics.series import Count, Series
 
 
 class Saturation:
     """The gauges of one process that are set when the metrics are asked for."""
 
-    def __init__(self, gauge: Callable[..., Counts], fill: Callable[["Saturation"], None]) -> None:
-        """`gauge` declares one; `fill` sets all but those of reloads and certificates."""
+    def __init__(self, series: Series, fill: Callable[["Saturation"], None]) -> None:
+        """`fill` sets all gauges but those of reloads and certificates."""
 
         def one(name: str, text: str) -> Count:
-            return gauge(name, text)[()]
+            return series.gauge(name, text)[()]
 
         self._fill = fill
         self.ready = one("ready", "1 while /readyz says 200, else 0.")
         self.connections = one("connections", "Open connections of clients.")
         self.connections_limit = one("connections_limit", "Maximum of `mcp_gateway_connections`.")
         self.in_flight = one("requests_in_flight", "Requests whose final message has not been written.")
-        self.sessions_limit = gauge("sessions_limit", "Maximum number of upstream sessions.", "route")
-        self.children_limit = gauge("children_limit", "Maximum of `mcp_gateway_children`.", "route")
-        self._certificate = gauge(
+        self.sessions_limit = series.gauge("sessions_limit", "Maximum number of upstream sessions.", "route")
+        self.children_limit = series.gauge("children_limit", "Maximum of `mcp_gateway_children`.", "route")
+        self._certificate = series.gauge(
             "certificate_expiry_timestamp_seconds", "When a configured certificate expires, by its key.", "key"
         )
         self._reload_ok = one("config_last_reload_successful", "Whether the last reload was applied: 1 or 0.")

@@ -99,12 +99,12 @@ class Histogram(dict[tuple[str, ...], Times]):
 
 
 class Series(Collector):
-    """The registry; each kind of metrics is a subclass that declares its own series."""
+    """The series of one registry, in the order in which they were declared."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._registry.register(self)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
         self.declared: list[Counts | Histogram] = []
         self._of_routes: list[tuple[Counts, Zero]] = []
         self._routes: dict[str, None] = {}
@@ -124,10 +124,12 @@ class Series(Collector):
         """Show the series of a route from zero on: otherwise an alert misses a counter's first step."""
         self._routes[route] = None
 
-    def _counter(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+    def counter(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+        """Declare a counter; `zero` shows its series from zero on."""
         return self._declare(CounterMetricFamily, name, text, labels, zero)
 
-    def _gauge(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+    def gauge(self, name: str, text: str, *labels: str, zero: Zero | None = None) -> Counts:
+        """Declare a gauge, as `counter` does."""
         return self._declare(GaugeMetricFamily, name, text, labels, zero)
 
     def _declare(
@@ -146,7 +148,8 @@ class Series(Collector):
             _ = [series[values] for values in product(*zero)]
         return series
 
-    def _histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> Histogram:
+    def histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> Histogram:
+        """Declare a histogram under its whole name, with the upper bounds of its buckets."""
         histogram = Histogram(partial(HistogramMetricFamily, name, text, labels=labels), bounds)
         self.declared.append(histogram)
         return histogram

@@ -1,16 +1,16 @@
 """The metrics of calls between their rounds."""
 
 from gateway.telemetry import ColdEnding, Step
-from gateway.telemetry.metrics.calls import CallMetrics
+from gateway.telemetry.metrics.registry import Metrics
 from tests.support.metric_values import value_in
 
 
-def value(metrics: CallMetrics, name: str, **labels: str) -> float | None:
-    return value_in(metrics._registry, name, **labels)
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics.series.registry, name, **labels)
 
 
 def test_a_parked_call_is_held_until_its_release_and_its_time_counts() -> None:
-    metrics = CallMetrics()
+    metrics = Metrics()
     metrics.set_held_limit(10_000)
     metrics.call_parked("/mcp")
     metrics.call_parked("/mcp")
@@ -23,7 +23,7 @@ def test_a_parked_call_is_held_until_its_release_and_its_time_counts() -> None:
 
 
 def test_a_cold_call_is_counted_when_it_is_let_go_of_and_when_it_ends() -> None:
-    metrics = CallMetrics()
+    metrics = Metrics()
     metrics.show_cold_call("/mcp", 1)
     metrics.call_cooled("/mcp")
     assert value(metrics, "cold_calls", route="/mcp") == 1
@@ -35,7 +35,7 @@ def test_a_cold_call_is_counted_when_it_is_let_go_of_and_when_it_ends() -> None:
 
 
 def test_a_retry_counts_by_its_step_and_an_exchange_by_its_rounds() -> None:
-    metrics = CallMetrics()
+    metrics = Metrics()
     metrics.continued("/mcp", Step.HELD)
     metrics.exchange_finished("/mcp", 3)
     assert value(metrics, "continuations_total", route="/mcp", step="held") == 1
@@ -43,7 +43,7 @@ def test_a_retry_counts_by_its_step_and_an_exchange_by_its_rounds() -> None:
 
 
 def test_states_count_when_they_are_sealed_and_when_they_are_rejected() -> None:
-    metrics = CallMetrics()
+    metrics = Metrics()
     metrics.sealed()
     metrics.state_rejected("expired")
     metrics.state_rejected("a reason from outside")

@@ -1,16 +1,16 @@
 """The metrics of a process among its peers."""
 
 from gateway.telemetry import PeerOutcome
-from gateway.telemetry.metrics.process import BudgetStatus, ProcessMetrics
+from gateway.telemetry.metrics.registry import BudgetStatus, Metrics
 from tests.support.metric_values import value_in
 
 
-def value(metrics: ProcessMetrics, name: str, **labels: str) -> float | None:
-    return value_in(metrics._registry, name, **labels)
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics.series.registry, name, **labels)
 
 
 def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
-    metrics = ProcessMetrics()
+    metrics = Metrics()
     name = "limits.results_bytes"
     statuses = iter([BudgetStatus(7, 9, 2), BudgetStatus(8, 9, 3)])
     metrics.watch_budget(name, lambda: next(statuses))
@@ -24,7 +24,7 @@ def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
 
 
 def test_a_reload_counts_and_is_noted_where_clients_are_served() -> None:
-    metrics = ProcessMetrics()
+    metrics = Metrics()
     metrics.config_reloaded(applied=True)
     assert value(metrics, "config_last_reload_successful") is None
     saturation = metrics.watch_load(lambda _: None)
@@ -36,7 +36,7 @@ def test_a_reload_counts_and_is_noted_where_clients_are_served() -> None:
 
 
 def test_requests_of_replicas_count_on_both_sides() -> None:
-    metrics = ProcessMetrics()
+    metrics = Metrics()
     metrics.peer_asked(PeerOutcome.STALLED)
     metrics.peer_rejected("replayed")
     metrics.peer_rejected("a reason from outside")
@@ -48,7 +48,7 @@ def test_requests_of_replicas_count_on_both_sides() -> None:
 
 
 def test_crashes_and_bugs_count() -> None:
-    metrics = ProcessMetrics()
+    metrics = Metrics()
     metrics.worker_restarted()
     metrics.task_failed()
     assert value(metrics, "worker_restarts_total") == 1

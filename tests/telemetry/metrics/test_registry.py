@@ -19,7 +19,7 @@ from gateway.telemetry import (
     TrafficEra,
     UpstreamEra,
 )
-from gateway.telemetry.metrics.process import BudgetStatus
+from gateway.telemetry.metrics.registry import BudgetStatus
 
 CANARY = "c4nary-7f3a9"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.protocol import mcp
 from gateway.telemetry import COMPLETE, Ending, Malformation, NestedOutcome, Outcome, Passed, TrafficEra
-from gateway.telemetry.metrics.requests import RequestMetrics
+from gateway.telemetry.metrics.registry import Metrics
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.metric_values import value_in
@@ -25,7 +25,7 @@ def operations(stand: Stand) -> dict[tuple[str, str, str], int]:
     """By method, outcome and error type: rounds that were counted."""
     found = {
         (each.labels["method"], each.labels["outcome"], each.labels["error_type"]): int(each.value)
-        for family in stand.gateway.metrics._registry.collect()
+        for family in stand.gateway.metrics.series.registry.collect()
         for each in family.samples
         if each.name == COUNT
     }
@@ -149,8 +149,8 @@ async def test_what_is_passed_through_is_timed_but_for_streams_that_are_no_reply
     assert operations(stand) == {}
 
 
-def value(metrics: RequestMetrics, name: str, **labels: str) -> float | None:
-    return value_in(metrics._registry, name, **labels)
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics.series.registry, name, **labels)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -164,16 +164,16 @@ def value(metrics: RequestMetrics, name: str, **labels: str) -> float | None:
 def test_a_round_counts_with_its_duration(
     method: str, version: str, ending: Ending, labels: tuple[str, ...], times: int
 ) -> None:
-    metrics = RequestMetrics()
+    metrics = Metrics()
     for _ in range(times):
         metrics.operation_finished("/mcp", method, version, ending, 0.03)
     names = ("method", "protocol_version", "outcome", "error_type")
     found = {"route": "/mcp", **dict(zip(names, labels, strict=True))}
-    assert metrics._registry.get_sample_value(COUNT, found) == times
+    assert metrics.series.registry.get_sample_value(COUNT, found) == times
 
 
 def test_what_is_refused_counts_by_its_reason() -> None:
-    metrics = RequestMetrics()
+    metrics = Metrics()
     metrics.downstream_rejected("header_mismatch")
     metrics.downstream_rejected("a reason from outside")
     metrics.malformed(Malformation.TARGET)
@@ -183,7 +183,7 @@ def test_what_is_refused_counts_by_its_reason() -> None:
 
 
 def test_a_passed_through_stream_counts_without_a_time() -> None:
-    metrics = RequestMetrics()
+    metrics = Metrics()
     metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
     metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
     for outcome in ("cut", "left"):
@@ -192,7 +192,7 @@ def test_a_passed_through_stream_counts_without_a_time() -> None:
 
 
 def test_nested_requests_count_by_method_and_outcome() -> None:
-    metrics = RequestMetrics()
+    metrics = Metrics()
     metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
     metrics.nested_request("/mcp", "tools/call", NestedOutcome.UNSOLICITED)
     nested = "nested_requests_total"
@@ -201,7 +201,7 @@ def test_nested_requests_count_by_method_and_outcome() -> None:
 
 
 def test_notifications_count_as_forwarded_or_dropped() -> None:
-    metrics = RequestMetrics()
+    metrics = Metrics()
     metrics.notification("/mcp", "notifications/progress", forwarded=True)
     metrics.notification("/mcp", "notifications/odd", forwarded=False)
     metrics.notifications_dropped("/mcp", 2)

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admin.merge_metrics import merge, parse
 from gateway.protocol import mcp
-from gateway.telemetry.metrics.process import ProcessMetrics
+from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.metrics.saturation import Saturation
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.metric_values import value_in
@@ -19,7 +19,7 @@ DURATION = "mcp_client_operation_duration_seconds"
 
 def value(stand: Stand, name: str, **labels: str) -> float | None:
     _ = stand.gateway.metrics.render()
-    found = stand.gateway.metrics._registry.get_sample_value(name, labels)
+    found = stand.gateway.metrics.series.registry.get_sample_value(name, labels)
     assert found is not None, (name, labels)
     return found
 
@@ -35,7 +35,7 @@ async def test_the_use_of_each_limit_stands_beside_the_limit(upstream: FakeUpstr
     assert value(stand, "mcp_gateway_connections_limit") == 99
     assert value(stand, "mcp_gateway_requests_in_flight") == 0
     assert value(stand, "mcp_gateway_sessions_limit", **route) == 7
-    metrics = stand.gateway.metrics._registry
+    metrics = stand.gateway.metrics.series.registry
     assert value_in(metrics, "children_limit", **route) is None, "the upstream is no command"
     assert json.loads((await client.answer(asked)).text) == ACCEPT
 
@@ -92,8 +92,8 @@ def test_the_worst_worker_counts_where_a_sum_means_nothing(name: str, values: tu
 
 
 def test_a_reload_takes_the_certificates_and_routes_of_before_away() -> None:
-    metrics, routes = ProcessMetrics(), ["/child"]
-    registry = metrics._registry
+    metrics, routes = Metrics(), ["/child"]
+    registry = metrics.series.registry
 
     def fill(gauges: Saturation) -> None:
         for route in routes:

@@ -3,21 +3,21 @@
 from gateway.telemetry.metrics.series import DURATIONS, Series
 
 
-class Kind(Series):
+class Kind:
     """A kind of metrics with one series of each sort."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.plain = self._counter("plain_total", "Without labels.")[()]
-        self.bare = self._counter("bare_total", "Without zeroes.", "route")
-        self.ended = self._counter("ended_total", "By route.", "route", "why", zero=(("asked", "unasked"),))
-        self.refused = self._counter("refused_total", "Without a route.", "reason", zero=(("busy",),))
-        self.open = self._gauge("open", "A gauge of routes.", "route", zero=())
-        self.loose = self._gauge("loose", "A gauge without zeroes.", "route")
-        self.times = self._histogram("mcp_gateway_seconds", "Times.", ("route",), DURATIONS)
+        self.series = series = Series()
+        self.plain = series.counter("plain_total", "Without labels.")[()]
+        self.bare = series.counter("bare_total", "Without zeroes.", "route")
+        self.ended = series.counter("ended_total", "By route.", "route", "why", zero=(("asked", "unasked"),))
+        self.refused = series.counter("refused_total", "Without a route.", "reason", zero=(("busy",),))
+        self.open = series.gauge("open", "A gauge of routes.", "route", zero=())
+        self.loose = series.gauge("loose", "A gauge without zeroes.", "route")
+        self.times = series.histogram("mcp_gateway_seconds", "Times.", ("route",), DURATIONS)
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self._registry.get_sample_value(f"mcp_gateway_{name}", labels)
+        return self.series.registry.get_sample_value(f"mcp_gateway_{name}", labels)
 
     def observe(self, seconds: float) -> None:
         self.times["/mcp",].observe(seconds)
@@ -53,7 +53,7 @@ def test_a_series_with_zeroes_is_there_before_its_first_step() -> None:
     kind = Kind()
     assert kind.value("refused_total", reason="busy") == 0
     assert kind.value("open", route="/mcp") is None
-    kind.show_zeroes("/mcp")
+    kind.series.show_zeroes("/mcp")
     assert kind.value("open", route="/mcp") == 0
     assert [kind.value("ended_total", route="/mcp", why=why) for why in ("asked", "unasked")] == [0, 0]
     assert kind.value("bare_total", route="/mcp") is kind.value("loose", route="/mcp") is None

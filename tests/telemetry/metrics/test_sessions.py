@@ -1,16 +1,16 @@
 """The metrics of sessions, tasks and subscriptions."""
 
 from gateway.telemetry import SessionLimit, SessionState, TaskOutcome
-from gateway.telemetry.metrics.sessions import SessionMetrics
+from gateway.telemetry.metrics.registry import Metrics
 from tests.support.metric_values import value_in
 
 
-def value(metrics: SessionMetrics, name: str, **labels: str) -> float | None:
-    return value_in(metrics._registry, name, route="/mcp", **labels)
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics.series.registry, name, route="/mcp", **labels)
 
 
 def test_sessions_count_by_state() -> None:
-    metrics = SessionMetrics()
+    metrics = Metrics()
     counts = metrics.sessions_by_state("/mcp")
     counts[SessionState.IDLE].inc()
     counts[SessionState.BUSY].inc()
@@ -22,7 +22,7 @@ def test_sessions_count_by_state() -> None:
 
 
 def test_a_session_counts_when_it_opens_is_refused_or_is_lost() -> None:
-    metrics = SessionMetrics()
+    metrics = Metrics()
     metrics.session_opened("/mcp")
     metrics.session_refused("/mcp", SessionLimit.RATE)
     metrics.session_refused("/mcp", "sessions.new_per_second")
@@ -35,7 +35,7 @@ def test_a_session_counts_when_it_opens_is_refused_or_is_lost() -> None:
 
 
 def test_the_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
-    metrics = SessionMetrics()
+    metrics = Metrics()
     for change in (1, 1, -1):
         metrics.relayed("/mcp", change)
         metrics.mirroring("/mcp", change)
@@ -44,7 +44,7 @@ def test_the_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
 
 
 def test_a_task_counts_until_its_time_is_over_and_by_its_outcome() -> None:
-    metrics = SessionMetrics()
+    metrics = Metrics()
     metrics.tasks_changed("/mcp", 2)
     metrics.tasks_changed("/mcp", -1)
     metrics.task_ended("/mcp", TaskOutcome.LOST)
@@ -53,7 +53,7 @@ def test_a_task_counts_until_its_time_is_over_and_by_its_outcome() -> None:
 
 
 def test_a_lost_subscription_counts_by_what_became_of_it() -> None:
-    metrics = SessionMetrics()
+    metrics = Metrics()
     metrics.subscribed("/mcp", 1)
     metrics.subscription_lost("/mcp", opened_again=True)
     metrics.subscription_lost("/mcp", opened_again=False)

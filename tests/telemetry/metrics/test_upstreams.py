@@ -3,12 +3,12 @@
 import pytest
 
 from gateway.telemetry import COMPLETE, Ending, Outcome, UpstreamEra
-from gateway.telemetry.metrics.upstreams import UpstreamMetrics
+from gateway.telemetry.metrics.registry import Metrics
 from tests.support.metric_values import value_in
 
 
-def value(metrics: UpstreamMetrics, name: str, **labels: str) -> float | None:
-    return value_in(metrics._registry, name, **labels)
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return value_in(metrics.series.registry, name, **labels)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -24,18 +24,18 @@ def value(metrics: UpstreamMetrics, name: str, **labels: str) -> float | None:
 def test_an_answered_call_counts_with_its_time(
     method: str, ending: Ending, labels: dict[str, str], times: int
 ) -> None:
-    metrics = UpstreamMetrics()
+    metrics = Metrics()
     for _ in range(times):
         metrics.call_answered("/mcp", method, ending, 0.03)
     name = "mcp_client_operation_duration_seconds"
     labels = {"route": "/mcp", **labels}
-    assert metrics._registry.get_sample_value(f"{name}_count", labels) == times
-    assert metrics._registry.get_sample_value(f"{name}_bucket", {**labels, "le": "0.02"}) == 0
-    assert metrics._registry.get_sample_value(f"{name}_bucket", {**labels, "le": "0.05"}) == times
+    assert metrics.series.registry.get_sample_value(f"{name}_count", labels) == times
+    assert metrics.series.registry.get_sample_value(f"{name}_bucket", {**labels, "le": "0.02"}) == 0
+    assert metrics.series.registry.get_sample_value(f"{name}_bucket", {**labels, "le": "0.05"}) == times
 
 
 def test_failures_and_probes_count_by_kind() -> None:
-    metrics = UpstreamMetrics()
+    metrics = Metrics()
     metrics.upstream_failed("/mcp", "call_lost")
     metrics.upstream_failed("/mcp", "a kind from outside")
     metrics.era_probed("/mcp", UpstreamEra.MODERN)
@@ -45,7 +45,7 @@ def test_failures_and_probes_count_by_kind() -> None:
 
 
 def test_lists_count_by_source_and_the_tools_left_out_of_them() -> None:
-    metrics = UpstreamMetrics()
+    metrics = Metrics()
     metrics.list_answered("/mcp", from_memory=True)
     metrics.list_answered("/mcp", from_memory=False)
     metrics.tool_left_out("/mcp")
@@ -55,7 +55,7 @@ def test_lists_count_by_source_and_the_tools_left_out_of_them() -> None:
 
 
 def test_a_child_counts_while_it_runs_and_by_why_it_ended() -> None:
-    metrics = UpstreamMetrics()
+    metrics = Metrics()
     for asked in (True, False):
         metrics.child_started("/mcp")
         assert value(metrics, "children", route="/mcp") == 1
