@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, ClassVar, Final
 
+from msgspec import Raw
+
 from gateway import world
 from gateway.bridge.call_context import ClientCall, Context, may_run_twice
 from gateway.bridge.call_report import HELD, Report
@@ -254,13 +256,25 @@ class Driver:
         """Whether the replica that sealed a state has the say now, and no client waits here.
 
         It is of a newer round than the exchange has reached here. Or that replica asked for visits to URLs: it alone
-        sends the call again, though the stream that both of them read has told this one of the URLs, too. Who waits
-        for a call that no replica holds has sent a copy of an earlier retry: another run led to this state.
+        sends the call again, though the stream that both of them read has told this one of the URLs, too. Or only
+        that replica was asked: each has a round of this number. Who waits for a call that no replica holds has sent a
+        copy of an earlier retry: another run led to this state.
         """
         exchange = self._exchange
         is_referred = envelope.state == REFERRED and exchange.state in (PARKED, REFERRED)
         is_free = not (exchange.legs and envelope.owner)
-        return is_free and envelope.round >= exchange.round + (not is_referred)
+        is_equal = is_referred or self._was_asked_less(envelope)
+        return is_free and envelope.round >= exchange.round + (not is_equal)
+
+    def _was_asked_less(self, envelope: Envelope) -> bool:
+        """Whether a state has a question that the upstream has not asked here, but on the side stream there.
+
+        Not if the call was taken over with this very round: an answer may have had it run again, to be asked anew.
+        """
+        begun, heard = self._takeover, self._exchange.has_heard
+        is_common = begun is not None and begun.envelope.round == envelope.round
+        ids = [each.upstream_id for each in envelope.open if each.upstream_id is not None]
+        return bool(envelope.owner) and not is_common and not all(heard(Raw(id_)) for id_ in ids)
 
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.

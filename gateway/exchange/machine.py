@@ -197,6 +197,10 @@ class Exchange:
         """The answers that another run would get, in their order; None if the call cannot be run again."""
         return self._ledger.on_record
 
+    def has_heard(self, upstream_id: Raw) -> bool:
+        """Whether the upstream has asked this question in the present run."""
+        return self._nested_requests.has_heard(upstream_id)
+
     def handle(self, event: on.Event) -> Commands:
         """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
         handler = TRANSITIONS.get((self.state, type(event)))
