@@ -15,7 +15,7 @@ from gateway.bridge.call_timers import Timers
 from gateway.bridge.input_required import input_required
 from gateway.bridge.modern_to_legacy import modern_event
 from gateway.bridge.request_call import RequestCall
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.cluster import witness
@@ -36,6 +36,7 @@ from gateway.exchange.machine import (
     Policy,
     State,
 )
+from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError, ShuttingDown
 from gateway.protocol.request import Request

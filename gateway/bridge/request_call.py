@@ -8,9 +8,9 @@ from typing import Any, Final
 from gateway.bridge.call_context import Context
 from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
-from gateway.bridge.response_queue import ending_of
 from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
+from gateway.http.outbox import ending_of
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost
 from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream

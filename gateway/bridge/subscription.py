@@ -16,7 +16,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway import world
-from gateway.bridge.response_queue import ChangeQueue, FinalMessage
+from gateway.bridge.response_queue import ChangeQueue
+from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared, UpstreamError
 from gateway.protocol.request import Request
@@ -97,7 +98,7 @@ class Subscription:
 
     def __init__(self, live: LiveRoute, request: Request, key: PoolKey, headers: Headers) -> None:
         self._filter = wanted(request)
-        self.stream = ChangeQueue(request.id, live.deadlines.silence, live.config.limits.behind_bytes)
+        self.stream = ChangeQueue(live.deadlines.silence, live.config.limits.behind_bytes)
         self._live = live
         self._key = key
         self._headers = headers

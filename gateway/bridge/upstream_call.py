@@ -12,10 +12,10 @@ from gateway import world
 from gateway.bridge.call_context import Context, may_run_again
 from gateway.bridge.call_report import Report
 from gateway.bridge.outgoing_messages import Outgoing
-from gateway.bridge.response_queue import ending_of
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED
+from gateway.http.outbox import ending_of
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError

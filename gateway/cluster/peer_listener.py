@@ -227,8 +227,9 @@ class PeerReply(ReplyWriter):
         self.started = True
 
     async def write(self, data: bytes) -> None:
-        """Send a part of a stream."""
-        await self.frame(messages.Data(data))
+        """Send a part of a stream; one message may be larger than a frame."""
+        for start in range(0, len(data), _PIECE_BYTES):
+            await self.frame(messages.Data(data[start : start + _PIECE_BYTES]))
 
     async def end(self, ending: Ending) -> Response:
         """Send the end of a stream."""

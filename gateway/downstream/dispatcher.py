@@ -8,7 +8,6 @@ from typing import Final, TypeVar
 from gateway.bridge import subscription
 from gateway.bridge.driver import Driver, NewCall
 from gateway.bridge.plain_call import PlainCall
-from gateway.bridge.response_queue import ending_of
 from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.peer_exchange import Replied
@@ -20,6 +19,7 @@ from gateway.downstream.task_requests import METHODS as TASK_REQUESTS
 from gateway.downstream.task_requests import TaskRequests
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
+from gateway.http.outbox import ending_of
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, NoHandshake, ShuttingDown, UpstreamError

@@ -6,7 +6,6 @@ from typing import TypeVar
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.bridge.response_queue import ending_of
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce
 from gateway.downstream.continuation import Continuation
@@ -19,6 +18,7 @@ from gateway.downstream.round import LEFT, begin_span, new_round
 from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
+from gateway.http.outbox import ending_of
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server import request_id as ids
 from gateway.http.server.request import HttpRequest

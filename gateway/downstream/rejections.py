@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from gateway.bridge.response_queue import FinalMessage
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.protocol.errors import (

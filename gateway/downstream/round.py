@@ -7,13 +7,14 @@ import msgspec
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
+from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.peer_exchange import Replied
 from gateway.config import Route
+from gateway.http import reply_stream
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
+from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
-from gateway.mirror.streamable import reply_stream
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import EraUnknown, InvalidState, NoHandshake
 from gateway.protocol.request import Request
@@ -95,7 +96,7 @@ class Round(ClientCall, eq=False, kw_only=True):
         body = jsonrpc.result(self.request.id, result)
         return await self.reply.whole(body, 200, NO_HEADERS, COMPLETE), COMPLETE
 
-    async def write(self, queue: ResponseQueue) -> Replied:
+    async def write(self, queue: Outbox) -> Replied:
         """Write messages as they come: one JSON body if the final message comes first, else a stream."""
         return await self._end(await reply_stream.write(queue, self.reply, encode=sse.encode))
 

@@ -8,12 +8,12 @@ from typing import Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue, ending_of
 from gateway.bridge.upstream_call import BUG
+from gateway.http import reply_stream
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
-from gateway.mirror.streamable import reply_stream
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
@@ -94,7 +94,7 @@ class _Passage:
         self._reply = reply
         self._request_id = incoming.request_id
         limits = live.config.limits
-        self._queue = ResponseQueue(parsed.id, live.deadlines.silence, limits.behind_bytes, incoming.request_id)
+        self._queue = Outbox(live.deadlines.silence, limits.behind_bytes)
         self._is_over = False
 
     async def run(self, modern: ModernStdio) -> Response:

@@ -11,8 +11,6 @@ from gateway.protocol.jsonrpc import Error
 class Leg:
     """One downstream request of the exchange; compared by identity."""
 
-    __slots__ = ("id", "log_level", "progress_token")
-
     def __init__(self, id_: Raw, progress_token: Raw | None = None, log_level: str | None = None) -> None:
         """`id_` and `progress_token` are JSON. `log_level` is the least severe one it wants, None for no messages."""
         self.id = id_

@@ -10,14 +10,16 @@ from typing import Final
 
 from gateway.cluster.router import Router
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.replica_forwarding import forward
-from gateway.legacy_front.session import FrontSession, Stream, session_gone
+from gateway.legacy_front.session import FrontSession, session_gone
 from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
 from gateway.legacy_front.session_table import SessionTable
+from gateway.legacy_front.stream import Stream
 from gateway.legacy_front.stream_writer import StreamWriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
@@ -138,7 +140,7 @@ class LegacyFront:
         reply = at.http_reply()
         await reply.start()
         await reply.send(f"event: endpoint\ndata: {address}\n\n".encode())  # not shown with the bodies: it is secret
-        return await StreamWriter(session, session.standalone, reply).write(0)
+        return await StreamWriter(session, session.standalone, reply).write()
 
     # -- streamable HTTP ----------------------------------------------------------------------------------------
 
@@ -146,14 +148,14 @@ class LegacyFront:
         """Answer `initialize` with one JSON body, whose headers name the session."""
         stream = session.take(incoming_message.read(at))
         assert stream is not None, "`initialize` is a request"
-        while not stream.is_over:
-            _ = await stream.changed(session.live.config.timeouts.keepalive_seconds)
-        if stream.refusal is not None:
-            raise stream.refusal
-        answer = stream.waiting()[0].data
+        stream.attach(self, 0)
+        while not isinstance(last := await stream.next(self), FinalMessage):
+            pass  # the reply is one JSON body, so it has no keep-alives
         session.drop(stream)
+        if last.cause is not None:
+            raise last.cause
         given = {mcp.SESSION_ID: self.session_id(session, at)} if session.is_initialized else NO_HEADERS
-        return await at.reply.only(answer, 200, given, COMPLETE)
+        return await at.reply.only(last.body, 200, given, COMPLETE)
 
     async def _serve(self, session: FrontSession, at: Arrival) -> Response:
         method = at.incoming.method
@@ -182,7 +184,11 @@ class LegacyFront:
         at.incoming.drop_body(message.request_id)  # the session has the message
         del message
         if stream is not None and session.front == "http":
-            return await StreamWriter(session, stream, at.reply).reply()
+            writer = StreamWriter(session, stream, at.reply)
+            try:
+                return await writer.reply()
+            finally:
+                writer.left()
         if is_greeting:
             await session.initialized()  # the upstream may refuse the credential, which only a status can tell
             if session.refusal is not None:
@@ -195,9 +201,9 @@ class LegacyFront:
         place = at.incoming.headers.get(mcp.LAST_EVENT_ID)
         if place is not None:
             stream, position = _found(session, place)
-        writer = StreamWriter(session, stream, at.reply)
+        writer = StreamWriter(session, stream, at.reply, position)
         try:
-            return await writer.write(position)
+            return await writer.write()
         finally:
             if stream is not session.standalone:
                 writer.left()

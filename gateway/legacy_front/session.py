@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
-from msgspec import UNSET, Raw
+from msgspec import Raw
 
 from gateway import world
 from gateway.exchange.commands import Timer
 from gateway.http.incoming import Caller
+from gateway.http.outbox import FinalMessage, error_response
 from gateway.legacy_front.backend import ClientMessage, Connect
-from gateway.legacy_front.replay_buffer import ReplayBuffer
 from gateway.legacy_front.session_ids import Front
+from gateway.legacy_front.stream import ENDED, Stream
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, IdInUse, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId, request_id
@@ -29,15 +30,6 @@ STANDALONE: Final = 0
 """The name of the stream for messages that belong to no request; over HTTP+SSE it is the only one."""
 _MAX_OPEN: Final = 256
 """How many requests of a session may be open at once."""
-
-
-class Stream(ReplayBuffer):
-    """The reply to one request, or the standalone stream."""
-
-    refusal: GatewayError | None = None
-    """Set instead of a response if the request is refused before its reply has begun."""
-    began = False
-    """Whether the reply is a stream for certain, so that no response has an HTTP status of its own."""
 
 
 class _OpenRequest(NamedTuple):
@@ -139,7 +131,7 @@ class FrontSession:
             return False
         if error.status_in_session != 200:
             return False
-        _ = self.standalone.put(error_response(request, error))
+        self.standalone.ask(error_response(request, error))
         return True
 
     def _begin(self, request: RequestId, size: int) -> Stream:
@@ -151,13 +143,14 @@ class FrontSession:
                 f"The session has {_MAX_OPEN} open requests, which is the most; await an answer first"
             )
         weight = self.live.process.calls.take(self.caller.principal, 2 * size)
-        stream = self.standalone if self.front == "sse" else self._new_stream()
+        stream = self.standalone if self.front == "sse" else self._new_stream(request)
         self._open[request] = _OpenRequest(stream, weight)
         return stream
 
-    def _new_stream(self) -> Stream:
-        behind_bytes = self.live.config.limits.behind_bytes
-        stream = Stream(self._numbers, self._budget, self.caller.principal, behind_bytes, self._fell_behind)
+    def _new_stream(self, request: RequestId | None = None) -> Stream:
+        silence, behind_bytes = self.live.deadlines.silence, self.live.config.limits.behind_bytes
+        principal = self.caller.principal
+        stream = Stream(self._numbers, request, self._budget, principal, silence, behind_bytes, self.end)
         stream.is_resumable = self._is_resumable
         self.streams[self._numbers] = stream
         self._numbers += 1
@@ -181,8 +174,8 @@ class FrontSession:
         for request, each in self._open.items():
             if each.stream is stream:
                 self._open[request] = each._replace(stream=None)
-        for entry in () if stream.is_over else stream.waiting():
-            _ = self.standalone.put(entry.data, is_droppable=entry.is_droppable)
+        if stream.final is None:
+            stream.move_to(self.standalone)
         self.drop(stream)
 
     async def initialized(self) -> None:
@@ -200,7 +193,8 @@ class FrontSession:
             if isinstance(opened.id, Raw):
                 self._answer(request_id(opened.id), opened, message)
             return
-        _ = self._stream_for(related_to).put(message, is_droppable=not isinstance(opened.id, Raw))
+        stream = self._stream_for(related_to)
+        (stream.ask if isinstance(opened.id, Raw) else stream.send)(message)
 
     def refuse(self, request: RequestId, error: GatewayError) -> None:
         """See `backend.ClientLink`."""
@@ -214,9 +208,7 @@ class FrontSession:
             self._initialize = None
             return
         self._close_request(request)
-        if stream is not None:
-            self._fail(stream, request, error)
-            self._finish(stream)
+        self._finish(stream, FinalMessage(error_response(request, error), cause=error))
 
     def passed_on(self, request: RequestId) -> None:
         """See `backend.ClientLink`."""
@@ -228,24 +220,19 @@ class FrontSession:
         if request in self._open:
             stream = self._open[request].stream
             self._close_request(request)
-            if stream is not None:
-                self._finish(stream)
+            self._finish(stream, ENDED)
 
     def ended(self) -> None:
         """See `backend.ClientLink`."""
         self.end(CallLost("The server ended the session; its open requests may have had effects"))
 
-    def _fail(self, stream: Stream, request: RequestId, error: GatewayError) -> None:
-        """End a request with an error, which has a status of its own if the reply has not begun."""
-        if stream is self.standalone or stream.began:
-            _ = stream.put(error_response(request, error))
-        else:
-            stream.refusal = error
-
-    def _finish(self, stream: Stream) -> None:
-        """A response is in, which ends its stream."""
-        if stream is not self.standalone:
-            stream.finish()
+    def _finish(self, stream: Stream | None, final: FinalMessage) -> None:
+        """The response to a request ends its stream; the client of an error sees its status if nothing came before."""
+        if stream is self.standalone:
+            if final.body:
+                stream.ask(final.body)
+        elif stream is not None:
+            stream.finish(final)
             if stream.is_resumable and stream.reader is None:
                 self.linger(stream)
 
@@ -258,10 +245,7 @@ class FrontSession:
             self._is_resumable = self.front == "http" and negotiated(opened.result) == mcp.LEGACY
             self.standalone.is_resumable = self._is_resumable
         self._close_request(request)
-        if stream is not None:
-            if not stream.put(message) and stream.name in self.streams:
-                self._fail(stream, request, _fell_behind())
-            self._finish(stream)
+        self._finish(stream, FinalMessage(message))
 
     def _close_request(self, request: RequestId) -> None:
         self._open.pop(request).weight.release()
@@ -290,7 +274,8 @@ class FrontSession:
             self.refuse(request, error)
         self._answered.set()
         for stream in self.streams.values():
-            stream.finish()
+            if stream.final is None:
+                stream.finish(ENDED)
         self._ended(self)
         self.live.process.tasks.spawn(self.backend.close(), "close session")
         self._free()
@@ -312,26 +297,10 @@ class FrontSession:
             self.used = world.monotonic()
             self._free()
 
-    def _fell_behind(self) -> None:
-        self.end(_fell_behind())
-
-
-def _fell_behind() -> CallLost:
-    return CallLost(
-        "The client did not read its messages, and they took more than limits.replay_bytes together with "
-        "those of other clients: the session has ended; its open requests may have had effects"
-    )
-
 
 def negotiated(result: Raw) -> str | None:
     """The protocol version in a result of `initialize`; None if it is malformed."""
     return jsonrpc.text(jsonrpc.members(result).get("protocolVersion"))
-
-
-def error_response(request: bytes | Raw | None, error: GatewayError) -> bytes:
-    """A JSON-RPC error for a request, if its id could be read."""
-    data = Raw(jsonrpc.encode(error.data)) if error.data else UNSET
-    return jsonrpc.failure(request, jsonrpc.Error(error.code, error.message, data))
 
 
 def session_gone() -> InvalidRequest:

@@ -1,18 +1,19 @@
 """Writes the messages of one stream to its client as server-sent events."""
 
+import asyncio
+from contextlib import suppress
 from typing import Final
 
+from gateway.http.outbox import FinalMessage, Item
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
-from gateway.legacy_front.replay_buffer import Entry
-from gateway.legacy_front.session import FrontSession, Stream
+from gateway.legacy_front.session import FrontSession
+from gateway.legacy_front.stream import ENDED, Stream
 from gateway.protocol import sse
 from gateway.runtime.pieces import Turn
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import NO_HEADERS
 
-_PIECE_BYTES: Final = 1_048_576
-"""The most that is written at once: less than a frame between replicas may have."""
 _FIRST_SECONDS: Final = 1.0
 """How long a reply waits for its result before it becomes a stream, so that the client can come back to it."""
 
@@ -20,28 +21,25 @@ _FIRST_SECONDS: Final = 1.0
 class StreamWriter:
     """One HTTP reply that writes a stream of a session."""
 
-    def __init__(self, session: FrontSession, stream: Stream, reply: ReplyWriter) -> None:
+    def __init__(self, session: FrontSession, stream: Stream, reply: ReplyWriter, position: int = 0) -> None:
+        """The client has everything up to `position`."""
         self._session = session
         self._stream = stream
         self._reply = reply
-        self._keepalive_seconds = session.live.config.timeouts.keepalive_seconds
+        stream.attach(self, position)
 
     async def reply(self) -> Response:
         """Write the reply to a request: one JSON body if it is the response alone, else a stream."""
-        session, stream = self._session, self._stream
-        try:
-            stream.attach(self)
-            first = await self._first()
-            if stream.refusal is not None:
-                session.drop(stream)
-                raise stream.refusal
-            if first is not None and stream.is_over and stream.last == first.number:
-                response = await self._reply.only(first.data, 200, NO_HEADERS, COMPLETE)
-                session.drop(stream)
-                return response
-            return await self.write(0)
-        finally:
-            self.left()
+        first = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_SECONDS if self._stream.is_resumable else None):
+                first = await self._stream.next(self)
+        if isinstance(first, FinalMessage) and first.body:
+            self._session.drop(self._stream)
+            if first.cause is not None:
+                raise first.cause
+            return await self._reply.only(first.body, 200, NO_HEADERS, COMPLETE)
+        return await self.write(first)
 
     def left(self) -> None:
         """The reply is complete, or the client has disconnected; then it may come back."""
@@ -50,52 +48,33 @@ class StreamWriter:
         if stream.name in session.streams:
             if not (stream.is_resumable and stream.began):
                 session.abandon(stream)
-            elif stream.is_over:
+            elif stream.final is not None:
                 session.linger(stream)
 
-    async def _first(self) -> Entry | None:
-        """Wait for the first message; None if it takes long."""
-        stream = self._stream
-        if stream.after(0) is None and not stream.is_over:
-            await stream.changed(_FIRST_SECONDS if stream.is_resumable else self._keepalive_seconds)
-        return stream.after(0)
-
-    async def write(self, position: int) -> Response:
-        """Write what comes behind a position until the stream is over, or another reader takes it."""
+    async def write(self, item: Item = None) -> Response:
+        """Write what comes until the stream is over, or another reader takes it; `item` has been taken already."""
         stream, reply = self._stream, self._reply
         stream.began = True
-        stream.deliver(position)  # the client says that it has these
-        stream.attach(self)
+        begin = self._event(b"", stream.delivered) if stream.is_resumable else b""
+        if isinstance(item, bytes):
+            begin += self._event(item, stream.taken)
         try:
             if not reply.started:
                 await reply.start()
-            if stream.is_resumable:
-                await reply.write(_event(b"", f"{stream.name}-{position}"))
+            if begin:
+                await reply.write(begin)
             turn = Turn()
-            while stream.reader is self:
-                entry = stream.after(position)
-                if entry is not None:
-                    await self._write(entry)
-                    position = entry.number
+            while item is not ENDED:
+                item = await stream.next(self)
+                message = item.body if isinstance(item, FinalMessage) else item
+                if message != b"":
+                    await reply.write(sse.KEEP_ALIVE if message is None else self._event(message, stream.taken))
+                if stream.is_ready:
                     await turn.give_way()
-                elif stream.is_over:
-                    break
-                else:
-                    if not await stream.changed(self._keepalive_seconds):
-                        await reply.write(sse.KEEP_ALIVE)
-                    turn.begin()
             return await reply.end(COMPLETE)
         finally:
             stream.detach(self)
 
-    async def _write(self, entry: Entry) -> None:
-        stream = self._stream
-        data = _event(entry.data, f"{stream.name}-{entry.number}" if stream.is_resumable else None)
-        for start in range(0, len(data), _PIECE_BYTES):
-            await self._reply.write(data[start : start + _PIECE_BYTES])
-        stream.deliver(entry.number)
-
-
-def _event(data: bytes, id_: str | None) -> bytes:
-    encoded = sse.encode(data) if data else b"data:\n\n"
-    return encoded if id_ is None else b"id: %b\n%b" % (id_.encode(), encoded)
+    def _event(self, data: bytes, number: int) -> bytes:
+        encoded = sse.encode(data) if data else b"data:\n\n"
+        return b"id: %d-%d\n%b" % (self._stream.name, number, encoded) if self._stream.is_resumable else encoded

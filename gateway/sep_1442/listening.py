@@ -2,14 +2,15 @@
 
 from msgspec import Raw
 
-from gateway.bridge.response_queue import ChangeQueue, FinalMessage
+from gateway.bridge.response_queue import ChangeQueue
 from gateway.bridge.upstream_call import BUG
+from gateway.http import reply_stream
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
-from gateway.mirror.streamable import reply_stream
 from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
@@ -25,7 +26,7 @@ class Listening:
         self._live = live
         self._id = id_
         self._request_id = request_id
-        self._queue = ChangeQueue(Raw(id_), live.deadlines.silence, live.config.limits.behind_bytes)
+        self._queue = ChangeQueue(live.deadlines.silence, live.config.limits.behind_bytes)
         self._is_over = False
 
     async def serve(self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.bridge.response_queue import FinalMessage
+from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_rounds import Question, Request
 from gateway.mirror.modern_server import ModernServer, Outgoing
 from gateway.mirror.streamable.call_report import CallReport

@@ -11,9 +11,9 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.downstream.handler import RequestHandler
+from gateway.http.outbox import error_response
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
-from gateway.legacy_front.session import error_response
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog

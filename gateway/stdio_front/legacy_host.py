@@ -5,8 +5,8 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway.http.outbox import error_response
 from gateway.legacy_front.backend import Backend, ClientMessage, Connect, cancelled
-from gateway.legacy_front.session import error_response
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id

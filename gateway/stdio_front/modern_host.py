@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Raw
 
 from gateway.bridge.upstream_call import BUG
-from gateway.legacy_front.session import error_response
+from gateway.http.outbox import error_response
 from gateway.protocol import jsonrpc, mcp, request
 from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id

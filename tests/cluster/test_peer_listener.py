@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from yarl import URL
 
-from gateway.cluster import peer_listener
+from gateway.cluster import peer_connections, peer_listener
 from gateway.cluster.peer_listener import PeerHeads, PeerReply
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
@@ -492,6 +492,23 @@ async def test_a_whole_reply_is_not_accepted_once_more() -> None:
     reply.stop_timer()
     assert await reply.close() is whole_reply
     wire.write.assert_not_called()
+
+
+async def test_a_message_larger_than_a_frame_may_be_is_written_in_several() -> None:
+    http = HttpRequest(ReceivedHead("POST", "/peer", NO_HEADERS, URL("/peer")), RequestBody(), Mock())
+    reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), 1, accept_seconds=60)
+    frames: list[messages.Frame] = []
+
+    async def note(*each: messages.Frame) -> None:
+        frames.extend(each)
+
+    reply.frame = note  # type: ignore[method-assign]
+    data = b"0123456789" * 2_000_000
+    await reply.write(data)
+    reply.stop_timer()
+    pieces = [frame.data for frame in frames if isinstance(frame, messages.Data)]
+    assert b"".join(pieces) == data
+    assert max(map(len, pieces)) < peer_connections.FRAME_BYTES
 
 
 async def test_a_refused_retry_gets_a_whole_reply_too(upstream: FakeUpstream, cluster: Cluster) -> None:

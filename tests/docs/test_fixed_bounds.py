@@ -4,13 +4,13 @@ import pytest
 
 from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
-from gateway.bridge import call_context, outgoing_messages, response_queue, subscription
+from gateway.bridge import call_context, outgoing_messages, subscription
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.config.parsing import yaml_tree
 from gateway.downstream import stages
 from gateway.exchange import handshake, input_requests, replay_ledger
 from gateway.exchange import nested_requests as nested
-from gateway.http import upstream_url
+from gateway.http import outbox, upstream_url
 from gateway.http.server import listener, request_parser
 from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
@@ -66,7 +66,7 @@ FIXED = [
     ("headers of one request", [count(request_parser.MAX_HEADERS)]),
     ("the configuration file", [f"{yaml_tree.MAX_TEXT_CHARACTERS:,} characters"]),
     ("nesting in the configuration file", [f"{yaml_tree._MAX_DEPTH} levels"]),
-    ("notifications a client is behind", [count(response_queue._MAX_BEHIND)]),
+    ("notifications a client is behind", [count(outbox._MAX_BEHIND)]),
     ("the body of a caller that is not verified", [size(stages._REFUSED_BYTES)]),
     (
         "answers of the gateway's own",

@@ -6,8 +6,8 @@ It is here, at the replica that its place names, or continued from the id alone 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.router import Router, TakeOver
+from gateway.http.outbox import error_response
 from gateway.http.server.response import Response
-from gateway.legacy_front.session import error_response
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_requests import initialize
 from gateway.mirror.streamable import nested_state

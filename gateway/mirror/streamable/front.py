@@ -227,7 +227,7 @@ class Mirror:
             found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is None:
                 home = self._homes.of(session, at.live)
-                found = await home.write(at.reply, at.headers, at.incoming.request_id, subscribed)
+                found = await home.write(at.reply, at.headers, subscribed)
         finally:
             self.long_lived -= 1
         return found[0]

@@ -10,17 +10,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from msgspec import Raw
-
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.bridge.subscription import Filter
 from gateway.cluster.peer_exchange import Replied
+from gateway.http import reply_stream
+from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
-from gateway.mirror.streamable import reply_stream
 from gateway.mirror.streamable.client_state_item import Level
-from gateway.mirror.streamable.reply_stream import Item
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.upstream import server_of
 from gateway.protocol import sse
@@ -106,7 +103,7 @@ class Home:
         self._share: Share | None = None
         self._users = 0
         """Requests of the client that need the server's changes."""
-        self._queue: ResponseQueue | None = None
+        self._queue: Outbox | None = None
         self._had_stream = False
 
     def _tell(self, message: bytes) -> None:
@@ -144,9 +141,7 @@ class Home:
             if not self._users:
                 self._changes.close()
 
-    async def write(
-        self, reply: ReplyWriter, headers: Headers, request_id: str, subscribed: Collection[str] | None = None
-    ) -> Replied:
+    async def write(self, reply: ReplyWriter, headers: Headers, subscribed: Collection[str] | None = None) -> Replied:
         """Write the standalone stream until the client leaves; raises GatewayError.
 
         `subscribed` is what the last event id says, if the client has come back with one.
@@ -163,13 +158,12 @@ class Home:
                 said = f"There is no standalone stream: {exc.message}"
                 raise NotAllowed(said, allowed="POST, DELETE") from exc
             self._count()
-            return await self._write(reply, honoured, request_id)
+            return await self._write(reply, honoured)
 
-    async def _write(self, reply: ReplyWriter, honoured: Filter, request_id: str) -> Replied:
+    async def _write(self, reply: ReplyWriter, honoured: Filter) -> Replied:
         live = self.live
         self._end_stream()
-        silence, behind_bytes = live.deadlines.silence, live.config.limits.behind_bytes
-        queue = self._queue = ResponseQueue(Raw(b"null"), silence, behind_bytes, request_id)
+        queue = self._queue = Outbox(live.deadlines.silence, live.config.limits.behind_bytes)
         if self._had_stream:
             self._changes.tell_all(honoured)
         self._had_stream = True
@@ -183,7 +177,7 @@ class Home:
                 self._queue = None
                 _ = live.upstream.streams.pop(self, None)
 
-    async def _first(self, queue: ResponseQueue, reply: ReplyWriter) -> Item:
+    async def _first(self, queue: Outbox, reply: ReplyWriter) -> Item:
         """The first change, after an event that begins the stream."""
         await reply.start()
         await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)

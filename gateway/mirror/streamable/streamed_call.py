@@ -12,21 +12,20 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
 from gateway.cluster.peer_exchange import Replied
 from gateway.exchange.commands import Timer
+from gateway.http import reply_stream
+from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable import nested_state, reply_stream
+from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.reply_stream import Item
 from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream
@@ -97,7 +96,7 @@ class StreamedCall:
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
-        self._queue: ResponseQueue | None = None
+        self._queue: Outbox | None = None
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
         is_continued = self._is_continued
@@ -338,8 +337,7 @@ class StreamedCall:
         self._detach_queue()
         self._reply = reply
         live, self.report.request_id = self._live, request_id
-        id_, behind_bytes = Raw(self.call.request.id), live.config.limits.behind_bytes
-        queue = self._queue = ResponseQueue(id_, live.deadlines.silence, behind_bytes, request_id)
+        queue = self._queue = Outbox(live.deadlines.silence, live.config.limits.behind_bytes)
         live.deadlines.shared[Timer.TTL].disarm(self)
         missed = [events for number, events in self._asked if number > (after or 0)]
         for events in missed:
@@ -365,7 +363,7 @@ class StreamedCall:
         else:
             self.abandon()
 
-    async def _first(self, queue: ResponseQueue, reply: ReplyWriter, after: int | None, *, has_missed: bool) -> Item:
+    async def _first(self, queue: Outbox, reply: ReplyWriter, after: int | None, *, has_missed: bool) -> Item:
         """The first item, after a priming event if the client may have to come back for the others."""
         if after is not None:
             await reply.start()

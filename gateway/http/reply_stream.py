@@ -2,18 +2,16 @@
 
 from collections.abc import Awaitable, Callable
 
-from gateway.bridge.response_queue import FinalMessage, ResponseQueue
-from gateway.cluster.peer_exchange import Replied
+from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.protocol import sse
 from gateway.runtime.pieces import Turn
-
-Item = bytes | FinalMessage | None
-"""What a queue gives: an event, the final message, or None if the client needs a keep-alive."""
+from gateway.telemetry import Ending
 
 
 async def write(
-    queue: ResponseQueue,
+    outbox: Outbox,
     reply: ReplyWriter,
     first: Awaitable[Item] | None = None,
     *,
@@ -21,24 +19,24 @@ async def write(
     encode: Callable[[bytes], bytes] = bytes,
 ) -> FinalMessage:
     """Write each message as an event until the final one, which is returned; the first may come from `first`."""
-    queue.begin_writing(reply.share_unread)
+    outbox.begin_writing(reply.share_unread)
     turn = Turn()
     try:
-        item = await (first or queue.take())
+        item = await (first or outbox.take())
         while not isinstance(item, FinalMessage):
             if item is not None or keeps_alive:
                 if not reply.started:
                     await reply.start()
                 await reply.write(sse.KEEP_ALIVE if item is None else encode(item))
-            if queue.is_ready:
+            if outbox.is_ready:
                 await turn.give_way()
-            item = await queue.take()
+            item = await outbox.take()
         return item
     finally:
-        queue.end_writing()
+        outbox.end_writing()
 
 
-async def finish(reply: ReplyWriter, last: FinalMessage, event: bytes = b"") -> Replied:
+async def finish(reply: ReplyWriter, last: FinalMessage, event: bytes = b"") -> tuple[Response, Ending]:
     """Write the final message, which may be empty: as one JSON body, or in a stream as `event` if that is given."""
     if last.body and not (event and reply.started):
         return await reply.whole(last.body, last.status, last.headers, last.ending), last.ending

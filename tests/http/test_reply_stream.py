@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.bridge.response_queue import FinalMessage
+from gateway.http import reply_stream
+from gateway.http.outbox import FinalMessage, Item
 from gateway.http.reply import NO_RESPONSE, ReplyWriter
 from gateway.http.server.response import Response
-from gateway.mirror.streamable import reply_stream
-from gateway.mirror.streamable.reply_stream import Item
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending

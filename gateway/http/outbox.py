@@ -1,0 +1,226 @@
+"""Queues the messages for one client, of which the last is the final one.
+
+What sends messages puts them in and never waits. What writes the client's reply takes them out. Rule: notifications
+are dropped if the client does not read, the oldest first. A request never is: the call would wait for its answer for
+ever.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import DownstreamError, GatewayError, LocalProtocolError
+from gateway.runtime.budget import Share
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.telemetry import COMPLETE, Ending, Outcome
+
+_MAX_BEHIND: Final = 1024
+"""How many notifications may wait for a client. Small ones reach this limit before `limits.behind_bytes`."""
+
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+def ending_of(error: GatewayError) -> Ending:
+    """The ending of a round that ends with this error."""
+    return Ending(Outcome.REJECTED if isinstance(error, DownstreamError) else Outcome.ERROR, str(error.code))
+
+
+def error_response(id_: bytes | Raw | None, error: GatewayError, **more: str) -> bytes:
+    """A JSON-RPC error for a request, if its id could be read; `more` goes into its data."""
+    data = {**(error.data or {}), **more}
+    encoded = Raw(jsonrpc.encode(data)) if data else UNSET
+    return jsonrpc.failure(id_, jsonrpc.Error(error.code, error.message, encoded))
+
+
+class FinalMessage(msgspec.Struct, frozen=True):
+    """The JSON-RPC response to a request; status and headers count only if nothing was sent before it."""
+
+    body: bytes
+    """Empty if the stream ends without one."""
+    status: int = 200
+    headers: Mapping[str, str] = _NO_HEADERS
+    ending: Ending = COMPLETE
+    cause: GatewayError | None = None
+
+    @classmethod
+    def of_error(
+        cls, error: GatewayError, id_: bytes | Raw | None, request_id: str, *, in_session: bool = False
+    ) -> "FinalMessage":
+        """The response for an exception; `request_id` names the HTTP request, `id_` is the JSON-RPC id.
+
+        `in_session`: the request is one of a legacy client's session, which goes on.
+        """
+        body = error_response(id_, error, requestId=request_id)
+        status = error.status_in_session if in_session else error.status
+        return cls(body, status, error.headers, ending_of(error), error)
+
+
+Item = bytes | FinalMessage | None
+"""What an outbox gives: a message, the final one, or None if the client needs a keep-alive."""
+
+
+class Outbox:
+    """The messages for one client, in bytes."""
+
+    __slots__ = (
+        "_behind_bytes",
+        "_bytes",
+        "_droppable",
+        "_droppable_bytes",
+        "_is_final_taken",
+        "_messages",
+        "_new_share",
+        "_share",
+        "_silence",
+        "_waiter",
+        "dropped",
+        "final",
+        "last",
+        "taken",
+    )
+
+    def __init__(self, silence: CoarseTimer, behind_bytes: int) -> None:
+        """`silence` rings when the client needs a keep-alive; `behind_bytes` limits the notifications that wait."""
+        self._silence = silence
+        self._behind_bytes = behind_bytes
+        self._messages: OrderedDict[int, bytes] | None = None
+        """What waits, by number, once there was anything: most calls get nothing but their response."""
+        self._droppable: deque[int]
+        """The numbers of the notifications among it."""
+        self._bytes = self._droppable_bytes = 0
+        self.dropped = 0
+        self.final: FinalMessage | None = None
+        self._is_final_taken = False
+        self.last = self.taken = 0
+        """The number of the last message so far, and of the one that was taken last."""
+        self._new_share: Callable[[], Share] | None = None
+        """Set while what waits is counted."""
+        self._share: Share | None = None
+        """What waits here, while the client is behind."""
+        self._waiter: asyncio.Future[None] | None = None
+        """While somebody waits for the next message."""
+
+    def send(self, message: bytes) -> None:
+        """Queue one notification."""
+        messages = self._put(message)
+        droppable = self._droppable
+        droppable.append(self.last)
+        self._droppable_bytes += len(message)
+        while len(droppable) > 1 and (len(droppable) > _MAX_BEHIND or self._droppable_bytes > self._behind_bytes):
+            size = len(messages.pop(droppable.popleft()))
+            self._bytes -= size
+            self._droppable_bytes -= size
+            self.dropped += 1
+        self._added()
+
+    def ask(self, message: bytes) -> None:
+        """Queue one request, or several."""
+        _ = self._put(message)
+        self._added()
+
+    def _put(self, message: bytes) -> OrderedDict[int, bytes]:
+        if self.final is not None:
+            raise LocalProtocolError("a message after the final one")
+        if self._messages is None:
+            self._messages, self._droppable = OrderedDict(), deque()
+        self.last += 1
+        self._messages[self.last] = message
+        self._bytes += len(message)
+        return self._messages
+
+    def finish(self, final: FinalMessage) -> None:
+        """Queue the final message."""
+        if self.final is not None:
+            raise LocalProtocolError("a second final message")
+        self.final = final
+        self.last += 1
+        self._added()
+
+    def begin_writing(self, new_share: Callable[[], Share]) -> None:
+        """Count what waits, from now until `end_writing`, in shares of the budget for clients that do not read."""
+        self._new_share = new_share
+
+    def end_writing(self) -> None:
+        """Count nothing any more: the writer has written everything, or its client left."""
+        self._new_share = None
+        if self._share is not None:
+            self._share.release()
+            self._share = None
+
+    def _added(self) -> None:
+        """Count what was added, unless the writer waits for it; and wake the writer."""
+        if self._waiter is None or self._waiter.done():
+            self._count()
+        self._wake()
+
+    def _count(self) -> None:
+        waiting = self._waiting_bytes()
+        if self._share is None:
+            if self._new_share is None or not waiting:
+                return
+            self._share = self._new_share()
+        self._share.grow(waiting - self._share.used)
+        if not waiting and self._share is not None:
+            self._share.release()
+            self._share = None
+
+    def _waiting_bytes(self) -> int:
+        if self.final is None or self._is_final_taken:
+            return self._bytes
+        return self._bytes + len(self.final.body)
+
+    async def take(self) -> Item:
+        """The next message; None if the client needs a keep-alive."""
+        if self._waiter is not None or self._pending() is None:
+            await self._wait()
+        taken = self._next()
+        if self._share is not None or self._messages:
+            self._count()
+        return taken
+
+    async def _wait(self) -> None:
+        """Wait for a message, or for the time of a keep-alive."""
+        waiter = self._waiter
+        if waiter is None:
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            self._silence.arm(self, self._wake)
+        try:
+            await waiter
+        finally:
+            if self._waiter is waiter:
+                self.waits_no_more()
+
+    def waits_no_more(self) -> None:
+        """Nobody waits for a message any more."""
+        self._silence.disarm(self)
+        self._waiter = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` has nothing to wait for."""
+        return bool(self._pending())
+
+    def _pending(self) -> object:
+        """What can be taken; None if there is nothing."""
+        return self._messages or self.final
+
+    def _next(self) -> Item:
+        if not self._messages:
+            if self.final is not None:
+                self._is_final_taken, self.taken = True, self.last
+            return self.final
+        self.taken, message = self._messages.popitem(last=False)
+        self._bytes -= len(message)
+        if self._droppable and self._droppable[0] == self.taken:
+            _ = self._droppable.popleft()
+            self._droppable_bytes -= len(message)
+        return message
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

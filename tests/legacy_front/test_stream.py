@@ -1,0 +1,245 @@
+"""The messages of one stream, without a connection."""
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.config import InForce
+from gateway.http.outbox import FinalMessage
+from gateway.legacy_front.stream import ENDED, Stream
+from gateway.protocol.errors import CallLost
+from gateway.runtime.budget import Budget
+from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.tasks import Tasks
+from gateway.telemetry import Metrics
+
+EVENT = 256
+"""What an event costs besides its message."""
+
+
+class Bench:
+    """Streams that share a budget; it notes those that overflowed."""
+
+    def __init__(self, limit: int = 10_000, behind_bytes: int = 100) -> None:
+        self.budget = Budget("x", InForce(limit))
+        self.behind_bytes = behind_bytes
+        self.overflowed: list[int] = []
+        self._number = 0
+
+    def stream(self, *, is_resumable: bool = True, principal: bytes = b"p") -> Stream:
+        number, self._number = self._number, self._number + 1
+
+        def overflowed(_: CallLost) -> None:
+            self.overflowed.append(number)
+
+        silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
+        stream = Stream(number, b"7", self.budget, principal, silence, self.behind_bytes, overflowed)
+        stream.is_resumable = is_resumable
+        return stream
+
+
+async def read(stream: Stream, position: int | None = None, *, count: int = 1000) -> list[bytes]:
+    """Write what comes behind a position, or behind what was written before, as a reader that leaves after that."""
+    stream.attach(read, stream.delivered if position is None else position)
+    found = []
+    while len(found) < count and stream._messages:
+        item = await stream.next(read)
+        assert isinstance(item, bytes)
+        found.append(item)
+    stream.written()
+    stream.detach(read)
+    return found
+
+
+async def test_messages_come_in_order_and_again_if_the_stream_can_be_resumed() -> None:
+    stream = Bench().stream()
+    for data in (b"a", b"b", b"c"):
+        stream.ask(data)
+    assert await read(stream, count=2) == [b"a", b"b"]
+    assert await read(stream, 1) == [b"b", b"c"]
+    assert [stream.can_resume(number) for number in (-1, 0, 3, 4)] == [False, True, True, False]
+
+
+async def test_what_was_written_is_freed_if_the_stream_cannot_be_resumed() -> None:
+    bench = Bench()
+    stream = bench.stream(is_resumable=False)
+    for data in (b"a", b"b"):
+        stream.ask(data)
+    assert bench.budget.used == 2 * (EVENT + 1)
+    assert await read(stream, count=1) == [b"a"]
+    assert (bench.budget.used, stream.can_resume(0), stream.can_resume(1)) == (EVENT + 1, False, True)
+    assert await read(stream) == [b"b"]
+    assert (bench.budget.used, len(bench.budget)) == (0, 0)
+
+
+@pytest.mark.parametrize("is_resumable", [True, False])
+async def test_what_a_reader_took_and_did_not_write_comes_again(*, is_resumable: bool) -> None:
+    stream = Bench().stream(is_resumable=is_resumable)
+    for letter in (b"a", b"b", b"c"):
+        stream.send(letter)
+    stream.attach("first", 0)
+    assert [await stream.next("first") for _ in range(2)] == [b"a", b"b"]
+    stream.detach("first")
+    assert await read(stream) == [b"b", b"c"]
+
+
+async def test_what_was_read_once_makes_no_room() -> None:
+    stream = Bench().stream()
+    for letter in (b"1", b"2"):
+        stream.send(letter * 40)
+    assert len(await read(stream)) == 2
+    stream.attach("again", 0)
+    for letter in (b"3", b"4", b"5"):
+        stream.send(letter * 40)
+    assert await read(stream, 0) == [letter * 40 for letter in (b"1", b"2", b"4", b"5")]
+
+
+async def test_what_the_client_says_that_it_has_does_not_wait() -> None:
+    stream = Bench().stream()
+    for letter in (b"1", b"2"):
+        stream.send(letter * 40)
+    stream.attach("reader", 2)  # it was written, and the connection broke before that was noted
+    assert not stream.is_ready
+    for letter in (b"3", b"4"):
+        stream.send(letter * 40)
+    assert await read(stream) == [b"3" * 40, b"4" * 40]
+    assert await read(stream, 0) == [letter * 40 for letter in (b"1", b"2", b"3", b"4")]
+
+
+async def test_a_client_that_has_the_response_gets_nothing_more_and_another_one_the_response() -> None:
+    stream = Bench().stream()
+    stream.ask(b"a")
+    stream.finish(FinalMessage(b"end"))
+    for position, expected in ((0, [b"a", FinalMessage(b"end")]), (1, [FinalMessage(b"end")]), (2, [])):
+        stream.attach("reader", position)
+        assert [await stream.next("reader") for _ in range(len(expected) + 1)] == [*expected, ENDED]
+        stream.detach("reader")
+        assert (stream.delivered, stream.can_resume(0)) == (2, True)
+
+
+async def test_a_response_that_had_to_give_way_at_once_becomes_an_error() -> None:
+    bench = Bench(limit=EVENT)
+    stream = bench.stream()
+    stream.finish(FinalMessage(b"x"))
+    assert bench.overflowed == [0]
+    stream.attach("reader", 0)
+    last = await stream.next("reader")
+    assert isinstance(last, FinalMessage)
+    assert isinstance(last.cause, CallLost)
+    error = json.loads(last.body)
+    assert (error["id"], error["error"]["data"]) == (7, {"reason": "call_lost"})
+
+
+async def test_the_oldest_stream_forgets_what_was_read() -> None:
+    bench = Bench(limit=2 * (EVENT + 100))
+    old, new = bench.stream(), bench.stream()
+    old.ask(b"x" * 100)
+    assert await read(old) == [b"x" * 100]
+    new.ask(b"y" * 100)
+    new.ask(b"z" * 100)
+    assert (bench.overflowed, old.can_resume(0), old.can_resume(1)) == ([], False, True)
+    assert await read(new) == [b"y" * 100, b"z" * 100]
+    old.ask(b"n")
+    assert await read(old) == [b"n"], "it goes on"
+
+
+async def test_a_response_that_was_read_is_forgotten_too() -> None:
+    bench = Bench(limit=EVENT + 100)
+    old, new = bench.stream(), bench.stream()
+    old.finish(FinalMessage(b"x" * 100))
+    old.attach("reader", 0)
+    assert [await old.next("reader") for _ in range(2)] == [FinalMessage(b"x" * 100), ENDED]
+    old.detach("reader")
+    new.ask(b"y")
+    assert (bench.overflowed, old.can_resume(0), old.can_resume(1)) == ([], False, True)
+    assert bench.budget.used == EVENT + 1
+
+
+async def test_a_stream_that_has_both_keeps_what_waits() -> None:
+    bench = Bench(limit=2 * (EVENT + 100))
+    stream = bench.stream()
+    stream.ask(b"x" * 100)
+    assert await read(stream) == [b"x" * 100]
+    stream.ask(b"y" * 100)
+    stream.ask(b"z" * 100)
+    assert (bench.overflowed, bench.budget.used) == ([], 2 * (EVENT + 100))
+    assert await read(stream) == [b"y" * 100, b"z" * 100]
+
+
+async def test_a_stream_with_nothing_to_forget_overflows_once() -> None:
+    bench = Bench(limit=2 * (EVENT + 100))
+    old, new = bench.stream(), bench.stream()
+    old.ask(b"x" * 100)
+    for _ in range(2):
+        new.ask(b"y" * 100)
+    assert (bench.overflowed, bench.budget.used) == ([0], 2 * (EVENT + 100))
+    assert (await read(old), await read(new)) == ([], [b"y" * 100] * 2)
+
+
+async def test_a_cleared_stream_holds_nothing_and_is_over() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    stream.ask(b"x")
+    stream.clear()
+    stream.attach("reader", 0)
+    assert await stream.next("reader") is ENDED
+    assert (bench.budget.used, len(bench.budget)) == (0, 0)
+
+
+async def test_what_waits_moves_with_its_order_and_its_rank() -> None:
+    old, new = Bench().stream(), Bench().stream()
+    old.ask(b"q")
+    old.send(b"1" * 60)
+    old.move_to(new)
+    new.send(b"2" * 60)
+    assert await read(new) == [b"q", b"2" * 60]
+
+
+async def test_what_moves_into_a_stream_that_has_to_give_way_is_lost_with_it() -> None:
+    bench = Bench(limit=2 * (EVENT + 100))
+    old, new = bench.stream(), bench.stream()
+    for _ in range(2):
+        old.ask(b"x" * 100)
+    old._overflowed = lambda _: new.finish(ENDED)  # their session ends
+    old.move_to(new)
+    assert new.final is ENDED
+
+
+async def test_a_new_reader_ends_the_one_before_and_misses_nothing() -> None:
+    stream = Bench().stream()
+    first = asyncio.get_running_loop().create_task(stream.next("first"))
+    stream.attach("first", 0)
+    await asyncio.sleep(0)
+    stream.ask(b"x")  # which the first one is about to take
+    stream.attach("second", 0)
+    second = asyncio.get_running_loop().create_task(stream.next("second"))
+    assert await first is ENDED
+    assert await second == b"x"
+    stream.detach("first")
+    assert stream.reader == "second"
+    stream.detach("second")
+    assert stream.reader is None
+
+
+async def test_a_reader_that_was_replaced_takes_no_wait_from_the_next_one() -> None:
+    stream = Bench().stream()
+    stream.attach("first", 0)
+    first = asyncio.get_running_loop().create_task(stream.next("first"))
+    await asyncio.sleep(0)
+    stream.attach("second", 0)
+    second = asyncio.get_running_loop().create_task(stream.next("second"))
+    assert await first is ENDED
+    await asyncio.sleep(0)
+    stream.ask(b"x")
+    assert await asyncio.wait_for(second, 5) == b"x"
+
+
+async def test_what_waits_for_one_caller_ends_no_session_of_another() -> None:
+    bench = Bench(limit=4_000)
+    ann = bench.stream(principal=b"ann")
+    ann.ask(b"x" * 100)
+    for _ in range(5):
+        bench.stream(principal=b"eve").ask(b"x" * 1_500)
+    assert bench.overflowed == [1, 2, 3], "the oldest of the flood"
+    assert await read(ann) == [b"x" * 100]
