@@ -160,9 +160,8 @@ async def soak(minutes: float, seed: int) -> bool:
     with tempfile.TemporaryDirectory(prefix="mrtr-soak-") as directory:
         folder, counts = Path(directory), Path(directory) / "counts"
         counts.mkdir()
-        prefix = ("env", f"PYTHONPATH={COUNTED}", f"MRTR_COUNTS={counts}")
-        prefixes = {f"gw-{number}": prefix for number in (1, 2, 3)}
-        async with inhabited(folder, seed, check=False, prefixes=prefixes) as world:
+        environment = {"PYTHONPATH": str(COUNTED), "MRTR_COUNTS": str(counts)}
+        async with inhabited(folder, seed, check=False, environment=environment) as world:
             run = Soak(world, counts)
             try:
                 findings = [*await run.run(minutes * 60)]

@@ -7,21 +7,20 @@ runs.
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.e2e.test_resume import store
-from tests.parts.launch import NODE, PARTS, OldServer
+from tests.parts.launch import NODE, PARTS, OldServer, old_server
 from tests.support import workbench
 from tests.support.workbench import Client, Reply, Stand, eventually
 
 pytestmark = pytest.mark.real
 
 CALLS = int(os.environ.get("MRTR_COLD_CALLS", "20"))
-SERVERS = ("py130", "fm3", "py110", "ts132", "everything")
+SERVERS = {"py130": "py130-store", "fm3": "fm3", "py110": "py110", "ts132": "ts132-store", "everything": "everything"}
 
 
 @pytest.fixture(params=SERVERS)
@@ -30,6 +29,10 @@ def name(request: pytest.FixtureRequest) -> str:
     if not (NODE if name in {"ts132", "everything"} else PARTS / name).exists():
         pytest.skip("scripts/parts has not built it")
     return name
+
+
+def store(name: str) -> AbstractAsyncContextManager[OldServer]:
+    return old_server(SERVERS[name], *(["--event-store"] if name in {"fm3", "py110"} else []))
 
 
 @asynccontextmanager
@@ -92,28 +95,6 @@ async def test_cold_calls_get_their_own_answers_and_their_own_results(name: str)
         if name != "everything":  # it keeps no ledger
             assert len(server.ledger("run", "ask")) == CALLS
             assert len(server.ledger("answered", "ask")) == CALLS
-
-
-async def test_a_cold_call_is_answered_once_by_retries_at_the_same_moment(name: str) -> None:
-    async with store(name) as server, gateway(server) as stand:
-        asked = await ask(stand, name)
-        await all_cold(stand, 1)
-        said = await asyncio.gather(*(answer(stand, name, asked, "once") for _ in range(3)))
-        assert len(set(said)) == 1
-        assert "once" in said[0]
-        if name != "everything":
-            assert len(server.ledger("answered", "ask")) == 1
-
-
-async def test_a_cold_call_that_nobody_answers_is_cancelled(name: str) -> None:
-    async with store(name) as server, gateway(server, ttl_seconds=1) as stand:
-        _ = await ask(stand, name)
-        await all_cold(stand, 1)
-        await eventually(lambda: counted(stand, ending="expired") == 1, "it has expired")
-        await eventually(lambda: not stand.busy_tasks(), "it is given up")
-        if name != "everything":
-            (answered,) = await server.wait_for("answered", "ask")
-            assert "cancel" in str(answered)
 
 
 async def test_a_question_that_the_server_withdraws_from_a_cold_call_is_heard_when_the_client_comes_back(

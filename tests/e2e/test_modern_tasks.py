@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.e2e.cases import Drivers
+from tests.e2e.old_clients import ANN, ASK, ECHO, OLD_CLIENTS
 from tests.e2e.task_client import TaskClient
-from tests.e2e.test_eras import ANN, ASK, ECHO, mcp_1, mcp_1_10, mcp_1_sse, sdk_1
 from tests.e2e.test_task_clients import FASTMCP, run
 from tests.e2e.wire import wire
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
@@ -23,9 +22,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-OLD_CLIENTS = {"mcp 1.10": mcp_1_10, "mcp 1.30": mcp_1, "sdk 1.32": sdk_1, "mcp 1.30, HTTP+SSE": mcp_1_sse}
 FAILED = "mcp_gateway_task_failures_total"
-NONE = Drivers({})
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ async def server() -> AsyncIterator[OldServer]:
 async def test_legacy_clients_call_tools_that_need_a_task(server: OldServer) -> None:
     calls = [ECHO, ASK, ("failing_job", {})]
     async with gateway(server.url, route={"era": "mirror"}) as gw:
-        texts = await asyncio.gather(*(play(NONE, gw.url, calls) for play in OLD_CLIENTS.values()))
+        texts = await asyncio.gather(*(play(gw.url, calls) for play in OLD_CLIENTS.values()))
         assert texts == [["hi", ANN, "the job failed"]] * len(OLD_CLIENTS)
         assert len(server.ledger("run", "ask")) == 2 * len(OLD_CLIENTS), "the tool runs once for each of its rounds"
         assert await gw.metric("mcp_gateway_mirrored_calls") == 0

@@ -1,4 +1,4 @@
-"""Three real gateways behind a real balancer that sends every request to the next one: the cases of cases.py again.
+"""Three real gateways behind a real balancer that sends every request to the next one: cases of cases.py again.
 
 Nothing here is sticky: the second round of a call reaches a replica that knows nothing of the first.
 """
@@ -9,18 +9,14 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from tests.e2e.cases import ANN, CASES, Case, Drivers
-from tests.e2e.matrix import KINDS, NOT_APPLICABLE, Pair, judge, pair_behind, reason
+from tests.e2e.cases import CASES, Case, Drivers
+from tests.e2e.matrix import KINDS, Pair, judge, pair_behind
 from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.clients.drive import Kind, available
 from tests.parts.launch import OldServer, old_server
 from tests.support import tables
 from tests.support.cluster import FILES, BalancerName, cluster, installed
 
-NOT_APPLICABLE_HERE = {
-    **NOT_APPLICABLE,
-    ("*", "*", "sessions are used again"): "each replica has upstream sessions of its own",
-}
 FEW = {
     "lists are complete",
     "result of 2 MB",
@@ -38,8 +34,8 @@ FEW = {
     "headers",
 }
 """Cases that a balancer could break."""
+CLIENT: dict[str, Kind] = {"py130 nginx": "py", "ts132 nginx": "ts", "py130 haproxy": "fm"}
 CONTINUATIONS = "mcp_gateway_continuations_total"
-TOKEN = {"Authorization": "Bearer ann"}
 DRAIN_DELAY_SECONDS = 4.0
 """HAProxy notices within one."""
 
@@ -51,38 +47,21 @@ pytestmark = [
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def behind_nginx() -> AsyncIterator[Pair]:
-    async with pair_behind("py130", partial(cluster, balancer="nginx")) as found:
-        yield found
-
-
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=[("ts132", "nginx"), ("py130", "haproxy")], ids=" ".join
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=CLIENT)
 async def column(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Pair]]:
-    """The other columns of the table, which play few cases: what they are called, and the pair."""
-    server, balancer = request.param
+    """A column of the table: what it is called, and the pair."""
+    server, _, balancer = request.param.partition(" ")
     async with pair_behind(server, partial(cluster, balancer=balancer)) as found:
-        yield f"{server} {balancer}", found
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_client_plays_each_case_with_replicas_behind_nginx(
-    case: Case, kind: Kind, behind_nginx: Pair, drivers: Drivers, request: pytest.FixtureRequest
-) -> None:
-    found = tables.words(request.config, tables.SERVERS, case.name, f"{behind_nginx.server.name} nginx")
-    why_not = reason(behind_nginx.server.name, kind, case.name, NOT_APPLICABLE_HERE)
-    await judge(case, kind, behind_nginx, drivers, why_not, found)
+        yield request.param, found
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
-@pytest.mark.parametrize("kind", KINDS)
 async def test_a_real_client_plays_cases_that_a_balancer_could_break(
-    case: Case, kind: Kind, column: tuple[str, Pair], drivers: Drivers, request: pytest.FixtureRequest
+    case: Case, column: tuple[str, Pair], drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
+    """The matrix compares clients; here only the balancer differs."""
     name, pair = column
+    kind = CLIENT[name]
     await judge(case, kind, pair, drivers, None, tables.words(request.config, tables.SERVERS, case.name, name))
 
 
@@ -149,29 +128,3 @@ async def test_clients_do_not_notice_that_a_replica_stops(server: OldServer) -> 
         assert await leaving.exited() == 0
         assert await c.metric(CONTINUATIONS, step="forwarded") > 0
         assert (await client.call("echo", {"text": "x"})).text == "x"
-
-
-async def test_another_process_finishes_the_call(server: OldServer, drivers: Drivers) -> None:
-    async with cluster(server.url) as c, wire(c.url, **TOKEN) as asked:
-        began = await asked.call("ask", {"question": "Who?"})
-        (key,) = began.asks
-        other = await drivers.connect("py", c.url, headers=TOKEN)
-        reply = await other.call_tool(
-            "ask", {"question": "Who?"}, request_state=began.state, input_responses={key: ACCEPT}
-        )
-        assert reply.text == NAMED == ANN
-        assert reply.asked == []
-        await c.settled()
-
-
-async def test_another_principal_cannot_finish_the_call(server: OldServer, drivers: Drivers) -> None:
-    """Neither through the owner nor through another replica."""
-    async with cluster(server.url) as c, wire(c.url, **TOKEN) as asked:
-        began = await asked.call("ask", {"question": "Who?"})
-        (key,) = began.asks
-        answers = {key: ACCEPT}
-        for replica in c.replicas:
-            stranger = asked.on(replica.url, Authorization="Bearer bob")
-            refused = await stranger.call("ask", {"question": "Who?"}, state=began.state, answers=answers)
-            assert refused.refusal == (400, -32602)
-        assert (await asked.call("ask", {"question": "Who?"}, state=began.state, answers=answers)).text == NAMED

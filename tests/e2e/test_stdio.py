@@ -6,9 +6,7 @@ import pytest
 
 from tests.e2e.cases import CASES, Drivers
 from tests.e2e.matrix import KINDS, NOT_APPLICABLE, judge, pair_behind, reason
-from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.clients.drive import Kind, available
-from tests.parts.launch import stdio_server
 from tests.support import tables
 from tests.support.gateway_process import gateway
 
@@ -68,17 +66,6 @@ async def test_a_real_client_plays_each_case_with_a_stdio_server(
             found = tables.words(request.config, tables.SERVERS, case.name, name)
             why_not = reason(name.removesuffix("-stdio"), KIND, case.name, NOT_APPLICABLE_HERE)
             await judge(case, KIND, pair, drivers, why_not, found)
-
-
-async def test_fastmcp_asks_over_stdio_too() -> None:
-    with stdio_server("fm3") as (server, upstream):
-        async with gateway(upstream) as gw, wire(gw.url) as client:
-            asked = await client.call("ask_get", {"question": "Who?"})
-            answer = await client.call(
-                "ask_get", {"question": "Who?"}, state=asked.state, answers=dict.fromkeys(asked.asks, ACCEPT)
-            )
-        assert answer.text == NAMED
-        assert len(server.ledger("run")) == 1
 
 
 async def test_every_case_for_stdio_exists() -> None:

@@ -169,8 +169,6 @@ class OldServer:
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     host: str = LOOPBACK
-    prefix: Sequence[str] = ()
-    """The words before its command that run it on that host."""
     process: asyncio.subprocess.Process | Forked | None = None
 
     @property
@@ -220,9 +218,9 @@ class OldServer:
             command += ["--host", self.host]
         environment = {**os.environ, **recipe.environment(self.port), **self.environment}
         # Elsewhere, or with a variable that a library may read as it is imported, a program has to import it itself.
-        launch = execute if self.prefix or self.environment else start
+        launch = execute if self.host != LOOPBACK or self.environment else start
         self.process = await launch(
-            [*self.prefix, *command, *self.flags],
+            [*command, *self.flags],
             environment=environment,
             cwd=Path.cwd(),
             stdout=self.directory / "stdout",
@@ -297,13 +295,12 @@ async def old_server(
     port: int = 0,
     environment: Mapping[str, str] | None = None,
     host: str = LOOPBACK,
-    prefix: Sequence[str] = (),
 ) -> AsyncIterator[OldServer]:
     """Run the server of that name; `port` 0 picks a free one."""
     if name not in RECIPES:
         raise PartError(f"no server named {name!r}: there are {', '.join(RECIPES)}")
     with tempfile.TemporaryDirectory(prefix=f"mrtr-{name}-") as directory:
-        server = OldServer(name, flags, port or free_port(), Path(directory), environment or {}, host, prefix)
+        server = OldServer(name, flags, port or free_port(), Path(directory), environment or {}, host)
         try:
             await server.start()
             yield server

@@ -18,7 +18,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from typing import Any, Final, Literal, Protocol
 
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import PATIENCE_SECONDS, ROUNDS, Gateway, GatewayError, gateway
-from tests.support.network import Host, Network
 
 BalancerName = Literal["nginx", "haproxy"]
 
@@ -136,8 +135,6 @@ class Balancer:
     name: BalancerName
     directory: Path
     address: str
-    host: Host | None = None
-    """Where it runs, if not here."""
     process: asyncio.subprocess.Process | None = None
     _leash: asyncio.subprocess.Process | None = None
 
@@ -175,7 +172,6 @@ class Balancer:
         """Start it, and return when it accepts connections."""
         with (self.directory / "output").open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                *(self.host.prefix if self.host is not None else ()),
                 *self.command(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -199,7 +195,7 @@ class Balancer:
 
     async def _accepts(self) -> bool:
         host, _, port = self.address.rpartition(":")
-        with socket.socket() if self.host is None else self.host.socket() as attempt:
+        with socket.socket() as attempt:
             attempt.setblocking(False)
             try:
                 await asyncio.get_running_loop().sock_connect(attempt, (host, int(port)))
@@ -288,13 +284,9 @@ class Cluster:
         return "\n".join([*tails, f"--- {self.balancer.name}\n{self.balancer.tail()}"])
 
 
-def memberships(count: int, network: Network | None = None) -> list[dict[str, Any]]:
+def memberships(count: int) -> list[dict[str, Any]]:
     """The section `replica` of each replica."""
-    names = [f"gw-{number}" for number in range(1, count + 1)]
-    if network is None:
-        peers = {name: f"127.0.0.1:{free_port()}" for name in names}
-    else:
-        peers = {name: f"{network[name].address}:8081" for name in names}
+    peers = {f"gw-{number}": f"127.0.0.1:{free_port()}" for number in range(1, count + 1)}
     return [{"id": name, "listen": address, "peers": peers} for name, address in peers.items()]
 
 
@@ -328,28 +320,16 @@ async def cluster(
     replicas: int = 3,
     balancer: BalancerName = "nginx",
     check: bool = True,
-    network: Network | None = None,
-    prefixes: Mapping[str, Sequence[str]] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Cluster]:
-    """Run gateways in front of `upstream_url`, and a balancer in front of them.
-
-    In a `network`, each runs on the host of its name, and the balancer on the host `balancer`. `prefixes` has the
-    words before the command of single replicas.
-    """
+    """Run gateways in front of `upstream_url`, and a balancer in front of them."""
     async with AsyncExitStack() as stack:
-        starting = []
-        for membership in memberships(replicas, network):
-            name = membership["id"]
-            where = {"host": network[name] if network is not None else None, "prefix": (prefixes or {}).get(name, ())}
-            starting.append(gateway(upstream_url, check=check, replica=membership, **where, **overrides))
+        starting = [
+            gateway(upstream_url, check=check, replica=membership, **overrides) for membership in memberships(replicas)
+        ]
         gateways = await stack.enter_async_context(together(starting))
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"mrtr-{balancer}-"))
-        if network is None:
-            front = Balancer(balancer, Path(directory), f"127.0.0.1:{free_port()}")
-        else:
-            host = network["balancer"]
-            front = Balancer(balancer, Path(directory), f"{host.address}:8000", host)
+        front = Balancer(balancer, Path(directory), f"127.0.0.1:{free_port()}")
         front.configure(
             [Place(gw.config["replica"]["id"], gw.config["listen"], gw.config["admin"]) for gw in gateways]
         )

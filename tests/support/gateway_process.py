@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
-from tests.support.network import Host
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -80,8 +79,8 @@ class Gateway:
     killed: bool = False
     """Whether a test killed it, which makes its exit code meaningless."""
     stopped: bool = False
-    prefix: Sequence[str] = ()
-    """The words before its command that run it elsewhere, such as on a host of a `Network`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables besides those of the tests."""
     provoked: set[str] = field(default_factory=set)
     """Events that may be errors, because the test caused them."""
 
@@ -131,12 +130,12 @@ class Gateway:
         path = self.write(json.dumps(self.config))  # which is YAML too
         with (self.directory / "stderr").open("ab") as err:
             self.process = await asyncio.create_subprocess_exec(
-                *(*self.prefix, sys.executable, "-m", "gateway", "serve", "--config", str(path)),
+                *(sys.executable, "-m", "gateway", "serve", "--config", str(path)),
                 cwd=REPOSITORY,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=err,
                 stderr=err,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
                 preexec_fn=die_with_parent,
             )
         await self.until(self._is_ready, "became ready", START_SECONDS)
@@ -294,22 +293,13 @@ async def gateway(
     upstream: str | dict[str, Any],
     *,
     check: bool = True,
-    host: Host | None = None,
-    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway in front of a url, or of an `upstream` section; `check` is false if an unclean end is expected.
-
-    On a `host`, it listens on that host's address, and is asked for its metrics from there. `prefix` has the words
-    before its command, such as `env` and variables.
-    """
-    connector = None
-    if host is not None:
-        connector, prefix = host.connector(), (*host.prefix, *prefix)
-        overrides = {"listen": f"{host.address}:8080", "admin": f"{host.address}:9464", **overrides}
+    """Run a gateway in front of a url, or of an `upstream` section; `check` is false if an unclean end is expected."""
     with tempfile.TemporaryDirectory(prefix="mrtr-gateway-") as directory:
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=30)) as http:
-            gw = Gateway(configuration(upstream, overrides), Path(directory), http, prefix=prefix)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
+            gw = Gateway(configuration(upstream, overrides), Path(directory), http, environment=environment or {})
             try:
                 await gw.start()
                 yield gw

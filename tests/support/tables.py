@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 
 SERVERS: Final = "servers behind the gateway"
-ERAS: Final = "clients and servers of both eras"
 TABLE: Final = "any client (rows) with any server (columns)"
 KILLED: Final = "SIGKILL of a call's owner"
 
@@ -23,7 +22,7 @@ _SAID: Final = "tables"
 
 
 def begin(config: pytest.Config) -> None:
-    config.stash[_TABLES] = {title: {} for title in (KILLED, SERVERS, ERAS, TABLE)}
+    config.stash[_TABLES] = {title: {} for title in (KILLED, SERVERS, TABLE)}
 
 
 def words(config: pytest.Config, title: str, row: str, column: str) -> Words:
@@ -70,7 +69,7 @@ def _cell(said: Words, reasons: list[str]) -> str:
     """`ok` if all agree, otherwise each result. A text with blanks is a reason, and gets a number."""
     shown = {}
     for who, word in said.items():
-        if " " not in word or word == "ok, bridged":
+        if " " not in word:
             shown[who] = word
             continue
         if word not in reasons:
