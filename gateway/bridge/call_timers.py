@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.exchange.commands import GRACE, LEG, QUIET, Timer
+from gateway.exchange.commands import GRACE, LEG, Timer
 from gateway.routes.live_route import LiveRoute
 
 _STALLED_SECONDS: Final = 0.25
@@ -25,8 +25,8 @@ class Owner(Protocol):
 class Timers:
     """Each timer runs at most once at a time.
 
-    QUIET and GRACE are short, so each gets an event loop timer of its own. The others are shared with all exchanges of
-    the route, which know whether they run.
+    GRACE looks whether the event loop stood still, so it gets an event loop timer of its own. The others are shared
+    with all exchanges of the route, which know whether they run.
     """
 
     __slots__ = ("_handles", "_live")
@@ -46,16 +46,14 @@ class Timers:
             return
         if self._handles is not None:
             self._cancel(timer)
-        shared, hold = self._live.deadlines.shared.get(timer), self._live.config.hold
+        shared = self._live.deadlines.shared.get(timer)
         if shared is not None:
             if seconds is None:
                 shared.arm(self, _fire, owner, timer)
                 return
             shared.disarm(self)
-        elif timer is QUIET:
-            seconds = hold.quiet_seconds
         elif timer is GRACE:
-            seconds = hold.grace_seconds
+            seconds = self._live.config.hold.grace_seconds
         if seconds is not None:  # else the configuration has this timer off
             self._start(timer, owner, asyncio.get_running_loop().time() + seconds)
 

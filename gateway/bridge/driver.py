@@ -483,6 +483,11 @@ class Driver:
         if self._takeover is not None and after in _WAITING:
             self._takeover.pick_up(self, self._give_back)
 
+    def _arm_again(self, arm: do.Arm) -> None:
+        """Start a timer anew; `_moved` will start it if the state is new."""
+        if arm.timer in self._armed:
+            self._timers.arm(arm.timer, self)
+
     def _ended(self) -> None:
         self._weight.release()
         self._upstream_call.end()
@@ -551,7 +556,7 @@ class Driver:
             self.live.process.metrics.notifications_dropped(self.live.route.path, leg.dropped)
 
     _OBEY: ClassVar[dict[type[do.Command], Callable[["Driver", Any], None]]] = {
-        do.Arm: lambda self, it: self._timers.arm(it.timer, self),
+        do.Arm: _arm_again,
         do.Ask: _ask,
         do.CancelCall: lambda self, it: self._cancel(it.reason),
         do.Count: lambda self, it: self.live.process.metrics.nested_request(

@@ -188,9 +188,12 @@ class Exchange:
     @property
     def kept_bytes(self) -> int:
         """The size of the open questions, of the answers on record, and of a result that waits for its client."""
-        asked = sum([len(question.params) for question in self.questions.values() if question.params is not None])
-        final = len(self._final.result) if isinstance(self._final, do.Reply) else 0
-        return asked + final + sum([len(recorded.answer) for recorded in self._ledger.on_record or ()])
+        size = len(self._final.result) if isinstance(self._final, do.Reply) else 0
+        for question in self.questions.values():
+            size += len(question.params or b"")
+        for recorded in self._ledger.on_record or ():
+            size += len(recorded.answer)
+        return size
 
     @property
     def record(self) -> tuple[Recorded, ...] | None:

@@ -16,7 +16,7 @@ from gateway import world
 from gateway.runtime.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
-"""A callback is at most this late."""
+"""A callback is at most this late, unless its timer has ticks of its own."""
 
 
 class Alarm:
@@ -71,10 +71,10 @@ def _ring_if_kept(of: ref[Alarm]) -> None:
 class CoarseTimer:
     """Calls back each armed key once, `seconds` after it was armed (rounded up to the next tick)."""
 
-    def __init__(self, seconds: float, tasks: Tasks, name: str) -> None:
+    def __init__(self, seconds: float, tasks: Tasks, name: str, tick_seconds: float = TICK_SECONDS) -> None:
         self._seconds = seconds
         self._waiting: dict[object, tuple[float, Callable[..., None], tuple[object, ...]]] = {}
-        self._alarm = Alarm(self._ring, min(TICK_SECONDS, seconds), tasks, f"alarm {name}")
+        self._alarm = Alarm(self._ring, min(tick_seconds, seconds), tasks, f"alarm {name}")
         self._name = name
         self._tasks = tasks
 

@@ -41,6 +41,29 @@ async def test_questions_within_the_quiet_window_share_a_round(upstream: FakeUps
     assert len(upstream.of("answer")) == 4
 
 
+async def test_each_question_starts_the_quiet_window_anew(upstream: FakeUpstream, begin: Start) -> None:
+    stand = await begin(hold={"quiet_seconds": 5})
+    more, ends = asyncio.Event(), list[float]()
+
+    async def tool(turn: Turn) -> None:
+        first = asyncio.ensure_future(turn.elicit())
+        await more.wait()
+        await turn.ask(mcp.ROOTS)
+        await first
+
+    upstream.tool(tool)
+    waiting = later(stand.client().call())
+    for count in (1, 2):
+        await eventually(
+            lambda count=count: [len(each._exchange.questions) for each in stand.gateway.downstream.running] == [count]
+        )  # type: ignore[misc]
+        (driver,) = stand.gateway.downstream.running
+        ends.append(driver._timers.deadline(Timer.QUIET) or 0.0)
+        more.set()
+    assert 0 < ends[0] < ends[1]
+    await leave(waiting)
+
+
 async def test_a_long_leg_ends_with_a_state_only_round_at_most_so_many_times(
     upstream: FakeUpstream, begin: Start
 ) -> None:
