@@ -345,6 +345,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True  # it was told a round of another run, whose keys are the same, and answered the one before
     if "state" in outcome.plan.config and any(when <= told.at for when, _ in outcome.deaths):
         return True  # its keys ended with the replica
+    if _ends_with_its_keys(outcome, record, told):
+        return True
     if record.left_unread and "cold_seconds" in hold:
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     if _went_cold_since(outcome, record, told):
@@ -353,6 +355,17 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     return age + _clocks_apart(outcome, record, told) > hold["ttl_seconds"] - 1
+
+
+def _ends_with_its_keys(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether a process whose keys end with it had cancelled the call by then, at the end of its drain."""
+    drains = [each for each in outcome.lines if each.event == "server.draining" and each.at <= told.at]
+    mine = [each for each in drains if each.process == f"gw-{told.replica}"]
+    if "state" not in outcome.plan.config or not mine:
+        return False
+    began = mine[-1].at + mine[-1].fields["delay_seconds"]
+    cancelled = [run.cancelled for run in outcome.ledger.of(record.call.tag) if run.cancelled is not None]
+    return any(began <= when <= told.at for when in cancelled)
 
 
 def _clocks_apart(outcome: Outcome, record: Record, told: Told) -> float:
@@ -372,10 +385,20 @@ def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     if told.unheard_since is not None and _arrived(outcome, told) - told.unheard_since > grace_seconds:
         # It lost its connection, and then asked replicas that could not answer.
         return bool(met(outcome, record, DEATHS | SILENCES, until=told.at))
+    if (lost := _leg_cut_at(outcome, record, told)) is not None and _arrived(outcome, told) - lost > grace_seconds:
+        return True
     left = record.left.get(told.state or "", math.inf)
     came = (each for each in record.told if each.state == told.state and each.at > left)
     back = next((each.at for each in came if not _is_parted_from_owner(outcome, each)), left)
     return back - left > grace_seconds
+
+
+def _leg_cut_at(outcome: Outcome, record: Record, told: Told) -> float | None:
+    """When the connection of a replica to the owner was reset, between which no link led; the client waited there."""
+    before = [each for each in record.told if each.state == told.state and each.at <= told.sent]
+    parted = [each for each in before if _is_parted_from_owner(outcome, each)]
+    cuts = [begins(each) for each in outcome.faults if each.kind == "cut"]
+    return min((at for at in cuts for each in parted if each.sent <= at <= each.at), default=None)
 
 
 def _arrived(outcome: Outcome, told: Told) -> float:

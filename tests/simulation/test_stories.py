@@ -57,3 +57,26 @@ def test_only_a_question_that_was_left_unread_before_its_replica_ended_excuses_i
     else:
         run.asked_aside = outcome.deaths[0][0] + 0.1
     assert any("call_lost" in each for each in complaints(outcome))
+
+
+def test_only_a_leg_that_was_cut_while_no_link_led_to_its_owner_excuses_that_its_client_came_back_late() -> None:
+    outcome = story("a_leg_of_another_replica_is_cut_while_its_owner_is_cut_off")
+    assert [record.outcome for record in outcome.records].count("error") == 2, "another one has lost its answer"
+    faults = outcome.faults
+    for kind in ("cut", "part"):
+        outcome.faults = [fault for fault in faults if fault.kind != kind]
+        assert any("its state is invalid" in each for each in complaints(outcome)), kind
+
+
+@pytest.mark.parametrize("change", ["not cancelled", "cancelled before", "cancelled after", "keys"])
+def test_only_a_call_that_was_cancelled_by_a_drain_ends_with_the_keys_of_its_process(change: str) -> None:
+    outcome = story("a_process_that_ends_with_its_keys_has_given_its_calls_up")
+    (run,) = outcome.ledger.of("c5")
+    (drain, _) = (line for line in outcome.lines if line.event == "server.draining")
+    (refused,) = (told for record in outcome.records for told in record.told if told.reason)
+    assert drain.at < (run.cancelled or 0.0) < refused.at
+    if change == "keys":
+        _ = outcome.plan.config.pop("state")
+    else:
+        run.cancelled = {"not cancelled": None, "cancelled before": drain.at - 0.1}.get(change, refused.at + 0.1)
+    assert any("its state is invalid" in each for each in complaints(outcome))
