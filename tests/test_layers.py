@@ -272,6 +272,15 @@ def test_opentelemetry_is_imported_in_one_file() -> None:
     check(imports_opentelemetry)
 
 
+def imports_context_variables(file: Path) -> Iterator[str]:
+    yield from (name for _, name in imports_of(file) if name.split(".")[0] == "contextvars")
+
+
+def test_no_file_has_context_variables() -> None:
+    """The event loop of the simulation gives no task a context of its own."""
+    check(imports_context_variables)
+
+
 def is_asynchronous(file: Path) -> Iterator[str]:
     if folder(file) in SYNCHRONOUS:
         kinds = ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await

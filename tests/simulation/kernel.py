@@ -13,7 +13,6 @@ from asyncio.events import _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import Context, copy_context
 from functools import partial
 from heapq import heappop, heappush
 from inspect import CORO_CREATED, getcoroutinestate
@@ -38,8 +37,8 @@ class Kernel:
         self.random = random
         self._times: list[float] = []
         """A heap of the times at which something is due: floats are compared much faster than tuples."""
-        self._due: dict[float, list[tuple[Loop | None, Any, tuple[object, ...]]]] = {}
-        """What is due at each time, in the order in which it was asked for."""
+        self._due: dict[float, Handle | list[Handle]] = {}
+        """What is due at each time; a list, in the order in which it was asked for, only if there is more than one."""
         self.runnable: list[Loop] = []
         """The processes that have something to run."""
         self.turns = 0
@@ -48,25 +47,27 @@ class Kernel:
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Have the world itself do something: no process is running then."""
-        self.add(when, (None, callback, args))
+        self.add(when, Handle(callback, args))
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> None:
         """As `call_at`, so many seconds from now."""
-        self.add(self.now + seconds, (None, callback, args))
+        self.add(self.now + seconds, Handle(callback, args))
 
-    def add(self, when: float, what: "tuple[Loop | None, Any, tuple[object, ...]]") -> None:
-        """Have the world call a function with arguments then, or a process find a timer ready."""
-        entries = self._due.get(when)
-        if entries is None:
-            self._due[when] = [what]
+    def add(self, when: float, handle: "Handle") -> None:
+        """Have the world call a function then, or a process find a timer ready."""
+        due = self._due
+        if when not in due:
+            due[when] = handle
             heappush(self._times, when)
+        elif isinstance(before := due[when], list):
+            before.append(handle)
         else:
-            entries.append(what)
+            due[when] = [before, handle]
 
     def run(self, until: float) -> None:
         """Let time pass up to a moment."""
-        runnable, times, bits = self.runnable, self._times, self.random.getrandbits
-        when, entries = self.now, deque[Any]()
+        runnable, times, due, bits = self.runnable, self._times, self._due, self.random.getrandbits
+        when, entries = self.now, list[Handle]()
         self.last_turn = self.turns + _MAX_TURNS
         while True:
             while count := len(runnable):
@@ -86,15 +87,18 @@ class Kernel:
                     self.now = max(self.now, until)
                     return
                 when = heappop(times)
-                entries.extend(self._due.pop(when))
+                found = due.pop(when)
+                entries = found[::-1] if isinstance(found, list) else [found]
+            handle = entries.pop()
+            callback = handle.callback
+            if callback is None:
+                continue
             self.last_turn = self.turns + _MAX_TURNS
-            loop, what, args = entries.popleft()
-            if loop is None:
-                self.now = max(self.now, when)
-                what(*args)
-            elif what.callback is not None:
-                self.now = max(self.now, when)
-                loop.ready(what)
+            self.now = max(self.now, when)
+            if handle.loop is None:
+                callback(*handle.args)
+            else:
+                handle.loop.ready(handle)
 
 
 class Process:
@@ -195,23 +199,24 @@ class Process:
 class Handle(Struct, eq=False):
     """What `call_soon` and `call_at` return: `asyncio.TimerHandle` without what only its debugger needs.
 
-    A history makes thousands, which took a tenth of its time.
+    A history makes thousands, which took a tenth of its time. There is no context in it, because nothing of the
+    gateway has context variables.
     """
 
     callback: Callable[..., object] | None
+    """None if it is cancelled."""
     args: tuple[Any, ...]
-    context: Context
+    loop: "Loop | None" = None
+    """The loop of a timer; without, the world itself does something."""
     due: float = 0.0
-    is_cancelled: bool = False
 
     def when(self) -> float:
         return self.due
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
+        return self.callback is None
 
     def cancel(self) -> None:
-        self.is_cancelled = True
         self.callback, self.args = None, ()
 
 
@@ -264,7 +269,7 @@ class Loop(asyncio.AbstractEventLoop):
                     callback = handle.callback
                     if callback is not None:
                         try:
-                            handle.context.run(callback, *handle.args)
+                            callback(*handle.args)
                         except (SystemExit, KeyboardInterrupt):
                             raise
                         except BaseException as exc:  # noqa: BLE001 - as asyncio does
@@ -288,6 +293,7 @@ class Loop(asyncio.AbstractEventLoop):
     def drop(self) -> None:
         """Run nothing any more."""
         self._never, self._ready = self._ready, deque()
+        self._is_queued = False
         self.handlers.clear()
 
     # -- asyncio ------------------------------------------------------------------------------------------------
@@ -302,8 +308,8 @@ class Loop(asyncio.AbstractEventLoop):
         return not self.process.is_alive
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, copy_context() if context is None else context)
-        if self._is_queued and self.process.is_alive:  # nothing else is called as often
+        handle = Handle(callback, args)
+        if self._is_queued:  # nothing else is called as often
             self._ready.append(handle)
         else:
             self.ready(handle)
@@ -312,16 +318,12 @@ class Loop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        due = self._kernel.now + delay
-        handle = Handle(callback, args, copy_context() if context is None else context, due)
-        if self.process.is_alive:
-            self._kernel.add(handle.due, (self, handle, ()))
-        return handle
+        return self.call_at(self._kernel.now + delay, callback, *args)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = Handle(callback, args, copy_context() if context is None else context, when)
+        handle = Handle(callback, args, self, when)
         if self.process.is_alive:
-            self._kernel.add(handle.due, (self, handle, ()))
+            self._kernel.add(when, handle)
         return handle
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> "asyncio.Task[Any]":

@@ -10,7 +10,6 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
-from contextvars import copy_context
 from typing import Any, Final, Self
 
 from gateway.world import STREAM, AddressInfo, LookupFailed
@@ -460,7 +459,7 @@ class Transport(asyncio.Transport):
         self._is_lost = False
         self._ends_after_buffer = False
         self._has_begun = False
-        self._reading = Handle(self._read, (), copy_context())
+        self._reading = Handle(self._read, ())
         self._is_read_due = False
         self._eof_told = False
         end.transport = self
