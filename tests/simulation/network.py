@@ -8,7 +8,6 @@ is up again.
 import asyncio
 import errno
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -53,10 +52,10 @@ class Network:
         return self._ports
 
     def delay(self) -> float:
-        random = self.kernel.random
-        seconds = 0.0002 + 0.0008 * random.random()
-        if self.extra_seconds and random.random() < 0.2:
-            seconds += self.extra_seconds * random.random()
+        random = self.kernel.random.random
+        seconds = 0.0002 + 0.0008 * random()
+        if self.extra_seconds and random() < 0.2:
+            seconds += self.extra_seconds * random()
         return seconds
 
     def is_blocked(self, source: str, target: str) -> bool:
@@ -111,9 +110,11 @@ class Network:
 class Socket:
     """A socket, as far as the program uses it itself."""
 
+    __slots__ = ("_answered", "_began", "_loop", "_network", "_target", "end", "is_closed", "place")
+    family, type, proto = _INET, STREAM, 6
+
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._bound = ""
         self.end: End | None = None
         self.place: tuple[str, int] = ("", 0)
         self.is_closed = False
@@ -131,22 +132,10 @@ class Socket:
         pass
 
     def bind(self, address: tuple[str, int]) -> None:
-        self._bound = address[0]
+        pass
 
     def fileno(self) -> int:
         return -1 if self.is_closed else 3
-
-    @property
-    def family(self) -> int:
-        return _INET
-
-    @property
-    def type(self) -> int:
-        return STREAM
-
-    @property
-    def proto(self) -> int:
-        return 6
 
     def getsockname(self) -> tuple[str, int]:
         return self.place
@@ -164,47 +153,49 @@ class Socket:
     async def connect_from(self, loop: Loop, address: tuple[str, int]) -> None:
         """Open a connection; the host of the other end accepts it, whatever its process does."""
         network, kernel, source, target = self._network, self._network.kernel, loop.process.host, address[0]
-        began, answered = kernel.now, loop.create_future()
+        self._loop, self._began, self._target = loop, kernel.now, tuple(address)
+        self._answered: asyncio.Future[None] = loop.create_future()
         self.place = source, network.new_port()
+        kernel.call_later(network.delay(), self._arrive)
+        if network.is_blocked(source, target) or network.is_blocked(target, source):
+            for seconds in _SYN_SECONDS:
+                kernel.call_later(seconds, self._arrive)
+        try:
+            await self._answered
+        except BaseException:
+            if self.end is not None:
+                self.end.reset_by_host()
+            raise
 
-        def arrive() -> None:
-            if answered.done() or network.is_blocked(source, target):
-                wait()
-                return
-            listener = network.listeners.get(tuple(address))
-            kernel.call_later(network.delay(), reply, listener)
+    def _arrive(self) -> None:
+        """The first packet has arrived at the other host."""
+        network, target = self._network, self._target
+        if self._answered.done() or network.is_blocked(self.place[0], target[0]):
+            self._wait()
+        else:
+            network.kernel.call_later(network.delay(), self._reply, network.listeners.get(target))
 
-        def reply(listener: "Listener | None") -> None:
-            if answered.done() or network.is_blocked(target, source):
-                wait()
-                return
-            if listener is None or not listener.is_open:
-                answered.set_exception(ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
-                return
-            connection = Connection(network, loop.process, self.place, listener.loop.process, tuple(address))
+    def _reply(self, listener: "Listener | None") -> None:
+        """The reply of the other host has arrived."""
+        network, place, target, answered = self._network, self.place, self._target, self._answered
+        if answered.done() or network.is_blocked(target[0], place[0]):
+            self._wait()
+        elif listener is None or not listener.is_open:
+            answered.set_exception(ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
+        else:
+            connection = Connection(network, self._loop.process, place, listener.loop.process, target)
             self.end = connection.ends[0]
             self.end.socket = self
             listener.accept(connection.ends[1])
             answered.set_result(None)
 
-        def give_up() -> None:
-            if not answered.done():
-                answered.set_exception(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+    def _wait(self) -> None:
+        """A packet is lost, so there may never be an answer."""
+        self._network.kernel.call_at(self._began + _GIVE_UP_SECONDS, self._give_up)
 
-        def wait() -> None:
-            """A packet is lost, so there may never be an answer."""
-            kernel.call_at(began + _GIVE_UP_SECONDS, give_up)
-
-        kernel.call_later(network.delay(), arrive)
-        if network.is_blocked(source, target) or network.is_blocked(target, source):
-            for seconds in _SYN_SECONDS:
-                kernel.call_later(seconds, arrive)
-        try:
-            await answered
-        except BaseException:
-            if self.end is not None:
-                self.end.reset_by_host()
-            raise
+    def _give_up(self) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
     def transport(self, protocol: Any, loop: Loop) -> "Transport":
         if self.end is None:
@@ -273,8 +264,9 @@ class Connection:
         self.network = network
         self.ends = End(self, one, place), End(self, other, other_place)
         self.ways = Way(network, *self.ends), Way(network, *self.ends[::-1])
-        for end, peer, way in zip(self.ends, self.ends[::-1], self.ways, strict=True):
-            end.peer, end.out = peer, way
+        (one_end, other_end), (there, back) = self.ends, self.ways
+        one_end.peer, one_end.out = other_end, there
+        other_end.peer, other_end.out = one_end, back
         network.connections[self] = None
         network.opened += 1
         self.number = network.opened
@@ -287,7 +279,8 @@ class Connection:
             end.heard_reset()
 
     def forget_if_over(self) -> None:
-        if all(end.is_closed for end in self.ends):
+        one, other = self.ends
+        if one.is_closed and other.is_closed:
             self.network.connections.pop(self, None)
 
 
@@ -303,7 +296,7 @@ class Way:
     def __init__(self, network: Network, sender: "End", receiver: "End") -> None:
         self._network, self._sender, self.receiver = network, sender, receiver
         self._last = 0.0
-        self._stuck: deque[bytes | None] = deque()
+        self._stuck: list[bytes | None] = []
         """What a link that is down holds back: bytes, an end, None for a reset; and what comes after it, in order."""
         self._is_resent = False
         """Whether what was held back is under way again."""
@@ -319,7 +312,8 @@ class Way:
         kernel = network.kernel
         for part in self._parts(data) if network.cut_segments else (data,):
             at = kernel.now + network.delay()
-            self._last = max(self._last, at)
+            if at > self._last:
+                self._last = at
             kernel.call_at(self._last, self._arrive, part)
 
     def _parts(self, data: bytes | None) -> list[bytes | None]:
@@ -352,7 +346,7 @@ class Way:
     def _arrive_again(self) -> None:
         self._is_resent = False
         if not self._is_blocked():
-            stuck, self._stuck = self._stuck, deque()
+            stuck, self._stuck = self._stuck, []
             for part in stuck:
                 self.receiver.take(part)
 
@@ -384,7 +378,7 @@ class End:
         self.out: Way
         self.socket: Socket | None = None
         self.transport: Transport | None = None
-        self.unread: deque[bytes] = deque()
+        self.unread: list[bytes] = []
         self.is_ended = False
         """The other end has sent everything."""
         self.is_reset = False
@@ -401,13 +395,13 @@ class End:
         if part is None:
             self.heard_reset()
             return
-        if part == _FIN:
-            self.is_ended = True
-        else:
+        if part:
             connection = self.connection
             for watch in connection.network.watchers:
                 watch(connection, self is connection.ends[1], part)
             self.unread.append(part)
+        else:
+            self.is_ended = True
         if self.transport is not None:
             self.transport.readable()
 
@@ -446,11 +440,28 @@ class End:
 class Transport(asyncio.Transport):
     """What a protocol has of its connection."""
 
+    __slots__ = (
+        "_buffer",
+        "_buffered",
+        "_end",
+        "_ends_after_buffer",
+        "_eof_told",
+        "_has_begun",
+        "_high",
+        "_is_closing",
+        "_is_lost",
+        "_is_read_due",
+        "_is_reading_paused",
+        "_is_writing_paused",
+        "_loop",
+        "_low",
+        "_protocol",
+        "_reading",
+    )
+
     def __init__(self, end: End, protocol: Any, loop: Loop) -> None:
-        super().__init__()
         self._end, self._protocol, self._loop = end, protocol, loop
-        self._network = end.connection.network
-        self._buffer: deque[bytes] = deque()
+        self._buffer: list[bytes] = []
         self._buffered = 0
         self._high, self._low = 65_536, 16_384
         self._is_writing_paused = False
@@ -487,17 +498,14 @@ class Transport(asyncio.Transport):
         end = self._end
         if self._is_lost:
             return
-        if not self._is_reading_paused and not self._is_closing and end.unread:
-            data = end.unread.popleft()
-            if end.unread:
-                parts, size = [data], len(data)
-                while end.unread and size < _READ_BYTES:
-                    parts.append(end.unread.popleft())
-                    size += len(parts[-1])
-                data = b"".join(parts)
+        unread = end.unread
+        if unread and not self._is_reading_paused and not self._is_closing:
+            data = unread.pop(0)
+            while unread and len(data) < _READ_BYTES:
+                data += unread.pop(0)
             self._credit(len(data))
             self._protocol.data_received(data)
-            if end.unread or end.is_ended or end.is_reset:
+            if unread or end.is_ended or end.is_reset:
                 self.readable()
             return
         if end.is_reset:
@@ -563,9 +571,9 @@ class Transport(asyncio.Transport):
         way = self._end.out
         while self._buffer and way.count < way.room:
             room = way.room - way.count
-            data = self._buffer.popleft()
+            data = self._buffer.pop(0)
             if len(data) > room:
-                self._buffer.appendleft(data[room:])
+                self._buffer.insert(0, data[room:])
                 data = data[:room]
             self._buffered -= len(data)
             way.count += len(data)
@@ -626,7 +634,14 @@ class Transport(asyncio.Transport):
         if not self._end.is_closed:
             self._end.reset_by_host()
         self._is_lost = True
-        self._loop.call_soon(self._protocol.connection_lost, exc)
+        self._loop.call_soon(self._tell_lost, exc)
+
+    def _tell_lost(self, exc: Exception | None) -> None:
+        """The protocol hears nothing more. Without it and the handle, nothing is left that collects only garbage."""
+        protocol = self._protocol
+        del self._protocol, self._reading
+        self._end.transport = None
+        protocol.connection_lost(exc)
 
     def _finish(self, exc: Exception | None) -> None:
         """Everything is written: close it in order."""
@@ -638,7 +653,7 @@ class Transport(asyncio.Transport):
             has_unread = bool(end.unread)
             end.close()
             end.out.push(None if has_unread else _FIN)
-        self._protocol.connection_lost(exc)
+        self._tell_lost(exc)
 
     def forget(self) -> None:
         """Its process is dead."""
