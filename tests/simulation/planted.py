@@ -188,8 +188,8 @@ FAULTS: Final = (
     Planted(
         "peers: a witness that reached the owner does not count",
         "cluster/witness.py",
-        'verdict = "silent" in words and "reached" not in words',
-        'verdict = "silent" in words',
+        '"silent" in words and "reached" not in words',
+        '"silent" in words',
         _SILENCES | _DEATHS,
     ),
     Planted(
