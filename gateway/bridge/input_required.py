@@ -13,6 +13,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
+from gateway.seal.claims import Bearer
 from gateway.seal.request_state import Envelope, Upstream, bind, pack_record
 
 _SERVER_INFO: Final = mcp.META_SERVER_INFO.encode()
@@ -29,17 +30,12 @@ def input_required(
     """
     live, exchange, span = context.live, context.exchange, context.span
     process, route, headers, now = live.process, live.route, context.headers, world.wall()
+    # With the credentials in the headers of the newest leg; bound headers always go upstream.
+    bearer = Bearer(route.path, context.key.principal, now, lambda names: of_headers(names, headers.get))
     envelope = Envelope(
         issued=now,
         expires=now + wait_seconds(live.config),
-        # With the credentials in the headers of the newest leg; bound headers always go upstream.
-        binding=bind(
-            route.path,
-            context.request,
-            context.key.principal,
-            route.bound_headers,
-            lambda names: of_headers(names, headers.get),
-        ),
+        binding=bind(bearer, context.request, route.bound_headers),
         exchange=exchange_id,
         round=ask.round,
         owner=process.owner if ask.held else "",

@@ -121,11 +121,9 @@ class Continuation:
 
     def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
-        request = incoming.request()
-        digest = partial(incoming.digest, caller)
-        binding = bind(incoming.path, request, caller.principal, bound_headers, digest)
-        state = request.request_state or ""
-        incoming.state = self._process.sealer.open(state, binding, world.wall(), digest)
+        request, bearer = incoming.request(), incoming.bearer(caller)
+        binding = bind(bearer, request, bound_headers)
+        incoming.state = self._process.sealer.open(request.request_state or "", binding, bearer)
         return incoming.state
 
     def opened(self, round_: Round) -> Envelope:
@@ -156,11 +154,9 @@ class Continuation:
 
     def _check(self, round_: Round, envelope: Envelope, arguments: bytes | None) -> None:
         """Check that an envelope belongs to a round, but for its arguments if their digest is given."""
-        caller, incoming = round_.caller, round_.incoming
-        digest = partial(incoming.digest, caller)
-        headers = round_.live.route.bound_headers
-        binding = bind(incoming.path, round_.request, caller.principal, headers, digest, arguments)
-        check(envelope, binding, world.wall(), digest)
+        bearer = round_.incoming.bearer(round_.caller)
+        binding = bind(bearer, round_.request, round_.live.route.bound_headers, arguments)
+        check(envelope, binding, bearer)
         round_.is_checked = arguments is None
 
     async def _open_without_route(self, incoming: Incoming) -> Envelope:

@@ -108,7 +108,7 @@ class EraRouting:
             return False
         try:
             caller = await self._caller(incoming, live)
-            if self._task_requests.is_ours(incoming, caller, live.route.path):
+            if self._task_requests.is_ours(incoming, caller):
                 return True
             _ = self._continuation.open(incoming, caller, live.route.bound_headers)
         except DownstreamError:

@@ -64,10 +64,9 @@ class PinnedClients:
         return await serve(round_)
 
     def _opened(self, sealed: Raw, round_: Round) -> Item | None:
-        live, principal = round_.live, round_.key.principal
+        bearer, seconds = round_.incoming.bearer(round_.caller), round_.live.config.state.session_ttl_seconds
         try:
-            seconds = live.config.state.session_ttl_seconds
-            return self._process.items.open(sealed, NAME, live.route.path, principal, world.wall(), seconds)
+            return self._process.items.open(sealed, NAME, bearer, seconds)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None

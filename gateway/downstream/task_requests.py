@@ -6,10 +6,8 @@ finds goes on with the task.
 
 import asyncio
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
-from gateway import world
 from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.round import Round
@@ -43,7 +41,7 @@ class TaskRequests:
                 raise TasksUndeclared(request.method)
             sealed = sep_2322_form.task_id(request)
             try:
-                handle = self._open(round_.incoming, round_.caller, round_.live.route.path, sealed)
+                handle = self.table.sealer.open(sealed, round_.incoming.bearer(round_.caller))
             except InvalidState as exc:
                 round_.check_era(exc)
                 self._process.metrics.state_rejected(exc.reason)
@@ -61,21 +59,16 @@ class TaskRequests:
                 weight.change(0)
             return await round_.answer(await self._answer(task, request))
 
-    def is_ours(self, incoming: Incoming, caller: Caller, path: str) -> bool:
+    def is_ours(self, incoming: Incoming, caller: Caller) -> bool:
         """Whether this is a request about a task that the gateway gave to this caller."""
         try:
             request = incoming.request()
             if request.method not in METHODS:
                 return False
-            _ = self._open(incoming, caller, path, sep_2322_form.task_id(request))
+            _ = self.table.sealer.open(sep_2322_form.task_id(request), incoming.bearer(caller))
         except DownstreamError:
             return False
         return True
-
-    def _open(self, incoming: Incoming, caller: Caller, path: str, sealed: str) -> TaskHandle:
-        """The handle that a caller sent; raises InvalidState."""
-        digest = partial(incoming.digest, caller)
-        return self.table.sealer.open(sealed, path, caller.principal, digest, world.wall())
 
     async def _elsewhere(self, handle: TaskHandle, sealed: str, round_: Round) -> Replied | LiveTask:
         """Have another replica serve a request, or go on with a task whose owner is gone."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import Raw
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from gateway import world
 from gateway.http.known_call import known_call
 from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
@@ -17,6 +19,7 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
 from gateway.protocol.header_mismatch import KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
+from gateway.seal.claims import Bearer
 from gateway.seal.peer_messages import PeerRequest
 from gateway.seal.request_state import Envelope
 from gateway.telemetry import ClientRequest, Operation, Span, Traces
@@ -119,6 +122,10 @@ class Incoming(msgspec.Struct, eq=False):
             return joined(self.headers, name) if name != caller.distrusted_header else None
 
         return principals.of_headers(names, value_of)
+
+    def bearer(self, caller: Caller) -> Bearer:
+        """Who brings the claims in this request, or gets those in its reply."""
+        return Bearer(self.path, caller.principal, world.wall(), partial(self.digest, caller))
 
     def begin_span(self, traces: Traces, about: Operation, id_: Raw | bytes, meta: jsonrpc.Fields) -> Span:
         """Begin the span of this request; `meta` is the `_meta` of its params."""

@@ -6,6 +6,7 @@ from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.routes.live_route import LiveRoute
+from gateway.seal.claims import Bearer
 from gateway.telemetry import COMPLETE
 from gateway.upstream.channel import NO_HEADERS
 
@@ -22,6 +23,11 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         """The reply to a client of this replica."""
         assert isinstance(self.reply, HttpReply), "no other replica forwards such a request"
         return self.reply
+
+    @property
+    def bearer(self) -> Bearer:
+        """Who brings the claims in the request, or gets those in the reply."""
+        return self.incoming.bearer(self.caller)
 
     def is_own(self, owner: str, epoch: str) -> bool:
         """Whether this process has what the request is about, or had it."""

@@ -87,7 +87,7 @@ class LegacyFront:
         if given is None:
             return None
         try:
-            found = self._ids.open(given, at.incoming, at.caller)
+            found = self._ids.of(at.bearer, given)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None
@@ -128,7 +128,7 @@ class LegacyFront:
                 epoch=self._process.epoch,
                 name=session.name,
                 names=names,
-                caller=digest(at.incoming, at.caller, names),
+                caller=digest(at.bearer, names),
             )
         )
 

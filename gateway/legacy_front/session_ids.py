@@ -12,10 +12,11 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config import InForce
-from gateway.http.incoming import Caller, Incoming
+from gateway.http.incoming import Incoming
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
-from gateway.seal.keyring import PREFIX, Keyring
+from gateway.seal.claims import Bearer, Claims
+from gateway.seal.keyring import PREFIX, Keys
 
 PURPOSE: Final = "session"
 QUERY: Final = "mrtr-session"
@@ -43,38 +44,30 @@ class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A digest of the principal and those headers."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(SessionId).decode
-
-
 def given_id(incoming: Incoming) -> str | None:
     """Return the session id of a request if it may be one of a gateway."""
     given = incoming.headers.get(mcp.SESSION_ID) or incoming.url.query.get(QUERY)
     return given if given is not None and given.startswith(f"{PREFIX}.") else None
 
 
-def digest(incoming: Incoming, caller: Caller, names: Sequence[str]) -> bytes:
+def digest(bearer: Bearer, names: Sequence[str]) -> bytes:
     """Return the digest of everything that identifies the caller of a request."""
-    return hashlib.sha256(caller.principal + incoming.digest(caller, names)).digest()
+    return hashlib.sha256(bearer.principal + bearer.credentials(names)).digest()
 
 
-class SessionIds:
+class SessionIds(Claims[SessionId]):
     """Seals and opens session ids."""
 
-    def __init__(self, keyring: InForce[Keyring]) -> None:
-        self._keyring = keyring
+    def __init__(self, keys: InForce[Keys]) -> None:
+        super().__init__(keys, PURPOSE, SessionId, _MAX_CHARACTERS, opens_former=True)
 
-    def seal(self, session_id: SessionId) -> str:
-        """The id as the client gets it."""
-        return self._keyring.value.seal(_encode(session_id))
-
-    def open(self, given: str, incoming: Incoming, caller: Caller) -> SessionId:
+    def of(self, bearer: Bearer, given: str) -> SessionId:
         """What an id says, if it is authentic and belongs to this route and caller; raises InvalidState."""
-        found = self._keyring.value.open_as(given, _decode, _MAX_CHARACTERS)
+        found = self.open(given)
         if found.version != _VERSION:
             raise InvalidState("version")
-        if found.route != incoming.path:
+        if found.route != bearer.route:
             raise InvalidState("other_route")
-        if not hmac.compare_digest(found.caller, digest(incoming, caller, found.names)):
+        if not hmac.compare_digest(found.caller, digest(bearer, found.names)):
             raise InvalidState("other_principal")
         return found

@@ -16,7 +16,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
 from gateway.protocol import mcp, sse
 from gateway.protocol.errors import InvalidRequest, InvalidState
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys, ring
 
 PURPOSE: Final = "endpoint"
 PARAMETER: Final = "mrtr-endpoint"
@@ -30,8 +30,8 @@ _FIRST_EVENT_BYTES: Final = 16_384
 class EndpointRewriter:
     """Seals the URLs that servers name for messages, and opens them again."""
 
-    def __init__(self, keyring: InForce[Keyring]) -> None:
-        self._keyring = keyring
+    def __init__(self, keys: InForce[Keys]) -> None:
+        self._keyring = ring(keys, PURPOSE)
 
     def target(self, incoming: Incoming, endpoint: Endpoint) -> URL | None:
         """Return the server's URL for a message to a sealed address, else None; raises InvalidRequest."""

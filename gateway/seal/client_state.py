@@ -13,8 +13,8 @@ from msgspec import Raw
 from gateway.config import InForce
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
-from gateway.seal import token_check
-from gateway.seal.keyring import Keyring
+from gateway.seal.claims import Bearer, Claims
+from gateway.seal.keyring import Keys
 
 DIALECT: Final = "sep-1655"
 KEY: Final = "modelcontextprotocol.io/state/session"
@@ -87,24 +87,17 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 class ItemSealer:
     """Seals and opens items; raises InvalidState, whose reason is for metrics only."""
 
-    def __init__(self, keyring: InForce[Keyring]) -> None:
-        self._keyring = keyring
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Item).decode
+    def __init__(self, keys: InForce[Keys]) -> None:
+        self._claims = Claims(keys, PURPOSE, Item, _MAX_CHARACTERS)
 
     def seal(self, item: Item) -> Raw:
         """The item as JSON."""
-        return Raw(jsonrpc.encode(self._keyring.value.seal(self._encode(item))))
+        return Raw(jsonrpc.encode(self._claims.seal(item)))
 
-    def open(  # noqa: PLR0913  (what an item is bound to)
-        self, sealed: Raw, name: str, route: str, principal: bytes, now: float, ttl_seconds: float
-    ) -> Item:
+    def open(self, sealed: Raw, name: str, bearer: Bearer, ttl_seconds: float) -> Item:
         """The content of an item that this caller got on this route, and whose time is not over."""
-        token = jsonrpc.text(sealed)
-        if token is None:
-            raise InvalidState("malformed")
-        item = self._keyring.value.open_as(token, self._decode, _MAX_CHARACTERS)
+        item = self._claims.open(jsonrpc.text(sealed) or "")
         if item.name != name:
             raise InvalidState("other_target")
-        token_check.check(item, route, principal, now, item.issued + ttl_seconds)
+        bearer.check(item.route, item.principal, issued=item.issued, expires=item.issued + ttl_seconds)
         return item

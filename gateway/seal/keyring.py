@@ -13,7 +13,7 @@ import binascii
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from gateway import world
+from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 
 T = TypeVar("T")
@@ -45,6 +46,15 @@ _SUBKEYS_KEPT: Final = 1024
 """Cached subkeys, most of them of other processes; one derivation costs about 10 µs."""
 
 
+class Keys(NamedTuple):
+    """The keys of a process."""
+
+    present: tuple[bytes, ...]
+    """The first one seals, all open."""
+    former: tuple[bytes, ...] = ()
+    """They open the ids of sessions and of events on their standalone streams, and nothing else."""
+
+
 class Keyring:
     """Seals and opens for one purpose; a token of one purpose does not open in another."""
 
@@ -54,19 +64,17 @@ class Keyring:
             raise ValueError("a key ring needs at least one key")
         if any(len(key) < MIN_KEY_BYTES for key in keys):
             raise ValueError(f"a state key needs at least {MIN_KEY_BYTES} bytes")
-        self._keys = {_key_id(key): key for key in keys}
+        self._keys = {key_id(key): key for key in keys}
         if len(self._keys) != len(keys):
             raise ValueError("a state key is repeated")
         self._purpose = purpose.encode()
         self._subkey = lru_cache(_SUBKEYS_KEPT)(self._derive)
-        self._first = _key_id(keys[0])
+        self._first = key_id(keys[0])
         self._head = f"{PREFIX}.{self._first}.".encode()
         self._salt: bytes
         self._sealer: AESGCM
         self._left = 0
         """How much more may be sealed with this salt. There is none before the first seal: many rings never seal."""
-        self.sealed = 0
-        """Number of seals, for the metrics."""
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -111,7 +119,6 @@ class Keyring:
         if self._left == 0:
             self._renew()
         self._left -= 1
-        self.sealed += 1
         nonce = world.random_bytes(_NONCE_BYTES)
         return self._salt + nonce + self._sealer.encrypt(nonce, plaintext, bound)
 
@@ -134,6 +141,16 @@ class Keyring:
         return AESGCM(HKDF(SHA256(), 32, salt, info).derive(self._keys[key_id]))
 
 
+def ring(keys: InForce[Keys], purpose: str, *, opens_former: bool = False) -> InForce[Keyring]:
+    """The ring for a purpose, now and after each change of the keys."""
+    return keys.part(lambda it: Keyring(it.present + it.former if opens_former else it.present, purpose))
+
+
+def room(characters: int) -> int:
+    """How many bytes a token of so many characters can carry."""
+    return (characters - len(PREFIX) - _KEY_ID_CHARACTERS - 2) * 3 // 4 - _OVERHEAD_BYTES
+
+
 def decode_content(decode: Callable[[bytes], T], plaintext: bytes) -> T:
     """What was sealed; raises InvalidState if another version wrote it in another form."""
     try:
@@ -142,7 +159,8 @@ def decode_content(decode: Callable[[bytes], T], plaintext: bytes) -> T:
         raise InvalidState("version") from exc
 
 
-def _key_id(key: bytes) -> str:
+def key_id(key: bytes) -> str:
+    """The id of a key, which reveals nothing about it."""
     return hashlib.sha256(b"mrtr-gateway/key-id/" + key).hexdigest()[:_KEY_ID_CHARACTERS]
 
 

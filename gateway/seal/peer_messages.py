@@ -16,8 +16,9 @@ import msgspec
 from gateway import world
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.keyring import Keyring, decode_content
+from gateway.seal.keyring import Keyring, Keys, decode_content, ring
 
+PURPOSE: Final = "peer"
 SKEW_SECONDS: Final = 60.0
 """How far the clocks of two replicas may differ; a request is remembered until twice this time after it came."""
 _NONCE_BYTES: Final = 16
@@ -128,8 +129,8 @@ _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 class PeerSealer:
     """Seals and opens requests between replicas, each of which is accepted once."""
 
-    def __init__(self, keyring: InForce[Keyring]) -> None:
-        self._keyring = keyring
+    def __init__(self, keys: InForce[Keys]) -> None:
+        self._keyring = ring(keys, PURPOSE)
         self._seen: OrderedDict[bytes, float] = OrderedDict()
 
     @property

@@ -8,7 +8,7 @@ basic/patterns/mrtr (Server Requirements 4 and 5), SEP-1685.
 import hashlib
 import hmac
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -21,14 +21,14 @@ from gateway.protocol import jsonrpc
 from gateway.protocol.canonical_json import canonical_members
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Params, Request
-from gateway.seal.keyring import Keyring
+from gateway.seal.claims import SKEW_SECONDS, Bearer
+from gateway.seal.keyring import Keys, ring
 
+PURPOSE: Final = "state"
 VERSION: Final = 2
 _REMEMBERED: Final = 256
 """Digests of arguments that are kept, for arguments of at most _REMEMBERED_BYTES."""
 _REMEMBERED_BYTES: Final = 1024
-SKEW_SECONDS: Final = 60.0
-"""How far the clocks of two replicas may differ."""
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
@@ -47,8 +47,6 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 
 
 _REPEATED: Final = ("route", "method", "target", "arguments", "principal")
-Digest = Callable[[Sequence[str]], bytes]
-"""Returns the digest of a request's headers of these names (`principal.of_headers`)."""
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
@@ -133,18 +131,11 @@ def unpack_record(packed: bytes) -> tuple[Recorded, ...]:
         raise InvalidState("version") from exc
 
 
-def bind(  # noqa: PLR0913  (what a request must repeat)
-    route: str,
-    request: Request,
-    principal: bytes,
-    names: tuple[str, ...] | None,
-    digest: Digest,
-    arguments: bytes | None = None,
-) -> Binding:
+def bind(bearer: Bearer, request: Request, names: tuple[str, ...] | None, arguments: bytes | None = None) -> Binding:
     """The binding of a request; equal JSON values bind equally, in any spelling. Raises InvalidParams.
 
-    1 and 1.0 count as different values: a client that repeats its own arguments does not mix them. `arguments` is
-    their digest, if another process is to compute it.
+    1 and 1.0 count as different values: a client that repeats its own arguments does not mix them. `names` are those
+    of the headers that are credentials. `arguments` is the digest of them, if another process is to compute it.
     """
     try:
         arguments = arguments or _digest(request.params)
@@ -152,13 +143,13 @@ def bind(  # noqa: PLR0913  (what a request must repeat)
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
     target = request.target
     return Binding(
-        route,
+        bearer.route,
         request.method,
         _remembered_target(target) if len(target) <= _REMEMBERED_BYTES else _remembered_target.__wrapped__(target),
         arguments,
-        principal,
+        bearer.principal,
         names,
-        digest(names) if names else b"",
+        bearer.credentials(names),
     )
 
 
@@ -192,8 +183,8 @@ def digest_answers(answers: jsonrpc.Fields) -> bytes:
 class Sealer:
     """Seals envelopes as `requestState` and opens them."""
 
-    def __init__(self, keyring: InForce[Keyring], max_bytes: InForce[int]) -> None:
-        self._keyring = keyring
+    def __init__(self, keys: InForce[Keys], max_bytes: InForce[int]) -> None:
+        self._keyring = ring(keys, PURPOSE)
         self._max = max_bytes
         self._most = max_bytes.value
         """The largest limit so far: a state that was issued under a larger one still opens."""
@@ -211,10 +202,10 @@ class Sealer:
             raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({most})")
         return state
 
-    def open(self, state: str, binding: Binding, now: float, digest: Digest) -> Envelope:
+    def open(self, state: str, binding: Binding, bearer: Bearer) -> Envelope:
         """The envelope of `state`, if it is authentic, in time and belongs to this request: `unseal`, then `check`."""
-        envelope = self.unseal(state, now)
-        check(envelope, binding, now, digest)
+        envelope = self.unseal(state, bearer.now)
+        check(envelope, binding, bearer)
         return envelope
 
     def unseal(self, state: str, now: float) -> Envelope:
@@ -227,24 +218,24 @@ class Sealer:
         return envelope
 
 
-def check(envelope: Envelope, binding: Binding, now: float, digest: Digest) -> None:
-    """Check that an envelope belongs to this request.
+def check(envelope: Envelope, binding: Binding, bearer: Bearer) -> None:
+    """Check that an envelope belongs to this request, whose binding that is.
 
-    `digest` digests the request's headers of the names in the envelope. Raises InvalidState; StateFromFuture only for
-    the request that the state belongs to, so that nothing is revealed to others.
+    Raises InvalidState; StateFromFuture only for the request that the state belongs to, so that nothing is revealed to
+    others.
     """
     if not hmac.compare_digest(_repeated(envelope.binding), _repeated(binding)):
         raise InvalidState(f"other_{_differing(envelope.binding, binding)}")
-    if not _has_its_headers(envelope.binding, binding.names, digest):
+    if not _has_its_headers(envelope.binding, binding.names, bearer):
         raise InvalidState("other_headers")
-    if envelope.issued > now + SKEW_SECONDS:
+    if envelope.issued > bearer.now + SKEW_SECONDS:
         raise StateFromFuture(envelope.owner)
 
 
-def _has_its_headers(sealed: Binding, names: tuple[str, ...] | None, digest: Digest) -> bool:
+def _has_its_headers(sealed: Binding, names: tuple[str, ...] | None, bearer: Bearer) -> bool:
     if sealed.names is None:
         return names == ()  # it was not bound to headers, so it opens only if no headers are to be bound
-    return hmac.compare_digest(sealed.headers, digest(sealed.names) if sealed.names else b"")
+    return hmac.compare_digest(sealed.headers, bearer.credentials(sealed.names))
 
 
 def _repeated(binding: Binding) -> bytes:

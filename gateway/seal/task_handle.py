@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal import token_check
-from gateway.seal.keyring import Keyring
-from gateway.seal.request_state import Digest, Upstream
+from gateway.seal.claims import Bearer, Claims
+from gateway.seal.keyring import Keys
+from gateway.seal.request_state import Upstream
 
 PURPOSE: Final = "task"
 MAX_HANDLE_BYTES: Final = 1024
@@ -58,31 +58,19 @@ class QuestionKey(msgspec.Struct, frozen=True, array_like=True):
 class TaskSealer:
     """Seals and opens handles and keys; raises InvalidState, whose reason is for metrics and logs only."""
 
-    def __init__(self, keyring: InForce[Keyring]) -> None:
-        self._keyring = keyring
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode_handle = msgspec.msgpack.Decoder(TaskHandle).decode
-        self._decode_key = msgspec.msgpack.Decoder(QuestionKey).decode
+    def __init__(self, keys: InForce[Keys]) -> None:
+        self._handles = Claims(keys, PURPOSE, TaskHandle, 2 * MAX_HANDLE_BYTES, MAX_HANDLE_BYTES)
+        self.questions = Claims(keys, PURPOSE, QuestionKey, _MAX_KEY_BYTES)
+        """The keys of questions, each of which is different."""
 
     def seal(self, handle: TaskHandle) -> str:
         """The handle; one that is too large leaves out what only another replica would need."""
-        sealed = self._keyring.value.seal(self._encode(handle))
-        if len(sealed) > MAX_HANDLE_BYTES and handle.upstream is not None:
-            return self.seal(replace(handle, upstream=None))
-        return sealed
+        return self._handles.seal(handle, replace(handle, upstream=None))
 
-    def open(self, sealed: str, route: str, principal: bytes, digest: Digest, now: float) -> TaskHandle:
+    def open(self, sealed: str, bearer: Bearer) -> TaskHandle:
         """The content of a handle that this caller got on this route, and whose time is not over."""
-        handle = self._keyring.value.open_as(sealed, self._decode_handle, 2 * MAX_HANDLE_BYTES)
-        token_check.check(handle, route, principal, now, handle.expires)
-        if not hmac.compare_digest(handle.headers, digest(handle.names) if handle.names else b""):
+        handle = self._handles.open(sealed)
+        bearer.check(handle.route, handle.principal, issued=handle.issued, expires=handle.expires)
+        if not hmac.compare_digest(handle.headers, bearer.credentials(handle.names)):
             raise InvalidState("other_headers")
         return handle
-
-    def seal_key(self, key: QuestionKey) -> str:
-        """The key of a question; each is different."""
-        return self._keyring.value.seal(self._encode(key))
-
-    def open_key(self, sealed: str) -> QuestionKey:
-        """The content of a key."""
-        return self._keyring.value.open_as(sealed, self._decode_key, _MAX_KEY_BYTES)

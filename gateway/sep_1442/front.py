@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway import world
 from gateway.cluster.router import Router, TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
@@ -66,7 +65,7 @@ class Stateless:
         """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""
         if vocabulary.DIALECT not in live.route.dialects or incoming.method != "POST":
             return False
-        if self._shared.tokens.is_session(incoming.headers.get(mcp.SESSION_ID)):
+        if self._shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID)):
             return True
         body = incoming.body
         if _KEY not in body and _SEALED not in body and b"\\" not in body:
@@ -77,7 +76,7 @@ class Stateless:
             return False
         if message.method is not None:
             return vocabulary.is_declared(message)
-        return isinstance(message.id, Raw) and self._shared.tokens.is_nested(jsonrpc.text(message.id))
+        return isinstance(message.id, Raw) and self._shared.tokens.nested.opens(jsonrpc.text(message.id))
 
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
@@ -133,7 +132,7 @@ class Stateless:
     async def _initialize(self, at: MirrorArrival, id_: bytes, profile: Profile) -> Response:
         server, headers = await self._server(at)
         found = await initialize(server, profile, headers)
-        token = self._shared.tokens.new_session(*at.caller_key, profile, world.wall())
+        token = self._shared.tokens.new_session(at.bearer, profile)
         return await _result(at, id_, vocabulary.initialize_result(found, token), {mcp.SESSION_ID: token})
 
     async def _listen(self, at: MirrorArrival, id_: bytes, declared: Declared) -> Response:

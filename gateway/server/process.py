@@ -58,7 +58,7 @@ from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
 from gateway.server.drain import Drain, Listeners
-from gateway.server.key_purposes import Keyrings
+from gateway.server.key_purposes import StateKeys
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
 from gateway.tasks.table import TaskTable
@@ -108,11 +108,11 @@ class Gateway:
         self.metrics.watch_budget(self.calls.name, self.calls.status)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
-        self._keyrings = Keyrings(in_force, worker.key if worker is not None else None)
+        self._state_keys = StateKeys(in_force, worker.key if worker is not None else None)
         self.task_table = TaskTable(
-            in_force.part(lambda config: config.tasks), TaskSealer(self._keyrings.task), self.lot.results
+            in_force.part(lambda config: config.tasks), TaskSealer(self._state_keys.keys), self.lot.results
         )
-        self._peer_sealer = PeerSealer(self._keyrings.peer)
+        self._peer_sealer = PeerSealer(self._state_keys.keys)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)
         self._traffic.show_budgets()
@@ -166,7 +166,7 @@ class Gateway:
     @property
     def key_ids(self) -> tuple[str, ...]:
         """Ids of the state keys; the first one seals."""
-        return self._keyrings.ids
+        return self._state_keys.ids
 
     def assemble(self, tls: Contexts) -> None:
         """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
@@ -208,8 +208,8 @@ class Gateway:
     def _scope(self) -> ProcessScope:
         state_bytes = self._in_force.part(lambda config: config.limits.state_bytes)
         return ProcessScope(
-            sealer=Sealer(self._keyrings.state, state_bytes),
-            items=ItemSealer(self._keyrings.items),
+            sealer=Sealer(self._state_keys.keys, state_bytes),
+            items=ItemSealer(self._state_keys.keys),
             metrics=self.metrics,
             tasks=self.tasks,
             owner=self.members.own,
@@ -226,15 +226,15 @@ class Gateway:
         process = self.routes.process
         router = Router(self.members, self._peers, self._witness, self.draining, self.metrics)
         continuation = Continuation(process, self.lot, self._authenticator, router)
-        passthrough = Passthrough(self._in_force, EndpointRewriter(self._keyrings.endpoint), process)
+        passthrough = Passthrough(self._in_force, EndpointRewriter(self._state_keys.keys), process)
         table = SessionTable(self._in_force, self.metrics, self.tasks)
-        front = LegacyFront(process, SessionIds(self._keyrings.session), table, router)
-        mirror = Mirror(self._in_force, Tokens(self._keyrings.mirror), router, process, self.lot.results)
+        front = LegacyFront(process, SessionIds(self._state_keys.keys), table, router)
+        mirror = Mirror(self._in_force, Tokens(self._state_keys.keys), router, process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
-        stateless = Stateless(self._in_force, Tokens(self._keyrings.sep_1442), router, mirror, own_side)
+        stateless = Stateless(self._in_force, Tokens(self._state_keys.keys, "sep-1442, "), router, mirror, own_side)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
         task_requests = TaskRequests(process, self.task_table, router)
         return RequestHandler(

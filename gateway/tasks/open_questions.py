@@ -60,7 +60,7 @@ class OpenQuestions:
     def _add(self, question: Question, id_: Raw) -> None:
         """Open a question under a key of its own. The parts are copied, because they keep the whole message."""
         if question.params is not None:
-            key = self._sealer.seal_key(QuestionKey(self._task, question.method, bytes(id_)))
+            key = self._sealer.questions.seal(QuestionKey(self._task, question.method, bytes(id_)))
             copied = Raw(bytes(question.params))
             self._asked.open[key] = Question(key, question.method, copied, Raw(bytes(id_)))
 
@@ -105,7 +105,7 @@ class OpenQuestions:
         if found is not None or not self.is_adopted:
             return found
         try:
-            opened = self._sealer.open_key(key)
+            opened = self._sealer.questions.open(key)
         except InvalidState:
             return None
         id_ = opened.upstream_id

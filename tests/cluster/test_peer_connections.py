@@ -16,7 +16,7 @@ from gateway.config import InForce, Timeouts, split_address
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
 from gateway.seal import peer_messages as messages
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keys
 from gateway.seal.peer_messages import PeerRequest, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, Proxy
@@ -215,5 +215,5 @@ async def test_peers_are_reached_without_the_proxy_of_the_environment(
 
 
 def connections_from(listen: Address | None, timeouts: Timeouts | None = None) -> PeerConnections:
-    sealer = PeerSealer(InForce(Keyring((bytes(32),), "peer")))
+    sealer = PeerSealer(InForce(Keys((bytes(32),))))
     return PeerConnections(InForce(timeouts or Timeouts()), listen, "gw-1", sealer, Tasks(Mock()))

@@ -19,7 +19,7 @@ from gateway.http.server import connection as connections
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from gateway.telemetry import COMPLETE
 from tests.support.fake_peer import KEY, Asked, FakePeer
@@ -41,11 +41,11 @@ from tests.support.replicas import (
 from tests.support.workbench import Reply, Stand, eventually
 
 
-def sealed(ring: Keyring | None = None, **changes: Any) -> bytes:
+def sealed(*keys: bytes, **changes: Any) -> bytes:
     peer_request = PeerRequest(
         kind="owner", to="gw-1", issued=time.time(), nonce=messages.nonce(), path="/mcp", body=b"{}"
     )
-    return PeerSealer(InForce(ring or Keyring((KEY,), "peer"))).seal(replace(peer_request, **changes))
+    return PeerSealer(InForce(Keys(keys or (KEY,)))).seal(replace(peer_request, **changes))
 
 
 def refused(stand: Stand) -> dict[str, int]:
@@ -68,8 +68,8 @@ def refused(stand: Stand) -> dict[str, int]:
         (lambda: (body := sealed())[:-1] + bytes([body[-1] ^ 1]), "forged"),
         (lambda: sealed(issued=time.time() - 61), "expired"),
         (lambda: sealed(issued=time.time() + 70), "future"),
-        (lambda: sealed(Keyring((bytes(range(1, 33)),), "peer")), "unknown_key"),
-        (lambda: sealed(Keyring((KEY,), "state")), "forged"),
+        (lambda: sealed(bytes(range(1, 33))), "unknown_key"),
+        (lambda: Keyring((KEY,), "state").seal_bytes(b"\x90", b"request"), "forged"),
         (lambda: Keyring((KEY,), "peer").seal_bytes(b"\x90", b"request"), "version"),
         (lambda: Keyring((KEY,), "peer").seal_bytes(b"\x90", b"reply"), "forged"),
     ],
@@ -241,7 +241,7 @@ async def test_a_retry_of_a_held_call_gets_its_whole_reply_at_once(upstream: Fak
         for _ in range(3):
             asked = await one.client().call()
             peer_request = whole_request(one, asked)
-            body = PeerSealer(InForce(RING)).seal(peer_request)
+            body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
             await ask_to_send(raw, body)
             await raw.send(body)
             (frame,) = await whole(raw, peer_request)
@@ -266,7 +266,7 @@ async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> P
     """Begin a retry of a held call, which the tool lets wait."""
     asked = asked or await stand.client().call()
     peer_request = whole_request(stand, asked)
-    body = PeerSealer(InForce(RING)).seal(peer_request)
+    body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
     await ask_to_send(raw, body)
     await raw.send(body)
     return peer_request
@@ -376,7 +376,7 @@ async def test_a_notification_makes_such_a_reply_a_stream(upstream: FakeUpstream
         headers, body = client.build("tools/call", retry_params(asked), meta=TOKEN)
         raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
         peer_request = replace(peer_request_for("gw-1"), headers=raw_headers, body=body, takes_whole=True)
-        sent = PeerSealer(InForce(RING)).seal(peer_request)
+        sent = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
         await ask_to_send(raw, sent)
         await raw.send(sent)
         assert b"chunked" in await raw.until(b"\r\n\r\n")
@@ -409,7 +409,7 @@ async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpst
     upstream.tool(ask)
     asked = await one.client().call()
     peer_request = peer_request_for("gw-1", "owner", asked, one.client())
-    body = PeerSealer(InForce(RING)).seal(peer_request)
+    body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         await ask_to_send(raw, body)
         await raw.send(body[:20])
@@ -451,7 +451,7 @@ async def test_a_request_in_the_form_of_another_version_is_served(
     upstream.tool(ask)
     asked = await one.client().call()
     peer_request = peer_request_for("gw-1", "owner", asked, one.client())
-    body = PeerSealer(InForce(RING)).seal(peer_request)
+    body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
     if sends_ahead:
         async with raw_connection(one, cluster.peers["gw-1"]) as raw:
             await raw.send(head_of(body) + body)
@@ -518,7 +518,7 @@ async def test_a_refused_retry_gets_a_whole_reply_too(upstream: FakeUpstream, cl
     headers, body = one.client().build("tools/call", retry_params(asked) | {"arguments": {"count": 2}})
     raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
     peer_request = replace(peer_request_for("gw-1"), headers=raw_headers, body=body, takes_whole=True)
-    sent = PeerSealer(InForce(RING)).seal(peer_request)
+    sent = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         await ask_to_send(raw, sent)
         await raw.send(sent)

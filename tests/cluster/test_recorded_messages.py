@@ -5,7 +5,7 @@ from pathlib import Path
 import aiohttp
 
 from gateway.config import InForce
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import End, Frames, Gone, PeerRequest, PeerSealer
 from tests.cluster.test_worker import workers
 from tests.support.fake_peer import KEY
@@ -25,7 +25,7 @@ def new_call(to: str, stand: Stand) -> PeerRequest:
 
 
 async def status(cluster: Cluster, name: str, message: PeerRequest) -> int:
-    sealed = PeerSealer(InForce(Keyring((KEY,), "peer"))).seal(message)
+    sealed = PeerSealer(InForce(Keys((KEY,)))).seal(message)
     async with cluster.http.post(f"http://{cluster.peers[name]}/peer", data=sealed) as response:
         return response.status
 
@@ -50,7 +50,7 @@ async def test_one_worker_of_its_host_serves_it(upstream: FakeUpstream, cluster:
 
 
 async def status_of_any(cluster: Cluster, message: PeerRequest) -> int:
-    sealed = PeerSealer(InForce(Keyring((KEY,), "peer"))).seal(message)
+    sealed = PeerSealer(InForce(Keys((KEY,)))).seal(message)
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         try:
@@ -71,7 +71,10 @@ async def test_a_message_for_one_worker_runs_there_alone(
     assert len(upstream.of("tools/call")) == 1
     unread = new_call("gw-2#1", first)
     ring = Keyring((KEY,), "peer")
-    connector, sealed = aiohttp.UnixConnector(str(tmp_path / "peer-0.sock")), PeerSealer(InForce(ring)).seal(unread)
+    connector, sealed = (
+        aiohttp.UnixConnector(str(tmp_path / "peer-0.sock")),
+        PeerSealer(InForce(Keys((KEY,)))).seal(unread),
+    )
     async with (
         aiohttp.ClientSession(connector=connector) as http,
         http.post("http://peer/peer", data=sealed) as response,

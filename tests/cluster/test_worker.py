@@ -9,7 +9,7 @@ import aiohttp
 
 from gateway.cluster.worker import Worker
 from gateway.config import InForce
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import End, Frames, Gone, PeerSealer
 from tests.parts.launch import free_port
 from tests.support.fake_peer import KEY
@@ -72,7 +72,7 @@ async def test_a_worker_forwards_requests_of_other_hosts_but_not_of_its_own(
         ring = Keyring((KEY,), "peer")
         async with (
             asyncio.timeout(DEADLINE),
-            http.post("http://peer/peer", data=PeerSealer(InForce(ring)).seal(peer_request)) as response,
+            http.post("http://peer/peer", data=PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)) as response,
         ):
             found = Frames(ring, peer_request.nonce, 1 << 20).feed(await response.read())
     assert found == [Gone("gw-2")]

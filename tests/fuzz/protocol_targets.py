@@ -21,6 +21,7 @@ from gateway.protocol import (
 from gateway.protocol.canonical_json import canonical
 from gateway.protocol.errors import DownstreamError, HeaderMismatch, InvalidParams
 from gateway.protocol.json_text.json_bounds import MAX_DEPTH, check_bounds
+from gateway.seal.claims import Bearer
 from gateway.seal.request_state import bind, digest_answers
 from tests.property.test_sse_split import outcome
 
@@ -57,6 +58,9 @@ def _refuse(word: str) -> str:
     raise ValueError(f"{word} is not JSON")
 
 
+BEARER = Bearer("/mcp", b"p" * 32, 0.0, lambda _: b"")
+
+
 def read_request(data: bytes) -> None:
     """Header lines, an empty line, a body: only DownstreamError; what is accepted is what another parser reads."""
     head, _, body = data.partition(b"\n\n")
@@ -73,7 +77,7 @@ def read_request(data: bytes) -> None:
         return
     try:
         checked = request.check(posted, headers)
-        _ = bind("/mcp", checked, b"p" * 32, (), lambda _: b"")
+        _ = bind(BEARER, checked, ())
         _ = digest_answers(checked.input_responses or {})
     except DownstreamError:
         return

@@ -19,16 +19,18 @@ from gateway.identity.jwt_verification import BadToken, read_keys, verify
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable import tokens
-from gateway.mirror.streamable.tokens import Mark, MirrorRings, Nested, NoSession, Place, Session, Tokens
+from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
-from gateway.seal.keyring import Keyring
+from gateway.seal.claims import Bearer
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Binding, Envelope, Sealer
 from tests.support.signer import ISSUER, jwks, public_jwk
 
 NOW = 1_800_000_000.0
 KEY = bytes(range(32))
+BEARER = Bearer("/mcp", b"p" * 32, NOW, lambda _: b"")
 BINDING = Binding("/mcp", "tools/call", b"t" * 32, b"a" * 32, b"p" * 32, ())
 ENVELOPE = Envelope(
     issued=NOW,
@@ -40,10 +42,10 @@ ENVELOPE = Envelope(
     epoch="e",
     state="parked",
 )
+STATE_KEYS = InForce(Keys((KEY,)))
 STATES = Keyring([KEY], "state")
 PEERS = Keyring([KEY], "peer")
-MIRROR = MirrorRings(*(Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT, tokens.STATE)))
-TOKENS = Tokens(InForce(MIRROR))
+TOKENS = Tokens(STATE_KEYS)
 SESSION = Session("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
 FOREIGN = replace(SESSION, key="t")
 PLACE = Place("s", "x", "gw-1", "e", NOW)
@@ -51,14 +53,16 @@ CALL = Request(b"1", "tools/call", b'{"name":"t"}')
 ROUND = Progress(1, b'"state"')
 NESTED = Nested(PLACE, 1, "k", CALL, ROUND, ("k",), has_state=True)
 MARK = Mark(PLACE, 1, b"1", request=CALL, progress=ROUND, asking=(Question("k", "roots/list", b"{}"),))
-_RINGS = {"s": MIRROR.sessions, "n": MIRROR.nested, "e": MIRROR.events, "r": MIRROR.states}
+_RINGS = {kind[7:8]: Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT)} | {
+    "r": Keyring([KEY], tokens.STATE)
+}
 _MIRRORED = {
-    "s": MIRROR.sessions.seal(msgspec.msgpack.encode(SESSION)),
+    "s": _RINGS["s"].seal(msgspec.msgpack.encode(SESSION)),
     "n": json.loads(TOKENS.nested_id(NESTED)),
     "e": TOKENS.event_id(MARK),
     "r": TOKENS.state(NESTED),
 }
-SEALER = Sealer(InForce(STATES), InForce(8192))
+SEALER = Sealer(STATE_KEYS, InForce(8192))
 HOP = PeerRequest(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
 HOST_CHECKS = (
     HostCheck(Security(), "127.0.0.1:8080"),
@@ -106,7 +110,7 @@ def _has_surrogates(data: bytes) -> bool:
 
 def _opened(state: str) -> Envelope | None:
     try:
-        return SEALER.open(state, BINDING, NOW, lambda _: b"")
+        return SEALER.open(state, BINDING, BEARER)
     except (InvalidState, StateFromFuture):
         return None
 
@@ -133,7 +137,7 @@ def peer_message(data: bytes) -> None:
     A request that was edited never opens, and a genuine one opens once.
     """
     kind, rest = data[:1], data[1:]
-    peers = PeerSealer(InForce(PEERS))
+    peers = PeerSealer(InForce(Keys((KEY,))))
     if kind == b"e":
         genuine = peers.seal(HOP)
         request = edited(genuine, rest)
@@ -235,16 +239,16 @@ def mirror_token(data: bytes) -> None:
 def _opening(token: str) -> set[str]:
     """The kinds as which a token opens."""
     found = set()
-    for opens in (TOKENS.nested, TOKENS.mark):
+    for opens in (TOKENS.asked, TOKENS.mark):
         with suppress(InvalidState):
             _ = opens(token, FOREIGN)
             raise AssertionError("a token of another session opened")
-    for kind, opens in (("n", TOKENS.nested), ("e", TOKENS.mark), ("r", _echoed)):
+    for kind, opens in (("n", TOKENS.asked), ("e", TOKENS.mark), ("r", _echoed)):
         with suppress(InvalidState):
             _ = opens(token, SESSION)
             found.add(kind)
     with suppress(NoSession):
-        _ = TOKENS.session(token, "/mcp", b"p" * 32, NOW, 600.0)
+        _ = TOKENS.session(token, BEARER, 600.0)
         found.add("s")
     return found
 

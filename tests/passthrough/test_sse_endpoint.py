@@ -14,10 +14,10 @@ from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
 from gateway.passthrough.forwarder import Passthrough
-from gateway.passthrough.sse_endpoint import PURPOSE, EndpointRewriter, FirstEventRewriter
+from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from tests.support.fake_sse import FakeSse
 from tests.support.stand import Start
 from tests.support.turns import work_gives_way
@@ -48,7 +48,7 @@ def address(event: bytes) -> str:
 
 @pytest.fixture
 def rewriter() -> EndpointRewriter:
-    return EndpointRewriter(InForce(Keyring((OLD,), PURPOSE)))
+    return EndpointRewriter(InForce(Keys((OLD,))))
 
 
 def test_the_servers_address_is_sealed_into_the_routes_own(rewriter: EndpointRewriter) -> None:
@@ -107,7 +107,7 @@ def test_a_stream_of_streamable_http_is_not_looked_at(rewriter: EndpointRewriter
 
 def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: EndpointRewriter) -> None:
     told = address(first_event(rewriter).feed(EVENT))
-    stranger = address(first_event(EndpointRewriter(InForce(Keyring((NEW,), PURPOSE)))).feed(EVENT))
+    stranger = address(first_event(EndpointRewriter(InForce(Keys((NEW,))))).feed(EVENT))
     state = Keyring((OLD,), "state").seal(b"/mcp\nhttp://10.0.0.1:9000/admin")
     for url in (
         told.replace("/mcp?", "/other?"),
@@ -126,10 +126,10 @@ def test_an_address_is_good_for_its_route_only_and_cannot_be_made_up(rewriter: E
 
 
 def test_an_address_outlives_a_rotation_of_keys() -> None:
-    keyring = InForce(Keyring((OLD,), PURPOSE))
-    rewriter = EndpointRewriter(keyring)
+    keys = InForce(Keys((OLD,)))
+    rewriter = EndpointRewriter(keys)
     told = address(first_event(rewriter).feed(EVENT))
-    keyring.replace(Keyring((NEW, OLD), PURPOSE))
+    keys.replace(Keys((NEW, OLD)))
     assert rewriter.target(asked(told, "POST"), UPSTREAM) is not None
 
 

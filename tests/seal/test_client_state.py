@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
+from gateway.seal.claims import Bearer
 from gateway.seal.client_state import KEY, PURPOSE, Item, ItemSealer, declares, taken, with_item
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 
 NOW = 1_000_000.0
 RING = Keyring([bytes(range(32))], PURPOSE)
-SEALER = ItemSealer(InForce(RING))
+SEALER = ItemSealer(InForce(Keys((bytes(range(32)),))))
 ITEM = Item("a", "/mcp", b"p" * 32, NOW, "gw-1#0", "pin")
 
 
@@ -89,7 +90,8 @@ def test_an_error_has_no_state() -> None:
 
 def opened(sealed: Raw, **changes: Any) -> Item:
     given = {"name": "a", "route": "/mcp", "principal": b"p" * 32, "now": NOW, "ttl_seconds": 60.0, **changes}
-    return SEALER.open(sealed, **given)
+    bearer = Bearer(given["route"], given["principal"], given["now"], lambda _: b"")
+    return SEALER.open(sealed, given["name"], bearer, given["ttl_seconds"])
 
 
 def test_an_item_opens_for_its_caller_on_its_route() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal import peer_messages as messages
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import (
     SKEW_SECONDS,
     Data,
@@ -59,7 +59,7 @@ def ring(*keys: bytes, purpose: str = "peer") -> Keyring:
 
 def refusal(sealed: bytes, by: PeerSealer | None = None, now: float = NOW) -> str:
     with pytest.raises(InvalidState) as caught:
-        (by or PeerSealer(InForce(ring()))).open(sealed, now)
+        (by or PeerSealer(InForce(Keys((ONE,))))).open(sealed, now)
     assert caught.value.reason in PEER_REASONS, "every reason is a label"
     return caught.value.reason
 
@@ -78,14 +78,14 @@ def broken(data: bytes, by: Frames | None = None) -> str:
 
 
 def test_a_request_comes_over_whole() -> None:
-    assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(REQUEST), NOW) == REQUEST
+    assert PeerSealer(InForce(Keys((ONE,)))).open(PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST), NOW) == REQUEST
     for kind in ("owner", "heir", "who"):
         least = PeerRequest(kind=kind, to="", issued=NOW, nonce=b"")
-        assert PeerSealer(InForce(ring())).open(PeerSealer(InForce(ring())).seal(least), NOW) == least
+        assert PeerSealer(InForce(Keys((ONE,)))).open(PeerSealer(InForce(Keys((ONE,)))).seal(least), NOW) == least
 
 
 def test_a_request_changed_at_any_byte_or_cut_is_refused_and_leaves_no_trace() -> None:
-    by, sealed = PeerSealer(InForce(ring())), PeerSealer(InForce(ring())).seal(REQUEST)
+    by, sealed = PeerSealer(InForce(Keys((ONE,)))), PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 0x20]) + sealed[place + 1 :]
         assert refusal(changed, by) in ("unknown_key", "forged")
@@ -103,21 +103,17 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 
 def test_no_other_purposes_key_opens_a_request_and_a_request_opens_no_state() -> None:
     for purpose in ("state", "admin", "peer2", ""):
-        assert refusal(PeerSealer(InForce(ring(purpose=purpose))).seal(REQUEST)) == "forged"
-        assert (
-            refusal(PeerSealer(InForce(ring())).seal(REQUEST), PeerSealer(InForce(ring(purpose=purpose)))) == "forged"
-        )
-    sealed = PeerSealer(InForce(ring())).seal(REQUEST)
-    with pytest.raises(InvalidState, match="requestState"):
-        ring(purpose="state").open_bytes(sealed, b"request")
-    assert refusal(PeerSealer(InForce(ring(TWO))).seal(REQUEST)) == "unknown_key"
+        assert refusal(ring(purpose=purpose).seal_bytes(msgspec.msgpack.encode(REQUEST), b"request")) == "forged"
+        with pytest.raises(InvalidState, match="requestState"):
+            ring(purpose=purpose).open_bytes(PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST), b"request")
+    assert refusal(PeerSealer(InForce(Keys((TWO,)))).seal(REQUEST)) == "unknown_key"
 
 
 def test_a_frame_is_no_request_and_a_request_is_no_frame() -> None:
     keys = ring()
     frame = Frames(keys, REQUEST.nonce, MAX).seal(FRAMES[0])
     assert refusal(frame[4:]) == "forged"
-    request = PeerSealer(InForce(keys)).seal(REQUEST)
+    request = PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST)
     assert broken(len(request).to_bytes(4) + request) == "forged"
     for bound in (b"", b"reply", b"requests"):
         assert refusal(keys.seal_bytes(msgspec.msgpack.encode(REQUEST), bound)) == "forged"
@@ -156,8 +152,8 @@ def test_another_versions_request_is_refused(content: bytes) -> None:
     ],
 )
 def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
-    sealed = PeerSealer(InForce(ring())).seal(replace(REQUEST, issued=NOW - age))
-    by = PeerSealer(InForce(ring()))
+    sealed = PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, issued=NOW - age))
+    by = PeerSealer(InForce(Keys((ONE,))))
     if why is None:
         assert by.open(sealed, NOW).issued == NOW - age
     else:
@@ -166,7 +162,7 @@ def test_a_request_is_good_for_a_minute(age: float, why: str | None) -> None:
 
 def test_a_request_from_the_future_is_not_accepted_when_its_time_has_come() -> None:
     """Its sender was refused, and has done the work elsewhere; whoever recorded it sends it again."""
-    by, ahead = PeerSealer(InForce(ring())), 90.0
+    by, ahead = PeerSealer(InForce(Keys((ONE,)))), 90.0
     sealed = by.seal(replace(REQUEST, issued=NOW + ahead))
     assert refusal(sealed, by) == "future"
     for later in (1, ahead - SKEW_SECONDS, ahead, ahead + SKEW_SECONDS):
@@ -180,14 +176,16 @@ def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
     """Sealed by the fastest clock that is believed, it is remembered for as long as any clock would take it."""
     for ahead in (-SKEW_SECONDS, 0, SKEW_SECONDS):
         by, sealed = (
-            PeerSealer(InForce(ring())),
-            PeerSealer(InForce(ring())).seal(replace(REQUEST, issued=NOW + ahead)),
+            PeerSealer(InForce(Keys((ONE,)))),
+            PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, issued=NOW + ahead)),
         )
         by.open(sealed, NOW)
         for later in (0, 1, SKEW_SECONDS + ahead, SKEW_SECONDS + ahead + 0.001, 3 * SKEW_SECONDS):
             # Others come in between: they are what makes it forget.
             by.open(
-                PeerSealer(InForce(ring())).seal(replace(REQUEST, issued=NOW + later, nonce=f"{later}".encode())),
+                PeerSealer(InForce(Keys((ONE,)))).seal(
+                    replace(REQUEST, issued=NOW + later, nonce=f"{later}".encode())
+                ),
                 NOW + later,
             )
             expected = "replayed" if later <= SKEW_SECONDS + ahead else "expired"
@@ -195,29 +193,33 @@ def test_a_request_is_good_once_as_long_as_it_could_be_good() -> None:
 
 
 def test_the_same_nonce_under_another_seal_is_a_replay_too() -> None:
-    by = PeerSealer(InForce(ring()))
-    by.open(PeerSealer(InForce(ring())).seal(REQUEST), NOW)
-    assert refusal(PeerSealer(InForce(ring())).seal(replace(REQUEST, body=b"other", to="gw-3")), by) == "replayed"
-    assert by.open(PeerSealer(InForce(ring())).seal(replace(REQUEST, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
+    by = PeerSealer(InForce(Keys((ONE,))))
+    by.open(PeerSealer(InForce(Keys((ONE,)))).seal(REQUEST), NOW)
+    assert (
+        refusal(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, body=b"other", to="gw-3")), by) == "replayed"
+    )
+    assert by.open(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=b"m" * 16)), NOW).nonce == b"m" * 16
 
 
 def test_nonces_are_forgotten_when_they_would_be_too_old() -> None:
-    by = PeerSealer(InForce(ring()))
+    by = PeerSealer(InForce(Keys((ONE,))))
     for second in range(1000):
         nonce = second.to_bytes(16)
-        by.open(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=nonce, issued=NOW + second)), NOW + second)
+        by.open(
+            PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=nonce, issued=NOW + second)), NOW + second
+        )
         assert len(by._seen) <= 2 * SKEW_SECONDS + 1
     assert len(by._seen) == 2 * SKEW_SECONDS + 1
 
 
 def test_the_memory_of_nonces_is_bounded_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "_MAX_REMEMBERED", 10)
-    by = PeerSealer(InForce(ring()))
+    by = PeerSealer(InForce(Keys((ONE,))))
     for number in range(50):
-        by.open(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=number.to_bytes(16))), NOW)
+        by.open(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=number.to_bytes(16))), NOW)
         assert len(by._seen) <= 10
-    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=(49).to_bytes(16))), by) == "replayed"
-    assert refusal(PeerSealer(InForce(by.keyring)).seal(replace(REQUEST, nonce=(40).to_bytes(16))), by) == "replayed"
+    assert refusal(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=(49).to_bytes(16))), by) == "replayed"
+    assert refusal(PeerSealer(InForce(Keys((ONE,)))).seal(replace(REQUEST, nonce=(40).to_bytes(16))), by) == "replayed"
 
 
 def test_nonces_are_drawn_anew() -> None:
@@ -322,9 +324,12 @@ def test_replicas_in_two_phases_of_a_rotation_understand_each_other() -> None:
     phases = [(ONE,), (ONE, TWO), (TWO, ONE), (TWO,)]
     for older, newer in itertools.pairwise(phases):
         for here, there in ((older, newer), (newer, older)):
-            sealed = PeerSealer(InForce(ring(*here))).seal(REQUEST)
-            assert PeerSealer(InForce(ring(*there))).open(sealed, NOW) == REQUEST
+            sealed = PeerSealer(InForce(Keys(here))).seal(REQUEST)
+            assert PeerSealer(InForce(Keys(there))).open(sealed, NOW) == REQUEST
             answered = sealed_frames(REQUEST.nonce, *there)
             assert sealing(REQUEST.nonce, *here).feed(b"".join(answered)) == FRAMES
-    assert refusal(PeerSealer(InForce(ring(ONE, TWO))).seal(REQUEST), PeerSealer(InForce(ring(TWO)))) == "unknown_key"
-    assert refusal(PeerSealer(InForce(ring(TWO))).seal(REQUEST), PeerSealer(InForce(ring(ONE)))) == "unknown_key"
+    assert (
+        refusal(PeerSealer(InForce(Keys((ONE, TWO)))).seal(REQUEST), PeerSealer(InForce(Keys((TWO,)))))
+        == "unknown_key"
+    )
+    assert refusal(PeerSealer(InForce(Keys((TWO,)))).seal(REQUEST), PeerSealer(InForce(Keys((ONE,))))) == "unknown_key"

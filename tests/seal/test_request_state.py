@@ -19,12 +19,12 @@ from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Request
 from gateway.protocol.request_meta import Capabilities, Declarations
 from gateway.seal import request_state as envelopes
-from gateway.seal.keyring import Keyring
+from gateway.seal.claims import Bearer
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.request_state import (
     SKEW_SECONDS,
     VERSION,
     Binding,
-    Digest,
     Envelope,
     Open,
     Sealer,
@@ -53,17 +53,19 @@ def request(arguments: str = '{"a":1}', method: str = "tools/call", target: str 
     )
 
 
-def digest_of(**values: str) -> Digest:
-    return lambda names: ",".join(f"{name}={values.get(name)}" for name in names).encode()
+def bearer(principal: bytes = PRINCIPAL, now: float = NOW, route: str = "/mcp", **headers: str) -> Bearer:
+    return Bearer(
+        route, principal, now, lambda names: ",".join(f"{name}={headers.get(name)}" for name in names).encode()
+    )
 
 
 def bound(route: str, given: Request, principal: bytes) -> Binding:
     """The binding of a request on a route that binds no headers."""
-    return bind(route, given, principal, (), digest_of())
+    return bind(bearer(principal, route=route), given, ())
 
 
 def opened(by: Sealer, state: str, now: float = NOW, binding: Binding | None = None) -> Envelope:
-    return by.open(state, binding or BINDING, now, digest_of())
+    return by.open(state, binding or BINDING, bearer(now=now))
 
 
 BINDING = bound("/mcp", request(), PRINCIPAL)
@@ -84,7 +86,7 @@ ENVELOPE = Envelope(
 
 
 def sealer(max_bytes: int = 8192) -> Sealer:
-    return Sealer(InForce(Keyring((KEY,), "state")), InForce(max_bytes))
+    return Sealer(InForce(Keys((KEY,))), InForce(max_bytes))
 
 
 def reason(state: str, binding: Binding = BINDING, now: float = NOW, by: Sealer | None = None) -> str:
@@ -444,14 +446,14 @@ def test_fields_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
 # -- headers that are credentials -------------------------------------------------------------------------------------
 
 
-KEYED = bind("/mcp", request(), PRINCIPAL, ("x-key",), digest_of(**{"x-key": "mine"}))
+KEYED = bind(bearer(**{"x-key": "mine"}), request(), ("x-key",))
 
 
 def opens(state: str, names: tuple[str, ...] | None, **values: str) -> bool:
     """Whether it opens for a request with these headers, on a route that binds these names."""
-    digest = digest_of(**{name.replace("_", "-"): value for name, value in values.items()})
+    by = bearer(**{name.replace("_", "-"): value for name, value in values.items()})
     try:
-        _ = sealer().open(state, bind("/mcp", request(), PRINCIPAL, names, digest), NOW, digest)
+        _ = sealer().open(state, bind(by, request(), names), by)
     except InvalidState as exc:
         return exc.reason != "other_headers"
     return True
@@ -463,7 +465,7 @@ def test_a_state_opens_with_the_headers_that_it_was_sealed_with() -> None:
     assert not opens(state, ("x-key",), x_key="stolen")
     assert not opens(state, ("x-key",), x_key="")
     assert not opens(state, ("x-key",))
-    without = bind("/mcp", request(), PRINCIPAL, ("x-key",), digest_of())
+    without = bind(bearer(), request(), ("x-key",))
     state = sealer().seal(replace(ENVELOPE, binding=without))
     assert opens(state, ("x-key",))
     assert not opens(state, ("x-key",), x_key="mine")

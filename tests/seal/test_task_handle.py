@@ -5,13 +5,14 @@ from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.keyring import Keyring
+from gateway.seal.claims import Bearer
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.request_state import Upstream
-from gateway.seal.task_handle import MAX_HANDLE_BYTES, PURPOSE, QuestionKey, TaskHandle, TaskSealer
+from gateway.seal.task_handle import MAX_HANDLE_BYTES, QuestionKey, TaskHandle, TaskSealer
 
 KEY = bytes(range(32))
 NOW = 1_000_000.0
-SEALER = TaskSealer(InForce(Keyring([KEY], PURPOSE)))
+SEALER = TaskSealer(InForce(Keys((KEY,))))
 WHERE = Upstream("5" * 36, "2025-11-25", b"6" * 69, b'{"name":"server","version":"1.0.0"}', None)
 HANDLE = TaskHandle(
     issued=NOW,
@@ -33,7 +34,7 @@ def digest(names: Sequence[str]) -> bytes:
 
 
 def opened(sealed: str, *, route: str = "/mcp", principal: bytes = b"p" * 32, now: float = NOW) -> TaskHandle:
-    return SEALER.open(sealed, route, principal, digest, now)
+    return SEALER.open(sealed, Bearer(route, principal, now, digest))
 
 
 def test_a_handle_has_all_that_another_replica_needs_and_fits_into_a_header() -> None:
@@ -60,7 +61,7 @@ def test_a_handle_that_would_be_too_large_keeps_what_its_owner_needs() -> None:
         (SEALER.seal(HANDLE), {"now": NOW + 61}, "expired"),
         (SEALER.seal(HANDLE), {"now": NOW - 61}, "future"),
         (SEALER.seal(replace(HANDLE, names=("x-key",), headers=b"another")), {}, "other_headers"),
-        (SEALER.seal_key(QuestionKey("e", "roots/list", b"1")), {}, "version"),
+        (SEALER.questions.seal(QuestionKey("e", "roots/list", b"1")), {}, "version"),
         (SEALER.seal(HANDLE)[:-4] + "AAAA", {}, "forged"),
         ("x" * 3000, {}, "too_large"),
         ("no handle", {}, "malformed"),
@@ -82,14 +83,14 @@ def test_a_handle_is_bound_to_the_headers_that_its_route_bound() -> None:
 
 def test_the_key_of_a_question_holds_the_id_that_its_server_waits_for() -> None:
     key = QuestionKey("e", "elicitation/create", b'"task-1"')
-    assert SEALER.open_key(SEALER.seal_key(key)) == key
-    assert SEALER.seal_key(key) != SEALER.seal_key(key)
+    assert SEALER.questions.open(SEALER.questions.seal(key)) == key
+    assert SEALER.questions.seal(key) != SEALER.questions.seal(key)
     with pytest.raises(InvalidState):
-        SEALER.open_key("x" * 5000)
+        SEALER.questions.open("x" * 5000)
     with pytest.raises(InvalidState):
-        SEALER.open_key(SEALER.seal(HANDLE))
+        SEALER.questions.open(SEALER.seal(HANDLE))
 
 
 def test_a_handle_does_not_open_as_a_state() -> None:
     with pytest.raises(InvalidState):
-        TaskSealer(InForce(Keyring([KEY], "state"))).open(SEALER.seal(HANDLE), "/mcp", b"p" * 32, digest, NOW)
+        Keyring([KEY], "state").open(SEALER.seal(HANDLE))

@@ -18,7 +18,7 @@ from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, InForce, Replica, decode_key, parse
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keys
 from gateway.seal.peer_messages import PeerSealer
 from gateway.server.process import Gateway
 from gateway.server.reload import Reload
@@ -206,9 +206,9 @@ async def test_a_worker_opens_what_its_siblings_sealed_without_keys(upstream: Fa
 
 
 async def test_the_same_keys_are_the_same_ring(upstream: FakeUpstream, stand: Stand) -> None:
-    before = stand.gateway._keyrings.state.value
+    before = stand.gateway.routes.process.sealer._keyring.value
     stand.gateway.apply(reconfigured(upstream.url, limits={"body_bytes": 1000}))
-    assert stand.gateway._keyrings.state.value is before, "the subkeys of others stay derived"
+    assert stand.gateway.routes.process.sealer._keyring.value is before, "the subkeys of others stay derived"
 
 
 # Replicas.
@@ -271,11 +271,11 @@ async def test_a_replica_with_new_keys_speaks_to_one_that_began_with_them(
     upstream.tool(ask)
     async with two(begin) as (one, other, again):
         again(1, upstream.url, state={"keys": [OTHER_KEY]})
-        fresh = PeerSealer(InForce(Keyring((decode_key(OTHER_KEY),), "peer")))
+        fresh = PeerSealer(InForce(Keys((decode_key(OTHER_KEY),))))
         assert one.gateway._peer_sealer.keyring.key_ids == fresh.keyring.key_ids
         asked = await one.client().call()
         again(2, upstream.url, state={"keys": [OTHER_KEY]})
-        other.gateway._keyrings.peer.replace(fresh.keyring)
+        other.gateway._peer_sealer._keyring.replace(fresh.keyring)
         assert (await other.client().answer(asked)).text
         assert other.metric(CONTINUED, step="forwarded") == 1
 

@@ -257,7 +257,7 @@ class History:
             self.kernel.run(self.now + WARM_SECONDS)
             at_first = self._held()
             gateways = [_gateway_of(self.gateway(number)) for number in range(1, plan.replicas + 1)]
-            own_keys = [key for each in gateways if each is not None for key in each._keyrings._own]
+            own_keys = [key for each in gateways if each is not None for key in each._state_keys._own]
             clients = self.simulation.process("clients", _CLIENTS)
             addresses = [(self.host(number), 8080) for number in range(1, plan.replicas + 1)]
             with clients.running():

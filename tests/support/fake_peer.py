@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer, Whole
 from tests.support.fake_upstream import DEADLINE
 
@@ -77,7 +77,7 @@ class Asked:
         body = await self._reader.readexactly(int(length))
         ring = Keyring((KEY,), "peer")
         # The forwarder's clock is this process's.
-        self.peer_request = PeerSealer(InForce(ring)).open(body, time.time())
+        self.peer_request = PeerSealer(InForce(Keys((KEY,)))).open(body, time.time())
         self.frames = Frames(ring, self.peer_request.nonce, _MAX_BYTES)
         return self.peer_request
 

@@ -15,7 +15,7 @@ from gateway.config import InForce
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
-from gateway.seal.keyring import Keyring
+from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
 from gateway.seal.request_state import Envelope
 from tests.parts.launch import free_port
@@ -220,13 +220,13 @@ async def frames_of(
     cluster: Cluster, name: str, peer_request: PeerRequest, *, close: bool = False
 ) -> list[messages.Frame]:
     """The frames with which a replica answers another one."""
-    ring = Keyring((KEY,), "peer")
+    keys = InForce(Keys((KEY,)))
     url = f"http://{cluster.peers[name]}/peer"
     headers = {"Connection": "close"} if close else {}
-    sealed = PeerSealer(InForce(ring)).seal(peer_request)
+    sealed = PeerSealer(keys).seal(peer_request)
     async with asyncio.timeout(DEADLINE), cluster.http.post(url, data=sealed, headers=headers) as response:
         assert response.status == 200
-        return Frames(ring, peer_request.nonce, 1 << 24).feed(await response.read())
+        return Frames(Keyring((KEY,), "peer"), peer_request.nonce, 1 << 24).feed(await response.read())
 
 
 def peer_request_for(

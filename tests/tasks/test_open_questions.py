@@ -10,12 +10,12 @@ from gateway.exchange.nested_requests import MAX_NESTED, MAX_NESTED_ID_BYTES
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities
-from gateway.seal.keyring import Keyring
-from gateway.seal.task_handle import PURPOSE, QuestionKey, TaskSealer
+from gateway.seal.keyring import Keys
+from gateway.seal.task_handle import QuestionKey, TaskSealer
 from gateway.tasks.open_questions import OpenQuestions
 from gateway.telemetry import NestedOutcome
 
-SEALER = TaskSealer(InForce(Keyring([bytes(range(32))], PURPOSE)))
+SEALER = TaskSealer(InForce(Keys((bytes(range(32)),))))
 FORM = Raw(b'{"message":"Who?","requestedSchema":{"type":"object","properties":{}}}')
 ACCEPT = Raw(b'{"action":"accept","content":{}}')
 DECLINE = Raw(b'{"action":"decline"}')
@@ -110,9 +110,9 @@ def test_a_withdrawn_question_takes_no_answer() -> None:
 
 
 def test_keys_of_other_tasks_and_of_the_owner_alone_are_ignored() -> None:
-    other = SEALER.seal_key(QuestionKey("another", mcp.ELICIT, b"1"))
-    odd = SEALER.seal_key(QuestionKey("task", "x/y", b"1"))
-    own = SEALER.seal_key(QuestionKey("task", mcp.ELICIT, b"1"))
+    other = SEALER.questions.seal(QuestionKey("another", mcp.ELICIT, b"1"))
+    odd = SEALER.questions.seal(QuestionKey("task", "x/y", b"1"))
+    own = SEALER.questions.seal(QuestionKey("task", mcp.ELICIT, b"1"))
     assert taken(questions(adopted=True), **dict.fromkeys([other, odd, "forged"], ACCEPT)) == []
     assert taken(questions(), **{own: ACCEPT}) == [], "nobody else can have asked"
 

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway import world
 from gateway.mirror.client_requests import params_of
+from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
@@ -33,7 +33,7 @@ def is_kept(live: LiveRoute, session: Session) -> bool:
     return session.profile.keeps_state and client_state.DIALECT in live.route.dialects
 
 
-def taken(message: jsonrpc.Message, live: LiveRoute, session: Session) -> tuple[jsonrpc.Message, Level | None]:
+def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tuple[jsonrpc.Message, Level | None]:
     """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
     params = params_of(message)
     try:
@@ -43,13 +43,13 @@ def taken(message: jsonrpc.Message, live: LiveRoute, session: Session) -> tuple[
     if sealed is None:
         return message, None
     kept = Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
-    return replace(message, params=kept), _opened(sealed, live, session)
+    return replace(message, params=kept), _opened(sealed, at, session)
 
 
-def _opened(sealed: Raw, live: LiveRoute, session: Session) -> Level | None:
-    seconds, process = live.config.state.session_ttl_seconds, live.process
+def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Level | None:
+    seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
     try:
-        item = process.items.open(sealed, NAME, session.route, session.principal, world.wall(), seconds)
+        item = process.items.open(sealed, NAME, at.bearer, seconds)
     except InvalidState as exc:
         process.metrics.state_rejected(exc.reason)
         return None

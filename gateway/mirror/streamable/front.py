@@ -79,7 +79,7 @@ class Mirror:
 
     def owns(self, incoming: Incoming) -> bool:
         """Whether a request belongs to a mirrored session."""
-        return self._shared.tokens.is_session(incoming.headers.get(mcp.SESSION_ID))
+        return self._shared.tokens.sessions.opens(incoming.headers.get(mcp.SESSION_ID))
 
     async def serve(self, came: Arrival) -> Response:
         """Serve one request of a legacy client; raises GatewayError."""
@@ -145,7 +145,7 @@ class Mirror:
             raise ShuttingDown("try again")
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
-        token = self._shared.tokens.new_session(at.incoming.path, at.caller.principal, profile, world.wall())
+        token = self._shared.tokens.new_session(at.bearer, profile)
         return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
 
     async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
@@ -164,7 +164,7 @@ class Mirror:
         response = jsonrpc.result(id_, b"{}")
         keeps_level = client_state_item.is_kept(at.live, session)
         if keeps_level:
-            message, known = client_state_item.taken(message, at.live, session)
+            message, known = client_state_item.taken(message, at, session)
             if known is not None:
                 self._homes.learn_level(session, known)
         match message.method:

@@ -42,14 +42,14 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
         """The session whose id the request brings; raises NoSession."""
         with self.counted():
             seconds = self.live.config.state.session_ttl_seconds
-            return tokens.session(token, *self.caller_key, world.wall(), seconds)
+            return tokens.session(token, self.bearer, seconds)
 
     def nested(self, message: jsonrpc.Message, tokens: Tokens, session: Session) -> Nested:
         """The nested request that a response answers; raises InvalidRequest."""
         token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
         try:
             with self.counted():
-                return tokens.nested(token or "", session)
+                return tokens.asked(token or "", session)
         except InvalidState as exc:
             raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
 

@@ -9,8 +9,7 @@ and proxies allow 8 KB.
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,8 +18,8 @@ from gateway.config import InForce
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_profile import Profile
 from gateway.protocol.errors import DownstreamError, InvalidState
-from gateway.seal import token_check
-from gateway.seal.keyring import Keyring
+from gateway.seal.claims import Bearer, Claims
+from gateway.seal.keyring import Keys
 
 SESSION: Final = "mirror session"
 NESTED: Final = "mirror nested"
@@ -33,15 +32,6 @@ _MAX_TOKEN: Final = 8_190
 _MAX_URIS_BYTES: Final = 2_800
 _URI_BYTES: Final = 3
 """What a URI takes besides its characters."""
-
-
-class MirrorRings(NamedTuple):
-    """The keyrings of the four kinds of tokens."""
-
-    sessions: Keyring
-    nested: Keyring
-    events: Keyring
-    states: Keyring
 
 
 class Session(msgspec.Struct, frozen=True, array_like=True):
@@ -137,44 +127,33 @@ class NoSession(DownstreamError):
         self.reason = reason
 
 
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode_session: Final = msgspec.msgpack.Decoder(Session).decode
-_decode_nested: Final = msgspec.msgpack.Decoder(Nested).decode
-_decode_mark: Final = msgspec.msgpack.Decoder(Mark).decode
-_decode_subscribed: Final = msgspec.msgpack.Decoder(Subscribed).decode
-
-
 class Tokens:
     """Seals the tokens of a process, and opens those of all replicas."""
 
-    def __init__(self, rings: InForce[MirrorRings]) -> None:
-        self._rings = rings
+    def __init__(self, keys: InForce[Keys], of: str = "") -> None:
+        """`of` names a dialect that has tokens of its own."""
+        self.sessions = Claims(keys, of + SESSION, Session, _MAX_TOKEN, opens_former=True)
+        self._standalone = Claims(keys, of + SESSION, Subscribed, _MAX_TOKEN, opens_former=True)
+        self.nested = Claims(keys, of + NESTED, Nested, _MAX_TOKEN, _MAX_NESTED)
+        self._states = Claims(keys, of + STATE, Nested, _MAX_TOKEN)
+        self._events = Claims(keys, of + EVENT, Mark, _MAX_TOKEN, _MAX_EVENT)
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
-    def new_session(self, route: str, principal: bytes, profile: Profile, now: float) -> str:
+    def new_session(self, bearer: Bearer, profile: Profile) -> str:
         """The id of a new session."""
-        session = Session(world.token_urlsafe(12), route, principal, now, profile)
-        return self._rings.value.sessions.seal(_encode(session))
+        key = world.token_urlsafe(12)
+        return self.sessions.seal(Session(key, bearer.route, bearer.principal, bearer.now, profile))
 
-    def is_session(self, token: str | None) -> bool:
-        """Whether a session id is one of the mirror's, whosever it is."""
-        with suppress(InvalidState):
-            _ = self._session(token or "")
-            return True
-        return False
-
-    def session(self, token: str, route: str, principal: bytes, now: float, ttl_seconds: float) -> Session:
+    def session(self, token: str, bearer: Bearer, ttl_seconds: float) -> Session:
         """The session of a request; raises NoSession."""
         try:
-            session = self._session(token)
-            token_check.check(session, route, principal, now, session.issued + ttl_seconds)
+            session = self.sessions.open(token)
+            expires = session.issued + ttl_seconds
+            bearer.check(session.route, session.principal, issued=session.issued, expires=expires)
         except InvalidState as exc:
             raise NoSession(exc.reason) from exc
         return session
-
-    def _session(self, token: str) -> Session:
-        return self._rings.value.sessions.open_as(token, _decode_session, _MAX_TOKEN)
 
     def standalone_id(self, session: Session, uris: Iterable[str]) -> str:
         """The id of an event on the standalone stream; it is valid for as long as the session's own."""
@@ -184,12 +163,12 @@ class Tokens:
             if len(written) + _URI_BYTES <= room:
                 kept.append(written)
                 room -= len(written) + _URI_BYTES
-        return self._rings.value.sessions.seal(_encode(Subscribed(session.key, tuple(kept))))
+        return self._standalone.seal(Subscribed(session.key, tuple(kept)))
 
     def subscribed(self, token: str, session: Session) -> tuple[str, ...] | None:
         """The resources that an id of the session's standalone stream names; None if it is not such an id."""
         try:
-            found = self._rings.value.sessions.open_as(token, _decode_subscribed, _MAX_TOKEN)
+            found = self._standalone.open(token)
         except InvalidState:
             return None
         if found.session != session.key:
@@ -200,29 +179,19 @@ class Tokens:
 
     def nested_id(self, nested: Nested) -> bytes:
         """The id of a nested request, as JSON."""
-        return b'"%b"' % _sealed(self._rings.value.nested, nested, _MAX_NESTED).encode()
+        return b'"%b"' % self.nested.seal(nested, nested.brief).encode()
 
-    def nested(self, token: str, session: Session) -> Nested:
+    def asked(self, token: str, session: Session) -> Nested:
         """The nested request that a client answers; raises InvalidState."""
-        return _of_session(self._nested(token), session)
-
-    def is_nested(self, token: str | None) -> bool:
-        """Whether a response's id is that of a nested request, of whichever session."""
-        with suppress(InvalidState):
-            _ = self._nested(token or "")
-            return True
-        return False
-
-    def _nested(self, token: str) -> Nested:
-        return self._rings.value.nested.open_as(token, _decode_nested, _MAX_TOKEN)
+        return _of_session(self.nested.open(token), session)
 
     def state(self, nested: Nested) -> str:
         """The state of a nested request (SEP-1685)."""
-        return _sealed(self._rings.value.states, nested, _MAX_TOKEN)
+        return self._states.seal(nested, nested.brief)
 
     def echoed(self, state: str, nested: Nested) -> Nested:
         """What the state of a nested request says, which `nested` names; raises InvalidState."""
-        found = self._rings.value.states.open_as(state, _decode_nested, _MAX_TOKEN)
+        found = self._states.open(state)
         if found.brief != nested.brief:
             raise InvalidState("other_target")
         return found
@@ -231,29 +200,11 @@ class Tokens:
 
     def event_id(self, mark: Mark) -> str:
         """The id of an event."""
-        return _sealed(self._rings.value.events, mark, _MAX_EVENT)
+        return self._events.seal(mark, mark.brief)
 
     def mark(self, token: str, session: Session) -> Mark:
         """The place in a stream from which a client goes on; raises InvalidState."""
-        return _of_session(self._rings.value.events.open_as(token, _decode_mark, _MAX_TOKEN), session)
-
-
-def _sealed(ring: Keyring, content: Nested | Mark, most: int) -> str:
-    """The token for a content, or for its brief form if the token would be longer than `most` characters."""
-    if _bulk(content) < most:  # what does not fit may be megabytes, and is not even encoded
-        sealed = ring.seal(_encode(content))
-        if len(sealed) <= most:
-            return sealed
-    return ring.seal(_encode(content.brief))
-
-
-def _bulk(content: Nested | Mark) -> int:
-    """The size of the parts of a content that its peers choose."""
-    request = content.request
-    size = (len(request.params) if request is not None else 0) + len(content.progress.state or b"")
-    if isinstance(content, Nested):
-        return size + sum(map(len, content.keys))
-    return size + sum(len(question.params) for question in content.asking)
+        return _of_session(self._events.open(token), session)
 
 
 def _of_session(found: Content, session: Session) -> Content:

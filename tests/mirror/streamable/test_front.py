@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
@@ -423,12 +424,12 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
     stand = await begin(state={"session_ttl_seconds": 60})
     client = LegacyClient(stand.http, stand.url)
     _ = await client.initialize()
-    mirror = stand.gateway.downstream._legacy.mirror
-    session = mirror._shared.tokens._session(client.session or "")
-    client.session = mirror._shared.tokens.new_session("/mcp", session.principal, session.profile, session.issued - 61)
+    tokens = stand.gateway.downstream._legacy.mirror._shared.tokens
+    session = tokens.sessions.open(client.session or "")
+    client.session = tokens.sessions.seal(replace(session, issued=session.issued - 61))
     async with client.request("ping") as stream:
         assert stream.response.status == 404
-    client.session = mirror._shared.tokens.new_session("/mcp", session.principal, session.profile, session.issued - 50)
+    client.session = tokens.sessions.seal(replace(session, issued=session.issued - 50))
     assert (await client.ask("ping"))["result"] == {}
 
 

@@ -313,8 +313,8 @@ async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: C
             await cluster.crash(one)
     mirror = two.gateway.downstream._legacy.mirror
     assert client.session is not None
-    session = mirror._shared.tokens._session(client.session)
-    nested = mirror._shared.tokens.nested(question["id"], session)
+    session = mirror._shared.tokens.sessions.open(client.session)
+    nested = mirror._shared.tokens.asked(question["id"], session)
     nested = replace(nested, place=replace(nested.place, issued=nested.place.issued - 601))
     old = {"id": json.loads(mirror._shared.tokens.nested_id(nested))}
     answer = ACCEPT | {"_meta": {KEY: mirror._shared.tokens.state(nested)}}

@@ -297,8 +297,8 @@ async def test_an_old_id_continues_no_call_of_a_dead_replica(server: FakeModern,
     one, two, client = await pair(server, cluster)
     question, place = await asked_by_a_replica_that_dies(cluster, one, client)
     tokens = two.gateway.downstream._legacy.mirror._shared.tokens
-    known = tokens._session(client.session or "")
-    nested, mark = tokens.nested(question["id"], known), tokens.mark(place, known)
+    known = tokens.sessions.open(client.session or "")
+    nested, mark = tokens.asked(question["id"], known), tokens.mark(place, known)
     old = replace(nested.place, issued=nested.place.issued - 601)
     question["id"] = json.loads(tokens.nested_id(replace(nested, place=old)))
     assert await client.answer(question, ACCEPT, url=two.url) == 202

@@ -153,7 +153,7 @@ async def test_one_caller_makes_nobody_elses_level_or_end_forgotten(
         async with stand.http.delete(stand.url, headers=(await session(stand, "eve"))._sent()) as response:
             assert response.status == 200
     mirror = stand.gateway.downstream._legacy.mirror
-    token = mirror._shared.tokens._session(ann.session or "")
+    token = mirror._shared.tokens.sessions.open(ann.session or "")
     assert mirror._homes.level(token) == "error"
     async with gone.request("ping") as stream:
         assert stream.response.status == 404
