@@ -312,8 +312,7 @@ class Way:
         kernel = network.kernel
         for part in self._parts(data) if network.cut_segments else (data,):
             at = kernel.now + network.delay()
-            if at > self._last:
-                self._last = at
+            self._last = max(self._last, at)
             kernel.call_at(self._last, self._arrive, part)
 
     def _parts(self, data: bytes | None) -> list[bytes | None]:
