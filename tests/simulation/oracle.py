@@ -533,7 +533,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and any(run.is_unheard for run in outcome.ledger.of(record.call.tag)):
         return True
-    if reason == "call_lost" and _was_parted_from_taker(outcome, record.final):
+    if reason == "call_lost" and _lost_its_taker(outcome, record.final):
         return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
@@ -599,10 +599,17 @@ def _left_a_question_unread(outcome: Outcome, record: Record) -> bool:
     )
 
 
-def _was_parted_from_taker(outcome: Outcome, told: Told | None) -> bool:
-    """Whether a draining replica gave a call to another one, and the link between the two failed meanwhile."""
-    is_given = told is not None and "to which another one gave this call" in str(told.error)
-    return is_given and told is not None and _is_parted_from_named(outcome, told)
+def _lost_its_taker(outcome: Outcome, told: Told | None) -> bool:
+    """Whether a draining replica gave a call to another one, and the link between the two failed meanwhile.
+
+    Or the other one stood still when the drain was over.
+    """
+    if told is None or "to which another one gave this call" not in str(told.error):
+        return False
+    taker = _replica_in(str((told.error or {}).get("message")))
+    still = [each for each in outcome.faults if each.kind in ("stop", "stall") and f"gw-{each.target}" == taker]
+    is_still = any(begins(each) <= told.at <= ends(outcome, each) for each in still)
+    return is_still or _is_parted_from_named(outcome, told)
 
 
 def _outlasted_a_drain(outcome: Outcome, told: Told | None) -> bool:

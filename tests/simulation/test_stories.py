@@ -1,6 +1,8 @@
 """Every history that once failed, as small as it could be made, is run again."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +82,12 @@ def test_only_a_call_that_was_cancelled_by_a_drain_ends_with_the_keys_of_its_pro
     else:
         run.cancelled = {"not cancelled": None, "cancelled before": drain.at - 0.1}.get(change, refused.at + 0.1)
     assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+@pytest.mark.parametrize("change", [{"target": 1}, {"seconds": 4.0}, {"kind": "jump"}])
+def test_only_a_taker_that_stands_still_at_the_end_of_the_drain_excuses_that_a_call_is_lost(
+    change: dict[str, Any],
+) -> None:
+    outcome = story("the_taker_of_a_call_stands_still_when_a_drain_ends")
+    outcome.faults = [replace(fault, **change) if fault.kind == "stop" else fault for fault in outcome.faults]
+    assert any("to which another one gave this call" in each for each in complaints(outcome))
