@@ -24,7 +24,6 @@ from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
-from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
@@ -83,7 +82,7 @@ class PlainCall:
         try:
             calls.reserve(principal, 2 * asked.body_bytes)
             self._size = 2 * asked.body_bytes
-            call = self._call = legacy_call(request, new_id(), self)
+            call = self._call = legacy_call(request, live.process.call_id(), self)
             is_begun = session.begin(call, asked.headers, self._unusual)
         finally:
             if not is_begun:

@@ -12,7 +12,6 @@ from gateway.bridge.upstream_call import BUG, UpstreamCall
 from gateway.exchange import events as on
 from gateway.http.outbox import ending_of
 from gateway.protocol.errors import CallLost, GatewayError, SessionLost
-from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -63,7 +62,7 @@ class RequestCall(UpstreamCall):
 
     async def _run(self, begun: tuple[Session, Call] | None = None) -> None:
         """The call's own task: it outlives the leg that started it. A call that was `begun` is only read."""
-        call = None
+        call, context = None, self._context
         try:
             if begun is None:
                 session = await self._ready_session()
@@ -71,10 +70,10 @@ class RequestCall(UpstreamCall):
                     self.release(clean=True)  # given up at the moment the session came
                     return
                 span = self._report.call_span(session.shaken.version)
-                call = legacy_call(self._context.request, new_id(), self._listener, span)
+                call = legacy_call(context.request, context.live.process.call_id(), self._listener, span)
                 if span is None and not bodies.on:
                     broke = partial(self._follow, session, call)
-                    if session.begin(call, self._context.headers, broke):
+                    if session.begin(call, context.headers, broke):
                         self._sent(call)
                         self._task = None  # its reply is read by callback
                         return

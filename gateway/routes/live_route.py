@@ -4,6 +4,7 @@ A reload makes a new `LiveRoute`; calls in flight keep the one that they began w
 `LiveUpstream` as long as everything that shapes a session stays the same. A process has one `ProcessScope`.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ from gateway.http.upstream_client import Bounds, Client
 from gateway.routes.deadlines import Deadlines
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.call_bytes import CallBytes
+from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
 from gateway.seal.client_state import ItemSealer
 from gateway.seal.request_state import Sealer
@@ -53,6 +55,8 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     draining: Draining
     stream_times: StreamTimes = DEFAULT_TIMES
     traces: Traces | None = None
+    call_id: Callable[[], bytes] = msgspec.field(default_factory=numbered)
+    """Returns the id of a new upstream call."""
 
 
 class LiveUpstream(msgspec.Struct, frozen=True, eq=False):

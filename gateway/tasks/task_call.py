@@ -19,7 +19,6 @@ from gateway.exchange import events as on
 from gateway.exchange.machine import FINISHED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError
-from gateway.runtime.own_ids import new_id
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -112,7 +111,7 @@ class TaskCall(UpstreamCall):
                 return
             span = self._report.call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
-            call = legacy_call(context.request, new_id(), relay, span, task)
+            call = legacy_call(context.request, context.live.process.call_id(), relay, span, task)
             self._sent(call)
             await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)), relay)
         except GatewayError as exc:
