@@ -240,59 +240,53 @@ class Connection(asyncio.Protocol):
             self._more.set_result(None)
 
     async def _serve(self) -> None:
-        """Serve requests, one after the other, until the connection ends."""
+        """Serve requests, one after the other, until the connection ends; a second coroutine for each would cost more.
+
+        The names of a request are deleted at its end, because the connection may be idle for long.
+        """
         turn: Turn | None = None
-        is_open = True
         try:
-            while is_open:
-                if self._queue:
-                    is_open = await self._serve_next()
-                    if self._queue:  # a client may send many requests at once
-                        turn = turn or Turn()
-                        await turn.give_way()
-                elif self._is_malformed:
-                    is_open = False
-                    await self._refuse()
-                elif self._ends:
-                    is_open = False
-                else:
+            while self._queue or not (self._is_malformed or self._ends):
+                if not self._queue:
                     self.is_serving, turn = False, None
                     self._more = self._loop.create_future()
                     await self._more
+                    continue
+                http = self._oldest()
+                self._current, self.wire.has_written = http, False
+                response = await self._service.handler(http)
+                if http.body.is_broken:
+                    response.force_close()  # the rest of the body cannot be told from the next request
+                self.wire.is_finishing = True
+                if (finishing := response.finish(http)) is not None:
+                    await finishing
+                self._current, self.wire.is_finishing = None, False
+                has_rest = response.closes or http.body.parts or not http.body.is_complete
+                if has_rest and await self._ends_with(response, http.body):
+                    return
+                del http, response, finishing
+                self._begin_idle_time()
+                if self._queue:  # a client may send many requests at once
+                    turn = turn or Turn()
+                    await turn.give_way()
+            if self._is_malformed:
+                await self._refuse()
         except ConnectionError:
             pass
-        finally:
-            self.task, self.is_serving = None, False
-            self.wire.end()
-
-    async def _serve_next(self) -> bool:
-        """Serve the oldest request; returns whether the connection can have another one."""
-        http = self._oldest()
-        self._current, self.wire.has_written = http, False
-        try:
-            response = await self._service.handler(http)
-            if http.body.is_broken:
-                response.force_close()  # the rest of the body cannot be told from the next request
-            self.wire.is_finishing = True
-            if (finishing := response.finish(http)) is not None:
-                await finishing
-        except ConnectionError:
-            return False
         except Exception:  # the outermost edge of a request
             self._service.traffic.metrics.task_failed()
             log.exception(Event.TASK_FAILED, task="serve a request")
-            if not self.wire.has_written:
-                await self._say(_FAILED, 500, http)
-            return False
+            with suppress(ConnectionError):
+                await self._say_failed()
         finally:
-            self._current, self.wire.is_finishing = None, False
-        # A client that still sends when the connection closes would not get its reply.
-        if response.closes or http.body.parts or not http.body.is_complete:
-            is_whole = await self._skip(http.body)
-            if response.closes or not is_whole:
-                return False
-        self._begin_idle_time()
-        return True
+            self.task, self.is_serving, self._current = None, False, None
+            self.wire.is_finishing = False
+            self.wire.end()
+
+    async def _say_failed(self) -> None:
+        """Tell the client that its request has failed, unless a part of another reply is written."""
+        if self._current is not None and not self.wire.has_written:
+            await self._say(_FAILED, 500, self._current)
 
     def _oldest(self) -> HttpRequest:
         """Take the oldest request."""
@@ -306,14 +300,17 @@ class Connection(asyncio.Protocol):
             self._ahead = None
         return http
 
-    async def _skip(self, body: RequestBody) -> bool:
-        """Read the rest of a body that its handler did not want, for a while; returns whether all of it came."""
+    async def _ends_with(self, response: Response, body: RequestBody) -> bool:
+        """Read the rest of a body that its handler did not want, for a while; returns whether the connection ends.
+
+        A client that still sends when the connection closes would not get its reply.
+        """
         turn = Turn()
         with suppress(TimeoutError, BodyBroken):
             async with asyncio.timeout(_UNWANTED_SECONDS):
                 while await body.read():
                     await turn.give_way()
-        return body.is_complete
+        return response.closes or not body.is_complete
 
     async def _refuse(self) -> None:
         """Answer a malformed request, of which nothing else is known."""
