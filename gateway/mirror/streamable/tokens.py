@@ -179,7 +179,7 @@ class Tokens:
 
     def nested_id(self, nested: Nested) -> bytes:
         """The id of a nested request, as JSON."""
-        return b'"%b"' % self.nested.seal(nested, nested.brief).encode()
+        return b'"%b"' % self.nested.seal(*_forms(nested, _MAX_NESTED)).encode()
 
     def asked(self, token: str, session: Session) -> Nested:
         """The nested request that a client answers; raises InvalidState."""
@@ -187,7 +187,7 @@ class Tokens:
 
     def state(self, nested: Nested) -> str:
         """The state of a nested request (SEP-1685)."""
-        return self._states.seal(nested, nested.brief)
+        return self._states.seal(*_forms(nested, _MAX_TOKEN))
 
     def echoed(self, state: str, nested: Nested) -> Nested:
         """What the state of a nested request says, which `nested` names; raises InvalidState."""
@@ -200,11 +200,23 @@ class Tokens:
 
     def event_id(self, mark: Mark) -> str:
         """The id of an event."""
-        return self._events.seal(mark, mark.brief)
+        return self._events.seal(*_forms(mark, _MAX_EVENT))
 
     def mark(self, token: str, session: Session) -> Mark:
         """The place in a stream from which a client goes on; raises InvalidState."""
         return _of_session(self._events.open(token), session)
+
+
+def _forms(content: Content, most: int) -> tuple[Content, ...]:
+    """A content, then its brief form; only that if what the peers chose, which may be megabytes, cannot fit."""
+    bulk = len(content.progress.state or b"")
+    if content.request is not None:
+        bulk += len(content.request.params)
+    if isinstance(content, Nested):
+        bulk += sum(map(len, content.keys))
+    else:
+        bulk += sum(len(question.params) for question in content.asking)
+    return (content, content.brief) if bulk < most else (content.brief,)
 
 
 def _of_session(found: Content, session: Session) -> Content:

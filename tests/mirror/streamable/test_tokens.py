@@ -1,6 +1,7 @@
 """What the mirror seals: session ids, ids of nested requests, ids of events."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from gateway.mirror.streamable.tokens import (
     Tokens,
 )
 from gateway.protocol.errors import InvalidState
-from gateway.seal import keyring
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keys
 
@@ -136,15 +136,20 @@ def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits
         assert (nested.request, nested.progress, nested.keys) == (None, Progress(), ())
 
 
-def test_what_cannot_fit_is_not_sealed_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    by, sealed = tokens(), []
-    ring = keyring.Keyring
-    monkeypatch.setattr(ring, "seal", lambda self, plaintext: sealed.append(len(plaintext)) or "")
-    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * 10_000))
-    _ = by.nested_id(Nested(PLACE, 1, "name", request)), by.event_id(Mark(PLACE, 1, b"7", request=request))
-    _ = by.nested_id(Nested(PLACE, 1, "name", keys=("k" * 900,) * 64))
-    assert len(sealed) == 3
-    assert max(sealed) < 100
+def test_what_cannot_fit_is_not_even_encoded() -> None:
+    # Each event of a stream has an id: to encode megabytes for each would be work for a hostile server to ask for.
+    by, size = tokens(), 4_000_000
+    request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
+    keys, asking = ("k" * 900,) * 4_000, (Question("name", "elicitation/create", request.params),)
+    tracemalloc.start()
+    try:
+        for nested in (Nested(PLACE, 1, "name", request), Nested(PLACE, 1, "name", keys=keys)):
+            _ = by.nested_id(nested), by.state(nested)
+        for mark in (Mark(PLACE, 1, b"7", request=request), Mark(PLACE, 1, b"7", asking=asking)):
+            _ = by.event_id(mark)
+        assert tracemalloc.get_traced_memory()[1] < size / 10
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
