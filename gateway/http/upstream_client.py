@@ -18,7 +18,7 @@ from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
-from gateway.http_client.errors import NoReply, NotConnected, RequestFailed
+from gateway.http_client.errors import RequestFailed
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
@@ -128,17 +128,8 @@ class Client:
         `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
         twice, whatever its method. Raises RequestFailed.
         """
-        is_idempotent = method in _IDEMPOTENT
-        begin = partial(
-            self.begin,
-            method,
-            url,
-            headers,
-            body,
-            is_lenient=is_lenient,
-            is_repeatable=is_idempotent,
-        )
-        return await begun(begin, is_repeatable=is_repeatable or is_idempotent, is_idempotent=is_idempotent)
+        begin = partial(self.begin, method, url, headers, body, is_lenient=is_lenient, is_repeatable=is_repeatable)
+        return await AwaitedReply(begin).begun()
 
     def begin(  # noqa: PLR0913  (what one request consists of)
         self,
@@ -154,7 +145,7 @@ class Client:
     ) -> PendingRequest:
         """Send one request, whose reply goes to `listener`. Raises ValueError for headers that cannot be sent.
 
-        `is_repeatable`: the caller sends it again, `is_fresh`, if it gets a NoReply. `is_fresh`: on a new connection.
+        `is_repeatable`: it may run twice, whatever its method. `is_fresh`: on a new connection, and only once.
         """
         bounds = self._bounds.value
         origin, head = _address(method, url, bounds.tls, bounds.server_name)
@@ -167,6 +158,7 @@ class Client:
             is_head=head.is_head,
             is_lenient=is_lenient,
             is_repeatable=is_repeatable,
+            is_idempotent=method in _IDEMPOTENT,
             is_fresh=is_fresh,
         )
 
@@ -199,7 +191,7 @@ class Client:
         body: bytes,
         listener: ReplyListener,
         *,
-        is_fresh: bool = False,
+        is_repeatable: bool = False,
     ) -> PendingRequest:
         """As `begin`, with a body; `line` is one more header of this request, or empty."""
         encoded = b"%b%bContent-Length: %d\r\n\r\n" % (prepared.head, line, len(body))
@@ -209,7 +201,7 @@ class Client:
             body,
             listener,
             connect_seconds=self.timeouts.connect_seconds,
-            is_fresh=is_fresh,
+            is_repeatable=is_repeatable,
         )
 
     def close(self) -> None:
@@ -220,28 +212,6 @@ class Client:
 @lru_cache(maxsize=_ADDRESSES)
 def _address(method: str, url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> tuple[Origin, RequestHead]:
     return Origin.of(url, tls, server_name), RequestHead(method, url)
-
-
-async def begun(
-    begin: Callable[..., PendingRequest], *, is_repeatable: bool, is_idempotent: bool = False
-) -> AwaitedReply:
-    """Send a request; return its reply as soon as its head is here. See `Client.send`."""
-    reply = AwaitedReply(begin)
-    try:
-        await reply.begun()
-    except NoReply as exc:
-        if not is_repeatable:
-            raise
-        # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also have
-        # closed a new one, if this process stood still before it used that.
-        reply = AwaitedReply(partial(begin, is_fresh=True))
-        try:
-            await reply.begun()
-        except NotConnected:
-            if is_idempotent:
-                raise
-            raise exc from None  # the upstream may have got the first one, and ended since
-    return reply
 
 
 class Sending:

@@ -1,16 +1,18 @@
 """Sends requests to upstreams, whose replies go to listeners.
 
-Rule 1: a request is sent once. When it fails, its caller learns whether a byte of it may have left, and decides.
+Rule 1: a request is sent once, but for one that may run twice: that is sent once more if its connection ends without
+a byte of a reply. When a request fails, its caller learns whether a byte of it may have left, and decides.
 Rule 2: no request has a deadline here but for its connection. Callers abort what takes too long.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
-from gateway.http_client.errors import ClientClosed, NotConnected, RequestFailed
+from gateway.http_client.errors import ClientClosed, NoReply, NotConnected, RequestFailed
 from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.idle_connections import KEEP_ALIVE_SECONDS, IdleConnections
 from gateway.http_client.origin import Origin
@@ -59,26 +61,38 @@ class HttpClient:
         is_head: bool = False,
         is_lenient: bool = False,
         is_repeatable: bool = False,
+        is_idempotent: bool = False,
         is_fresh: bool = False,
         awaits_continue: bool = False,
     ) -> PendingRequest:
         """Send a request, whose head is `encoded`, at once if a connection is idle.
 
-        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: the caller
-        sends it again if the connection turns out to have ended. `is_fresh`: on a new connection. `awaits_continue`:
-        the body is sent when the server says `100 Continue`, which the head has to ask for.
+        `is_lenient`: the headers of the reply may have control characters in their values. `is_repeatable`: it may run
+        twice. `is_idempotent`: it also does not matter whether it has run. `is_fresh`: on a new connection, and only
+        once. `awaits_continue`: the body is sent when the server says `100 Continue`, which the head has to ask for.
         """
         pending = PendingRequest(listener, is_lenient, awaits_continue)
         connection = None
         if not (self._is_closed or is_fresh):
+            if is_repeatable or is_idempotent:
+                opening = partial(self._open, pending, origin, encoded, body, connect_seconds, is_head=is_head)
+                pending.again = partial(self._begin_again, pending, opening, is_idempotent=is_idempotent)
             # A request whose body waits can be sent again if the connection turns out to have ended.
-            is_safe = is_repeatable or awaits_continue
+            is_safe = is_idempotent or awaits_continue
             connection = self._idle.take(origin, is_repeatable=is_safe, looks=not awaits_continue)
         if connection is not None:
             connection.start(pending, encoded, body, is_head=is_head)
-            return pending
-        self._connect(pending, self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head))
+        else:
+            self._connect(pending, self._open(pending, origin, encoded, body, connect_seconds, is_head=is_head))
         return pending
+
+    def _begin_again(
+        self, pending: PendingRequest, opening: Callable[..., Coroutine[Any, Any, None]], *, is_idempotent: bool
+    ) -> None:
+        """Send a request once more, on a new connection."""
+        pending.again = pending.carrier = None
+        # If that fails, the upstream may have got the first one, and ended since.
+        self._connect(pending, opening(failure=None if is_idempotent else NoReply()))
 
     def _connect(self, pending: PendingRequest, opening: Coroutine[Any, Any, None]) -> None:
         task = self._tasks.start(opening, "connect upstream")
@@ -98,16 +112,24 @@ class HttpClient:
     # -- connecting ---------------------------------------------------------------------------------------------
 
     async def _open(  # noqa: PLR0913  (what one request consists of)
-        self, pending: PendingRequest, origin: Origin, head: bytes, body: bytes, seconds: float, *, is_head: bool
+        self,
+        pending: PendingRequest,
+        origin: Origin,
+        head: bytes,
+        body: bytes,
+        seconds: float,
+        *,
+        is_head: bool,
+        failure: RequestFailed | None = None,
     ) -> None:
-        """Send a request on a new connection."""
+        """Send a request on a new connection; `failure` is what it means that there is none."""
         if self._is_closed:
             return
         connection = Connection(origin, self, self._familiar_heads(origin))
         try:
             await self._connector.connect(connection, seconds)
         except NotConnected as exc:
-            self._fail(pending, exc)
+            self._fail(pending, failure or exc)
             return
         self._connections[connection] = None
         pending.connected()
@@ -115,7 +137,7 @@ class HttpClient:
             connection.start(pending, head, body, is_head=is_head)
         else:
             connection.abort()
-            self._fail(pending, NotConnected("it closed the connection at once"))
+            self._fail(pending, failure or NotConnected("it closed the connection at once"))
 
     def _familiar_heads(self, origin: Origin) -> FamiliarHeads:
         """What is known of the replies of a server."""

@@ -247,6 +247,7 @@ class Connection(asyncio.Protocol):
                 self._continue(pending)
                 return
             self._heard = True
+            pending.again = None
             if not self._is_head and (reply := self._familiar.reply(data)) is not None:
                 self._hear_familiar(pending, reply)
                 return
@@ -495,6 +496,11 @@ class Connection(asyncio.Protocol):
         pending = self._pending
         self.abort()
         if pending is None:
+            return
+        if pending.again is not None and isinstance(failure, NoReply):
+            # The upstream may have closed a connection that was idle, and so may it the other idle ones. It may also
+            # have closed a new one, if this process stood still before it used that.
+            pending.again()
             return
         listener = pending.end()
         try:

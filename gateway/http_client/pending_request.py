@@ -57,6 +57,7 @@ class PendingRequest:
     __slots__ = (
         "_closing",
         "_connecting",
+        "again",
         "awaits_continue",
         "carrier",
         "hear_whole",
@@ -80,6 +81,8 @@ class PendingRequest:
         """Whether the values of the reply's headers may have control characters, which the listener then removes."""
         self.awaits_continue = awaits_continue
         """Whether no byte of the body was sent, since the server has not said `100 Continue` yet."""
+        self.again: Callable[[], None] | None = None
+        """Sends the request once more, as long as that may help: until a byte of the reply is here."""
         self.is_over = False
         """Whether the listener has heard, or must hear, nothing more."""
         self.is_paused = False
@@ -172,7 +175,7 @@ class PendingRequest:
     def end(self) -> ReplyListener:
         """Let go of all but the connection; return the listener, which hears no more than one last word."""
         self.is_over = True
-        self._connecting = None
+        self._connecting = self.again = None
         if self._closing is not None:
             self._closing.cancel()
             self._closing = None

@@ -162,12 +162,12 @@ class ResumableChannel(Channel):
         headers: Headers,
         listener: ReplyListener,
         *,
-        is_fresh: bool = False,
+        is_repeatable: bool = False,
     ) -> PendingRequest:
         """POST a message whose reply goes to `listener`. The messages of a session often have the same head."""
         client = self._client
         prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
-        return client.begin_prepared(prepared, self._session_line, message, listener, is_fresh=is_fresh)
+        return client.begin_prepared(prepared, self._session_line, message, listener, is_repeatable=is_repeatable)
 
     def accepted(self, headers: Headers) -> None:
         """The server has accepted a request that was sent by callback."""

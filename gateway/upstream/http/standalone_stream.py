@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway import world
 from gateway.http.upstream_client import REDIRECTS
-from gateway.http_client.errors import ClientClosed, ListenerFailed, NoReply, RequestFailed
+from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest  # noqa: TC001
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
@@ -40,7 +40,6 @@ class StandaloneStream:
         "_head",
         "_headers",
         "_is_closing",
-        "_is_repeated",
         "_listener",
         "_owner",
         "_parser",
@@ -74,8 +73,6 @@ class StandaloneStream:
         self._failures = 0
         """GETs in a row that brought no stream, or a short one."""
         self._began = 0.0
-        self._is_repeated = False
-        """Whether the present GET was sent before, on a connection that the server had closed."""
 
     async def open(self, headers: Headers, listener: SideListener) -> None:
         """Open the stream and keep it open until `close`."""
@@ -112,14 +109,10 @@ class StandaloneStream:
         self._timer = None
         self._attempts += 1
         self._began = world.monotonic()
-        self._is_repeated = False
-        self._send()
-
-    def _send(self) -> None:
         try:
             newest = self._owner.get_headers(self._headers)
             client, url = self._upstream.client, self._upstream.endpoint.url
-            self._pending = client.begin("GET", url, newest, b"", self, is_repeatable=True, is_fresh=self._is_repeated)
+            self._pending = client.begin("GET", url, newest, b"", self)
         except BaseException:
             self._end()
             raise
@@ -222,10 +215,7 @@ class StandaloneStream:
     def on_failed(self, failure: RequestFailed, /) -> None:
         """The stream broke, or there was none."""
         self._pending = None
-        if isinstance(failure, NoReply) and not self._is_repeated:
-            self._is_repeated = True
-            self._send()
-        elif isinstance(failure, ClientClosed):
+        if isinstance(failure, ClientClosed):
             self._is_closing = True  # the whole process ends
             self._end()
         elif isinstance(failure, ListenerFailed) and failure.__cause__ is not None:

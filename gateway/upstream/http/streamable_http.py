@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import Sending, begun
+from gateway.http.upstream_client import Sending
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
@@ -156,10 +156,11 @@ class StreamableChannel(ResumableChannel):
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
         where = self._endpoint.where
+        post = partial(self.post, message, headers, is_repeatable=True)
         try:
             async with (
                 asyncio.timeout(self._client.timeouts.answer_seconds),
-                Sending(partial(begun, partial(self.post, message, headers), is_repeatable=True), where) as response,
+                Sending(AwaitedReply(post).begun, where) as response,
             ):
                 if response.status >= 300:
                     raise await self._refused(response, headers)
