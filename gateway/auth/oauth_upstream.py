@@ -1,8 +1,7 @@
 """Sends OAuth requests to the upstream of a route; caches the metadata that the upstream publishes."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from multidict import CIMultiDict
@@ -10,8 +9,9 @@ from yarl import URL
 
 from gateway import world
 from gateway.config import Route
-from gateway.http.upstream_client import Client, Sending
+from gateway.http.upstream_client import Client
 from gateway.http.upstream_reply import AwaitedReply
+from gateway.http_client.errors import RequestFailed
 from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Document, Place
 from gateway.protocol import jsonrpc
@@ -80,18 +80,25 @@ class OAuthUpstream:
                     raise Unreachable(f"{where(route)} answered {path} with HTTP {reply.status}")
         return None
 
-    def request(
+    @asynccontextmanager
+    async def request(
         self, method: str, route: Route, target: str, headers: Mapping[str, str], body: bytes
-    ) -> AbstractAsyncContextManager[AwaitedReply]:
-        """Send a request to the upstream's origin, with the headers that the route sets.
+    ) -> AsyncIterator[AwaitedReply]:
+        """Send a request to the upstream's origin, with the headers that the route sets; raises UpstreamError.
 
         Redirects are not followed. `credentials` do not apply: a client signs in as itself.
         """
         sent = CIMultiDict(headers)
         sent.update(route.set_headers)
         url = URL(f"{oauth_metadata.origin(route.upstream.url)}{target}", encoded=True)
-        send = self._client_for(route.path).send
-        return Sending(partial(send, method, url, sent, body, is_lenient=True), where(route))
+        try:
+            reply = await self._client_for(route.path).send(method, url, sent, body, is_lenient=True)
+            try:
+                yield reply
+            finally:
+                reply.close()
+        except RequestFailed as exc:
+            raise exc.mapped(where(route)) from exc
 
 
 async def body_of(reply: AwaitedReply, route: Route) -> bytes:

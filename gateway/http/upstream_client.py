@@ -4,10 +4,8 @@ All clients of a process share its connections, which are separated by TLS conte
 """
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -16,17 +14,12 @@ from yarl import URL
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.upstream_reply import AwaitedReply
-from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
-from gateway.http_client.errors import RequestFailed
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
-from gateway.protocol.errors import CallLost, Unreachable, UpstreamError
 from gateway.runtime.throttle import Throttle
 
-FOREIGN: Final = (RequestFailed, ConnectionError, TimeoutError)
-"""The exceptions of a request. Only files that speak to upstreams catch them; `mapped` translates them."""
 _ONE_BYTE: Final = b"Content-Length: 1\r\n\r\n"
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Statuses whose Location header names another address of the same resource."""
@@ -86,32 +79,6 @@ class Client:
         """The limits of new requests."""
         self.timeouts: Timeouts = bounds.timeouts
         """The timeouts of new requests."""
-
-    def exchange(  # noqa: PLR0913  (what one request consists of)
-        self,
-        method: str,
-        url: URL,
-        headers: Mapping[str, str],
-        body: bytes,
-        where: str,
-        *,
-        is_repeatable: bool = False,
-    ) -> "Sending":
-        """Make one request, a context manager that yields its reply. `is_repeatable`: see `send`."""
-        return Sending(partial(self.send, method, url, headers, body, is_repeatable=is_repeatable), where)
-
-    @asynccontextmanager
-    async def post_to(
-        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes
-    ) -> AsyncIterator[AwaitedReply]:
-        """POST what may run twice, as in `exchange`, and follow one redirect within the origin."""
-        for _ in range(2):
-            async with self.exchange("POST", endpoint.url, headers, body, endpoint.where, is_repeatable=True) as reply:
-                if reply.status not in REDIRECTS:
-                    yield reply
-                    return
-                endpoint.follow(reply.headers.get("Location"))
-        raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
 
     async def send(  # noqa: PLR0913  (what one request consists of)
         self,
@@ -212,39 +179,3 @@ class Client:
 @lru_cache(maxsize=_ADDRESSES)
 def _address(method: str, url: URL, tls: ssl.SSLContext | None, server_name: str | None) -> tuple[Origin, RequestHead]:
     return Origin.of(url, tls, server_name), RequestHead(method, url)
-
-
-class Sending:
-    """One request, which raises Unreachable if nothing was sent, or else CallLost, in place of RequestFailed.
-
-    A context manager that yields the reply. A class, because a generator costs a measurable part of an answer.
-    """
-
-    __slots__ = ("_begin", "_reply", "_where")
-
-    def __init__(self, begin: Callable[[], Awaitable[AwaitedReply]], where: str) -> None:
-        """`begin` waits for the head of the reply."""
-        self._begin = begin
-        self._where = where
-        self._reply: AwaitedReply
-
-    async def __aenter__(self) -> AwaitedReply:
-        try:
-            self._reply = await self._begin()
-        except RequestFailed as exc:
-            raise exc.mapped(self._where) from exc
-        return self._reply
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._reply.close()
-        if isinstance(exc, RequestFailed):
-            raise exc.mapped(self._where) from exc
-
-
-def mapped(exc: BaseException, where: str) -> UpstreamError:
-    """Translate one of FOREIGN into an UpstreamError."""
-    if isinstance(exc, RequestFailed):
-        return exc.mapped(where)
-    return CallLost(f"{where} broke the connection ({type(exc).__name__}); the request may have had effects")

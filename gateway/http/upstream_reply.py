@@ -5,7 +5,6 @@ The head comes first, then the body part by part, from a bounded buffer.
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Final, Self
 
 from multidict import CIMultiDict
@@ -13,15 +12,9 @@ from multidict import CIMultiDict
 from gateway.http_client.errors import ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.reply_head import ReplyHead
-from gateway.runtime.throttle import AwaitedArrival, Throttle
 
 _BUFFERED_BYTES: Final = 131_072
 """Nothing more is read from the socket while this much waits for the coroutine."""
-
-
-@lru_cache(maxsize=16)
-def _bare(status: int, version: str, content_type: str) -> ReplyHead:
-    return ReplyHead(status, version, [(b"Content-Type", content_type.encode("latin-1"))])
 
 
 class AwaitedReply:
@@ -32,7 +25,6 @@ class AwaitedReply:
         "_failure",
         "_is_begun",
         "_is_over",
-        "_is_unwanted",
         "_parts",
         "_pending",
         "_waiter",
@@ -48,8 +40,6 @@ class AwaitedReply:
         self._buffered = 0
         self._is_over = False
         """Whether the reply has ended or failed."""
-        self._is_unwanted = False
-        """Whether the rest is skipped."""
         self._failure: RequestFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._pending = begin(self)
@@ -91,11 +81,6 @@ class AwaitedReply:
     def __aiter__(self) -> Self:
         return self
 
-    def expect_silence(self) -> None:
-        """Take little memory from now on: the rest comes seldom, and only the status and the media type are needed."""
-        self.head = _bare(self.head.status, self.head.version, self.content_type)
-        self._pending.expect_silence()
-
     async def __anext__(self) -> bytes:
         """Return what has come of the body since the last part. Raises RequestFailed."""
         while not self._parts:
@@ -123,45 +108,21 @@ class AwaitedReply:
         if not self._pending.is_paused:
             self._pending.pause_reading()
 
-    async def read_at_most(self, limit: int, throttle: Throttle | None = None) -> bytes | None:
+    async def read_at_most(self, limit: int) -> bytes | None:
         """Return the whole body, or None if it is larger than `limit` bytes. Raises RequestFailed."""
         parts: list[bytes] = []
         size = 0
-        arrival = AwaitedArrival(throttle) if throttle is not None else None
-        try:
-            async for part in self:
-                parts.append(part)
-                size += len(part)
-                if size > limit:
-                    return None
-                if arrival is not None:
-                    await arrival.hold(size)
-        finally:
-            if arrival is not None:
-                arrival.release()
+        async for part in self:
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                return None
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def skip(self) -> None:
-        """Wait for the end of the body. Raises RequestFailed."""
-        async for _ in self:
-            pass
-
-    def let_end(self, seconds: float) -> None:
-        """Skip the rest without the coroutine, for at most so long; `close` does nothing then."""
-        self._parts.clear()
-        self._is_unwanted = True
-        self._pending.end_within(seconds)
 
     def close(self) -> None:
         """Read nothing more. A connection with the rest of the body in it is closed."""
-        if self._is_unwanted:
-            return
         self._pending.abort()
         self._parts.clear()
-
-    def distrust(self) -> None:
-        """Have the connection carry no further request: the reply was that to another one."""
-        self._pending.distrust()
 
     def cut(self) -> None:
         """End the reply from elsewhere: the coroutine hears that the rest will not come."""
@@ -186,8 +147,6 @@ class AwaitedReply:
 
     def on_body(self, data: bytes, /) -> None:
         """A part of the body is here."""
-        if self._is_unwanted:
-            return
         self._parts.append(data)
         self._buffered += len(data)
         if self._buffered >= _BUFFERED_BYTES and not self._pending.is_paused:

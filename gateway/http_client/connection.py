@@ -192,17 +192,6 @@ class Connection(asyncio.Protocol):
         else:
             self._is_distrusted = True
 
-    def take_less_memory(self) -> None:
-        """Drop the parser if a new one can begin behind the last chunk, and what only an idle connection needs."""
-        self.expires = self.idle_since = 0.0
-        parser = self._parser
-        if parser is not None:
-            if parser.is_complete or not parser.is_between_chunks:
-                return
-            self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds
-            self._drop_parser()
-        self._poll = None
-
     # -- from the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -348,9 +337,17 @@ class Connection(asyncio.Protocol):
         self._save_memory(pending)
 
     def _save_memory(self, pending: PendingRequest) -> None:
-        """Take less memory if the rest of a reply comes seldom."""
-        if pending.is_silent:
-            self.take_less_memory()
+        """Take less memory if the rest of a reply comes seldom: no parser, nor what only an idle connection needs."""
+        if not pending.is_silent:
+            return
+        self.expires = self.idle_since = 0.0
+        parser = self._parser
+        if parser is not None:
+            if parser.is_complete or not parser.is_between_chunks:
+                return
+            self._keeps_alive, self.keep_alive_seconds = parser.will_keep_alive, parser.keep_alive_seconds
+            self._drop_parser()
+        self._poll = None
 
     def _drop_parser(self) -> None:
         if self._parser is not None:

@@ -44,9 +44,6 @@ class Carrier(Protocol):
     def resume_reading(self) -> None:
         """Read from the socket again."""
 
-    def take_less_memory(self) -> None:
-        """Keep no more than it takes to read on."""
-
     def distrust(self) -> None:
         """Carry no further request."""
 
@@ -148,14 +145,6 @@ class PendingRequest:
         if self.carrier is not None:
             self.carrier.distrust()
             self.carrier = None
-
-    def expect_silence(self) -> None:
-        """Save memory between the parts of the rest of the reply, which come seldom. Not for a listener's methods."""
-        if self.is_over:
-            return
-        self.is_silent = True
-        if self.carrier is not None:
-            self.carrier.take_less_memory()
 
     @property
     def is_connecting(self) -> bool:

@@ -2,32 +2,29 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from gateway.http.upstream_client import REDIRECTS
-from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import RequestFailed
+from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
-from gateway.runtime.coarse_timeout import CoarseTimeout
-from gateway.runtime.pieces import InTurns
-from gateway.runtime.throttle import AwaitedArrival
+from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
-from gateway.upstream.http.http_errors import refused
+from gateway.upstream.http.http_errors import mapped, refused
+from gateway.upstream.http.reply_reader import ReplyReader
 
 T = TypeVar("T")
 
 ANSWER_SECONDS: Final = 30.0
 """How long a server may take for a list, its introduction or an acknowledgement; a child may have to start first."""
-_TOO_LARGE: Final = "sent a message larger than limits.event_bytes"
 _ACCEPT: Final = "application/json, text/event-stream"
 
 
@@ -130,34 +127,80 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
             raise
 
 
+class _Reply(ReplyReader, kw_only=True):
+    """The reply to a request."""
+
+    request: Outgoing | None
+    """As long as it may have to be sent again."""
+    idle: CoarseTimer | None
+    """Limits its silence."""
+
+    async def over(self, pending: PendingRequest) -> Self:
+        """See `ReplyReader`."""
+        self._wait_on()
+        try:
+            return await super().over(pending)
+        finally:
+            if self.idle is not None:
+                self.idle.disarm(self)
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """The server is not silent."""
+        self._wait_on()
+        super().on_head(head)
+
+    def on_body(self, data: bytes, /) -> None:
+        """The server is not silent."""
+        self._wait_on()
+        super().on_body(data)
+
+    def accepted(self) -> None:
+        """Keep nothing that is not needed any more: a call may wait for long."""
+        self.request = None
+        if self.is_stream:
+            self.head, self.pending.is_silent = None, True
+
+    def hand_over(self, data: bytes) -> None:
+        """Hand over a message; a body may be something else."""
+        if self.is_stream or data.lstrip().startswith(b"{"):
+            super().hand_over(data)
+
+    def _wait_on(self) -> None:
+        if self.idle is not None:
+            self.idle.arm(self, self._wait_no_more)
+
+    def _wait_no_more(self) -> None:
+        if self.pending.is_paused:
+            self._wait_on()  # for other replies, not for the server
+        else:
+            self._end(TimeoutError())
+
+
 class _Request:
-    """One request over HTTP with its reply."""
+    """One request over HTTP; the hearer of its reply."""
 
     def __init__(self, live: LiveRoute, request: Outgoing, hear: Hear) -> None:
         assert live.upstream.era is not None, "an upstream without a command has a URL"
         self._live = live
         self._client, self._endpoint = live.upstream.client, live.upstream.era.endpoint
-        self._id, self._is_long = request.id, request.is_long
+        self._id = request.id
         self._hear = hear
 
     async def run(self, request: Outgoing) -> None:
         """Send the request, and hand over its reply."""
-        try:
-            reply = await self._sent(request)
-            if reply.status in REDIRECTS:  # the server has not run it
-                reply.close()  # its body says nothing, and may never end
-                self._endpoint.follow(reply.head.text(b"location"))
-                reply = await self._sent(request)
-            del request  # it is not sent again, so a call need not keep it
-            try:
-                await self._read(reply)
-            finally:
-                reply.close()
-        except RequestFailed as exc:
-            raise exc.mapped(self._endpoint.where) from exc
+        sending = self._sent(request)
+        del request  # a call that waits need not keep it
+        reply = await sending
+        if reply.status in REDIRECTS and reply.request is not None:  # the server has not run it
+            assert reply.head is not None, "it has a status"
+            self._endpoint.follow(reply.head.text(b"location"))
+            reply = await self._sent(reply.request)
+        if not reply.is_done:
+            self._read(reply)
 
-    async def _sent(self, request: Outgoing) -> AwaitedReply:
-        """Wait for the head of the reply."""
+    def _sent(self, request: Outgoing) -> Awaitable[_Reply]:
+        """Send the request; what is returned waits for the end of its reply."""
+        live, client = self._live, self._client
         headers = {
             **request.headers,
             **request.param_headers,
@@ -165,58 +208,46 @@ class _Request:
             "Content-Type": "application/json",
             **request.repeated,
         }
-        return await self._heard(self._client.send("POST", self._endpoint.url, headers, request.body))
-
-    async def _heard(self, said: Awaitable[T]) -> T:
-        """Wait for the server, but not for ever, unless it may be silent."""
-        try:
-            with nullcontext() if self._is_long else CoarseTimeout(self._live.deadlines.idle):
-                return await said
-        except TimeoutError as exc:
-            raise self._lost("was silent for timeouts.idle_seconds") from exc
+        limit = client.limits.event_bytes
+        reply = _Reply(
+            self,
+            limit,
+            client.arriving,
+            live.process.stream_times.drain_seconds,
+            unread=REDIRECTS,
+            refusal_bytes=limit,
+            request=request,
+            idle=None if request.is_long else live.deadlines.idle,
+        )
+        return reply.over(client.begin("POST", self._endpoint.url, headers, request.body, reply))
 
     def _lost(self, why: str) -> CallLost:
         return CallLost(f"{self._endpoint.where} {why}; the call may have had effects")
 
-    async def _read(self, reply: AwaitedReply) -> None:
-        """Hand over an event stream or a body. Unfinished messages of all replies together have a limit."""
-        limit, arrival = self._client.limits.event_bytes, AwaitedArrival(self._client.arriving)
-        is_stream = reply.status < 300 and reply.content_type == reply_messages.EVENT_STREAM
-        pieces, parser, body = InTurns(reply), sse.Parser(limit), bytearray()
-        if is_stream:
-            reply.expect_silence()
-        try:
-            while piece := await self._heard(anext(pieces, b"")):
-                if is_stream:
-                    for event in parser.feed(piece):
-                        if event.data and self._take(event.data):
-                            # If the server ends the stream now, its connection carries the next request.
-                            reply.let_end(self._live.process.stream_times.drain_seconds)
-                            return
-                else:
-                    body += piece
-                    if len(body) > limit:
-                        raise self._lost(_TOO_LARGE)
-                await arrival.hold(parser.unfinished_bytes or len(body))
-        except sse.EventTooLarge as exc:
-            raise self._lost(_TOO_LARGE) from exc
-        finally:
-            arrival.release()
-        if is_stream:
+    def _read(self, reply: _Reply) -> None:
+        """Read a reply that is over, in which the response was not found."""
+        status, body = reply.status, reply.body
+        match reply.failure:
+            case TimeoutError():
+                raise self._lost("was silent for timeouts.idle_seconds")
+            case sse.EventTooLarge() as exc:
+                raise self._lost("sent a message larger than limits.event_bytes") from exc
+            case Exception() as exc:
+                raise mapped(exc, self._endpoint.where) from exc
+            case None:
+                pass
+        if reply.is_stream:
             raise self._lost("ended its reply without a response")
-        self._take_whole(reply, bytes(body))
-
-    def _take_whole(self, reply: AwaitedReply, body: bytes) -> None:
-        status = reply.status
         if status in (401, 403):
+            assert reply.head is not None, "it has a status"
             raise refused(self._endpoint, status, reply.head.texts())
         if not body.lstrip().startswith(b"{"):
             raise self._lost(f"answered HTTP {status} without a JSON-RPC response")
-        if not self._take(body):
-            reply.distrust()
+        if status < 300 or not self.hear_call(body):
+            reply.pending.distrust()
             raise self._lost(f"answered HTTP {status} without the JSON-RPC response to this request")
 
-    def _take(self, data: bytes) -> bool:
+    def hear_call(self, data: bytes) -> bool:
         """Hand a message over; return whether it was the response.
 
         The response to another request, which a server or a proxy wrote here, is skipped.
@@ -235,3 +266,5 @@ class _Request:
         except (ValueError, RecursionError) as exc:
             raise self._lost(f"sent a malformed message ({self._endpoint.quoted(str(exc))})") from exc
         return is_response
+
+    hear_answer = hear_call

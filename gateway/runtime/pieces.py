@@ -10,8 +10,8 @@ Rule: a connection hears that it was lost once everything is parsed that it rece
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Final, Self, cast
+from collections.abc import Callable, Iterator
+from typing import Final, cast
 
 from gateway import world
 
@@ -188,28 +188,3 @@ class Turn:
         if world.stopwatch() >= self._ends:
             await asyncio.sleep(0)
             self.begin()
-
-
-class InTurns:
-    """The pieces of what comes from a source, between which a coroutine gives way. It may stop anywhere."""
-
-    __slots__ = ("_pieces", "_source", "_turn")
-
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
-        self._pieces: Iterator[bytes] = iter(())
-        self._turn = Turn()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        piece = next(self._pieces, b"")
-        if piece:
-            await self._turn.give_way()
-            return piece
-        while not piece:
-            self._pieces = cut(await anext(self._source))
-            piece = next(self._pieces, b"")
-        self._turn.begin()
-        return piece

@@ -1,6 +1,5 @@
 """Limits the bytes that many unfinished messages hold together, by having all but the oldest wait."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -44,28 +43,6 @@ class Arrival:
         if self.is_waiting:
             self.is_waiting = False
             self._go_on()
-
-
-class AwaitedArrival:
-    """One message that a coroutine reads."""
-
-    def __init__(self, throttle: "Throttle") -> None:
-        self._arrival = throttle.arrival(self._go_on)
-        self._room: asyncio.Future[None] | None = None
-
-    async def hold(self, size: int) -> None:
-        """Hold `size` bytes in all, and wait until more may be read."""
-        if not self._arrival.hold(size):
-            self._room = asyncio.get_running_loop().create_future()
-            await self._room
-
-    def release(self) -> None:
-        """Hold nothing any more."""
-        self._arrival.release()
-
-    def _go_on(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
 
 
 class Reader(Protocol):

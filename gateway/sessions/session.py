@@ -296,15 +296,9 @@ class Session:
     def follow(self, call: Call, broke: Callable[[], None]) -> bool:
         """Hear all messages of a begun call by callback; returns False if a task has to `read` it.
 
-        `broke` is called if its stream breaks: then a task has to `read` the call.
+        `broke` is called if its reply is over without the answer: then a task has to `read` the call.
         """
-        reply = call.reply
-        if reply is None:
-            return False
-        if not reply.follow(broke):
-            reply.keep()
-            return False
-        return True
+        return call.reply is not None and call.reply.follow(broke)
 
     async def read(self, call: Call) -> None:
         """Read a begun call by a coroutine, as `run` does: from its beginning, or where its stream broke."""

@@ -179,7 +179,8 @@ class SessionRelay:
             opened = jsonrpc.message(data)
             if opened.method is None:
                 if isinstance(opened.id, Raw):
-                    self._forget(request_id(opened.id))
+                    answered = request_id(opened.id)
+                    self._forget(answered, reads_on=answered == request)
             elif request is None:
                 request = self._related(opened)
         except ValueError:
@@ -187,14 +188,14 @@ class SessionRelay:
             return
         self._link.send(data, request)
 
-    def _forget(self, request: RequestId) -> None:
-        """Forget a request that is answered, wherever its answer came."""
+    def _forget(self, request: RequestId, *, reads_on: bool = False) -> None:
+        """Forget a request that is answered, wherever its answer came; its reply may have to be read on."""
         self._open.pop(request, None)
         timer = self._give_ups.pop(request, None)
         if timer is not None:
             timer.cancel()
         call = self._calls.get(request)
-        if call is not None and call is not asyncio.current_task():
+        if call is not None and call is not asyncio.current_task() and not reads_on:
             # Its answer came on another stream, or the client gave it up.
             asyncio.get_running_loop().call_soon(call.cancel)
 

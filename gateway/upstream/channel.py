@@ -45,6 +45,13 @@ class SideCallbacks(NamedTuple):
     side_changed: Callable[[bool], None]
 
 
+class Callbacks(NamedTuple):
+    """A Hearer of functions."""
+
+    hear_answer: Receive
+    hear_call: Receive
+
+
 class Hearer(Protocol):
     """The session of a reply. Not two functions, because each would take memory while the call is held."""
 
@@ -61,17 +68,14 @@ class BegunReply(Protocol):
     message: bytes
     """The request, as long as it may have to be sent again; else empty."""
 
-    def follow(self, broke: Callable[[], None]) -> bool:
-        """Hand over all messages from now on, with the one that was not the answer; returns False if it is no stream.
+    def follow(self, ended: Callable[[], None]) -> bool:
+        """Hand over all messages from now on, with the one that was not the answer; returns False if it is over.
 
-        `broke` is called if a coroutine has to `read`, because the stream broke.
+        `ended` is called if a coroutine has to `read`, because it is over without the answer.
         """
 
-    def keep(self) -> None:
-        """Keep everything for `read` from now on, and all that came before."""
-
     def read(self, receive: Receive) -> Reading:
-        """Read the reply by a coroutine: from its beginning, or where its stream broke."""
+        """Decide what becomes of the request, once the reply is over without the answer."""
 
     def close(self) -> None:
         """Read nothing more: the answer came another way, or is not wanted."""
@@ -139,7 +143,7 @@ class Channel(ABC):
     ) -> BegunReply | None:
         """Send a request whose reply is read by callback; None if this transport cannot.
 
-        `unusual` is called if anything but the answer comes; it has to call `follow`, or else `keep`.
+        `unusual` is called if anything but the answer comes; it has to call `follow`, or else `read`.
         """
         return None
 

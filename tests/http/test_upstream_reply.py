@@ -68,7 +68,7 @@ async def test_a_reply_is_read_when_its_last_part_was_handed_over(reply: Awaited
     reply.on_body(b"a")
     carrier.end()
     assert not reply.is_read
-    await reply.skip()
+    assert await anext(reply) == b"a"
     assert reply.is_read
 
 
@@ -213,23 +213,3 @@ async def test_closing_gives_up_the_rest_of_a_reply_but_nothing_after_its_end(ca
     open_.on_head(HEAD)
     open_.close()
     assert other.asked == ["abort"]
-
-
-@pytest.mark.parametrize("ending", ["end", "cut"])
-async def test_the_rest_of_a_reply_may_end_without_the_coroutine(
-    reply: AwaitedReply, carrier: FakeCarrier, ending: str
-) -> None:
-    reply.on_head(HEAD)
-    reply.on_body(LARGE)
-    reply.let_end(60)
-    reply.close()
-    reply.on_body(LARGE)
-    assert carrier.asked == ["pause", "resume"]
-    (carrier.end if ending == "end" else carrier.cut)()
-    assert carrier.asked == ["pause", "resume"], "the connection is not closed"
-
-
-async def test_the_rest_of_a_reply_has_only_so_long_to_end(reply: AwaitedReply, carrier: FakeCarrier) -> None:
-    reply.on_head(HEAD)
-    reply.let_end(0)
-    await eventually(lambda: carrier.asked == ["abort"])

@@ -1,14 +1,13 @@
 """Packets that take several turns of the event loop."""
 
 import asyncio
-from typing import Self
 
 import pytest
 
 from gateway import world
 from gateway.runtime import pieces
-from gateway.runtime.pieces import PIECE_BYTES, InTurns, Pieces, Turn
-from tests.support.turns import gives_way, work_gives_way
+from gateway.runtime.pieces import PIECE_BYTES, Pieces, Turn
+from tests.support.turns import gives_way
 
 FLOOD = bytes(range(256)) * 64
 """Four pieces."""
@@ -158,38 +157,3 @@ async def test_a_coroutine_goes_on_while_it_has_time(monkeypatch: pytest.MonkeyP
     waits = turn.give_way()
     with pytest.raises(StopIteration):
         waits.send(None)
-
-
-class Source:
-    """A FAKE source of packets that are here already."""
-
-    def __init__(self, *packets: bytes) -> None:
-        self._packets = iter(packets)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        try:
-            return next(self._packets)
-        except StopIteration:
-            raise StopAsyncIteration from None
-
-
-@pytest.mark.usefixtures("busy_clock")
-async def test_a_coroutine_gets_what_comes_in_pieces_between_which_it_gives_way() -> None:
-    got: list[bytes] = []
-
-    async def read() -> None:
-        got.extend([piece async for piece in InTurns(Source(b"", FLOOD, b"", b"end"))])
-
-    assert await work_gives_way(read())
-    assert got == [*pieces.cut(FLOOD), b"end"]
-
-
-@pytest.mark.usefixtures("busy_clock")
-async def test_a_coroutine_that_gets_one_piece_at_a_time_waits_for_its_source_alone() -> None:
-    in_turns = InTurns(Source(b"one", b"two"))
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            anext(in_turns).__await__().send(None)

@@ -1,9 +1,7 @@
 """Messages that arrive at the same time, and the bytes that they hold together."""
 
-import asyncio
-
 from gateway.config import InForce
-from gateway.runtime.throttle import SMALL_BYTES, Arrival, AwaitedArrival, Throttle
+from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
 
 KIB64 = SMALL_BYTES
 
@@ -103,17 +101,4 @@ def test_small_messages_are_not_counted() -> None:
     one, two = Reader(throttle), Reader(throttle)
     assert one.arrival.hold(KIB64)
     assert two.arrival.hold(KIB64)
-    assert throttle.used == 0
-
-
-async def test_a_coroutine_waits_for_its_turn() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two = AwaitedArrival(throttle), AwaitedArrival(throttle)
-    await one.hold(90 * KIB64)
-    second = asyncio.get_running_loop().create_task(two.hold(20 * KIB64))
-    await asyncio.sleep(0)
-    assert not second.done()
-    one.release()
-    await second
-    two.release()
     assert throttle.used == 0

@@ -226,8 +226,8 @@ FAULTS: Final = (
     ),
     Planted(
         "http: the end of a stream that is followed is not noticed",
-        "upstream/http/plain_reply.py",
-        "            self._break(cause if isinstance(cause, Exception) else failure)\n",
+        "upstream/http/reply_reader.py",
+        "            self._end(failure)\n",
         "            pass\n",
     ),
     Planted(

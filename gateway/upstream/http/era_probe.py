@@ -14,15 +14,14 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import world
-from gateway.http.upstream_client import FOREIGN
-from gateway.http.upstream_reply import AwaitedReply
-from gateway.protocol import era, mcp, sse
+from gateway.http.upstream_client import REDIRECTS
+from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
-from gateway.runtime.pieces import InTurns
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
-from gateway.upstream.channel import Headers
+from gateway.upstream.channel import Callbacks, Headers
 from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.reply_reader import ReplyReader, redirected
 
 log = get_logger()
 
@@ -40,8 +39,20 @@ class _Probe:
         self.headers = headers
         self.task: asyncio.Task[None]
         self.found: bool | None = None
-        self.refused = False
+        self.reply: ReplyReader | None = None
+        """Once the probe was sent."""
+
+    @property
+    def refused(self) -> bool:
         """Whether the upstream refused the credentials of the probe."""
+        return self.reply is not None and self.reply.status in (401, 403)
+
+    def verdict(self, said: bytes, asked: bytes) -> bool | None:
+        """What a message, or a body, says of the era."""
+        assert self.reply is not None
+        assert self.reply.head is not None, "it has said something"
+        content_type = "application/json" if self.reply.is_stream else self.reply.head.content_type
+        return era.verdict(self.reply.status, content_type, said, asked)
 
 
 class EraProbe:
@@ -115,8 +126,8 @@ class EraProbe:
     async def _ask(self, probe: _Probe) -> None:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                probe.found = await self._answer(probe)
-        except (*FOREIGN, UpstreamError):
+                await self._answer(probe)
+        except (TimeoutError, UpstreamError):
             pass  # the handshake of a request explains the fault
         finally:
             self._probe = None
@@ -128,12 +139,32 @@ class EraProbe:
             self._answered()
             log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
 
-    async def _answer(self, probe: _Probe) -> bool | None:
-        asked = new_id()
-        headers = discover_headers(probe.headers)
-        async with self._client.post_to(self.endpoint, headers, era.discover(asked)) as response:
-            probe.refused = response.status in (401, 403)
-            return await _verdict(response, asked)
+    async def _answer(self, probe: _Probe) -> None:
+        asked, client = new_id(), self._client
+        headers, message = discover_headers(probe.headers), era.discover(asked)
+
+        def hear(data: bytes) -> bool:
+            """A stream may stay open after the answer."""
+            probe.found = probe.verdict(data, asked)
+            return probe.found is not None
+
+        async def send() -> ReplyReader:
+            reply = probe.reply = ReplyReader(
+                Callbacks(hear, hear),
+                _ANSWER_BYTES,
+                client.arriving,
+                self._times.drain_seconds,
+                unread=REDIRECTS,
+                refusal_bytes=_ANSWER_BYTES,
+            )
+            pending = client.begin("POST", self.endpoint.url, headers, message, reply, is_repeatable=True)
+            return await reply.over(pending)
+
+        reply = await redirected(self.endpoint, send)
+        if not reply.is_done and reply.failure is None and reply.status >= 300:
+            probe.found = probe.verdict(reply.body, asked)
+            if probe.found is None:
+                reply.pending.distrust()  # it may be the response to another request
 
 
 def discover_headers(headers: Headers) -> dict[str, str]:
@@ -145,23 +176,3 @@ def discover_headers(headers: Headers) -> dict[str, str]:
         mcp.PROTOCOL_VERSION: mcp.MODERN,
         mcp.METHOD_HEADER: mcp.DISCOVER,
     }
-
-
-async def _verdict(response: AwaitedReply, asked: bytes) -> bool | None:
-    """Read the response until the era is certain: a stream may stay open after the answer."""
-    body = bytearray()
-    parser = sse.Parser(_ANSWER_BYTES) if response.content_type == "text/event-stream" else None
-    async for piece in InTurns(response):
-        body += piece
-        if len(body) > _ANSWER_BYTES:
-            response.close()
-            return None
-        for event in () if parser is None else parser.feed(piece):
-            found = era.verdict(response.status, "application/json", event.data, asked)
-            if found is not None:
-                response.close()
-                return found
-    found = era.verdict(response.status, response.content_type, bytes(body), asked)
-    if found is None:
-        response.distrust()  # it may be the response to another request
-    return found

@@ -13,15 +13,13 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.http.upstream_headers import is_valid_value
-from gateway.http.upstream_reply import AwaitedReply
 from gateway.http.upstream_url import Endpoint
-from gateway.http_client.errors import NotConnected
-from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages
-from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost
-from gateway.runtime.throttle import Throttle
+from gateway.http_client.errors import NotConnected, RequestFailed
+from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
+from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, Refused, SessionLost, UpstreamError
+from gateway.upstream.http.reply_reader import ReplyReader
 
 _SESSION_WORDING: Final = re.compile(rb"session", re.IGNORECASE)
-_ERROR_BODY_BYTES: Final = 65_536
 _CHALLENGE_CHARACTERS: Final = 8190
 """Most HTTP parsers refuse a longer header."""
 _ABOUT_CREDENTIALS: Final = ("www-authenticate", "dpop-nonce")
@@ -36,6 +34,14 @@ PING_PREFIX: Final = b"gw-ping-"
 
 class WrongTransport(NoHandshake):
     """The upstream does not speak the transport that was tried; it may speak another."""
+
+
+class StreamCut(CallLost):
+    """The event stream of a request ended before the answer, so the request may be resumed."""
+
+    def __init__(self, message: str, retry_ms: int | None) -> None:
+        super().__init__(message)
+        self.retry_ms = retry_ms
 
 
 class RetryLater(CallLost):
@@ -96,36 +102,54 @@ class SuspectedSessionLoss(SessionLost):
         ) from self
 
 
+def mapped(exc: Exception, where: str) -> UpstreamError:
+    """Translate why there is no complete reply into an UpstreamError; raises any other exception."""
+    if not isinstance(exc, RequestFailed):
+        raise exc
+    return exc.mapped(where)
+
+
 def is_local(exc: BaseException) -> bool:
     """Whether there is no connection for a reason on this host: names, file descriptors, memory, routes."""
     cause = exc.__cause__ if isinstance(exc, NotConnected) else None
     return isinstance(cause, world.LookupFailed) or (isinstance(cause, OSError) and cause.errno in _LOCAL_CAUSES)
 
 
-async def read_response(response: AwaitedReply, limit: int, where: str, throttle: Throttle | None = None) -> bytes:
-    """Return the whole body. Raises CallLost if it is larger than `limit` bytes, or RequestFailed."""
-    body = await response.read_at_most(limit, throttle)
-    if body is None:
-        raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
-    return body
+def stream_cut(reply: ReplyReader, where: str) -> StreamCut:
+    """Return why a stream broke; raises what cannot be resumed."""
+    cause = reply.failure
+    if cause is None:
+        said = f"{where} ended the call's stream without a result; the call may have had effects"
+        return StreamCut(said, reply.retry_ms)
+    if isinstance(cause, sse.EventTooLarge):
+        raise CallLost(f"{where} sent an event larger than limits.event_bytes; the call may have had effects")
+    return StreamCut(mapped(cause, where).message, reply.retry_ms)
 
 
-async def read_refusal(response: AwaitedReply, endpoint: Endpoint, sent: bytes | None = None) -> jsonrpc.Error | Raw:
-    """Return the JSON-RPC error, or even the result, in a response with an HTTP error status.
+def read_refusal(reply: ReplyReader, endpoint: Endpoint, sent: bytes | None = None) -> jsonrpc.Error | Raw:
+    """Return the JSON-RPC error, or even the result, in a reply that is over and was not the answer.
 
     `sent` is the refused message, if it is a request. Raises SuspectedSessionLoss if the session may be gone, Refused
-    if the credentials are not accepted, and CallLost for any other body.
+    if the credentials are not accepted, StreamCut for a stream, and CallLost for any other body.
     """
-    status, where = response.status, endpoint.where
-    body = await read_response(response, _ERROR_BODY_BYTES, where)
+    status, where, body = reply.status, endpoint.where, reply.body
+    if reply.is_stream:
+        raise stream_cut(reply, where)
+    if isinstance(reply.failure, sse.EventTooLarge):
+        raise CallLost(f"{where} sent a body larger than limits.event_bytes; the call may have had effects")
+    if reply.failure is not None:
+        raise mapped(reply.failure, where) from reply.failure
+    if status < 300:
+        raise CallLost(f"{where} answered HTTP {status} without a result; the call may have had effects")
     if status in (401, 403):
-        raise refused(endpoint, status, response.headers.items())
+        assert reply.head is not None, "it has a status"
+        raise refused(endpoint, status, reply.head.texts())
     opened = lost_session.opened(body)
     is_own = lost_session.is_own(opened, sent)
     if is_own and isinstance(opened.result, Raw):
         return opened.result
     if lost_session.is_foreign(opened, sent):
-        response.distrust()
+        reply.pending.distrust()
         opened = jsonrpc.Message()
     error = jsonrpc.error(opened.error) if isinstance(opened.error, Raw) else None
     if status == 404 or (status == 400 and _SESSION_WORDING.search(body)):

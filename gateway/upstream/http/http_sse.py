@@ -14,15 +14,10 @@ from msgspec import Raw
 from yarl import URL
 
 from gateway.config import redacted_url
-from gateway.http.upstream_client import REDIRECTS
-from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ListenerFailed, RequestFailed
-from gateway.http_client.pending_request import PendingRequest, ReplyListener
-from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, SessionLost, Unreachable, UpstreamError, clean
-from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
-from gateway.upstream.channel import Channel, Headers, Receive, SideListener
+from gateway.upstream.channel import Callbacks, Channel, Headers, Receive, SideListener
 from gateway.upstream.http.http_errors import (
     PING_PREFIX,
     InitializeAnswer,
@@ -33,6 +28,7 @@ from gateway.upstream.http.http_errors import (
     read_refusal,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.reply_reader import ReplyReader, redirected
 from gateway.upstream.http.stream_timeouts import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
@@ -41,6 +37,27 @@ _PINGS_KEPT: Final = 64
 _EARLY_BYTES: Final = 65_536
 _POST_REDIRECTS: Final = (307, 308)
 """Redirects after which the same POST is sent again. The first one was not processed."""
+_FAILURES: Final = (RequestFailed, UpstreamError, sse.EventTooLarge)
+_UNREAD: Final = frozenset(range(300, 500)) - {401, 403}
+"""Statuses of a GET whose body does not matter."""
+
+
+class _Stream(ReplyReader, kw_only=True):
+    """The stream of a session."""
+
+    channel: "HttpSseChannel"
+
+    def accepted(self) -> None:
+        """Only a stream is what was asked for."""
+        if self.status != 200:
+            self.is_stream = False
+        if not self.is_stream:
+            self._end(None)
+
+    def take(self, event: sse.Event) -> None:
+        """The first event names the address for messages."""
+        if self.channel.is_named(event) and event.data and event.event == "message":
+            _ = self.hearer.hear_call(event.data)
 
 
 class _Waiting:
@@ -70,17 +87,10 @@ class HttpSseChannel(Channel):
     def __init__(self, upstream: HttpUpstream) -> None:
         self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
-        self._stream: PendingRequest | None = None
-        """The GET, while it is open. No task reads its reply, which is silent most of the time."""
-        self._refusal: AwaitedReply | None = None
-        """That reply, if it is no event stream."""
-        self._arrival: Arrival | None = None
-        """While a large event is arriving."""
-        self._parser: sse.Parser | None = None
-        """Made with the head of the stream."""
-        self._named: asyncio.Future[URL | UpstreamError | AwaitedReply]
-        """Done when the first event named the address for messages, or when it will not: with the reason, or with a
-        reply that is no event stream."""
+        self._stream: _Stream | None = None
+        """The reply to the GET, while it is open. No task reads it, because it is silent most of the time."""
+        self._named: asyncio.Future[None]
+        """Done when the first event named the address for messages, or when it will not."""
         self._messages: URL | None = None
         """The address for messages, while the stream is open."""
         self._waiting: _Waiting | None = None
@@ -112,15 +122,16 @@ class HttpSseChannel(Channel):
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
         where, seconds = self._endpoint.where, self._times.endpoint_seconds
-        self._parser = None
+        stream: _Stream | None = None
         try:
             async with asyncio.timeout(seconds):
                 await self._open_stream(headers)
         except BaseException as exc:
+            stream = self._stream
             self._end(CallLost(f"{where} did not open a session"))
             if not isinstance(exc, TimeoutError):
                 raise
-            if self._parser is None:
+            if stream is None or not stream.is_stream:
                 raise Unreachable(f"{where} did not answer GET within {seconds:g} s") from exc
             raise WrongTransport(
                 f"{where} did not name an endpoint for messages within {seconds:g} s: it is not HTTP+SSE"
@@ -128,30 +139,34 @@ class HttpSseChannel(Channel):
 
     async def _open_stream(self, headers: Headers) -> None:
         """GET the stream, following one redirect. Raises WrongTransport, Unreachable, CallLost or Refused."""
-        endpoint = self._endpoint
+        endpoint, client = self._endpoint, self._client
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
-        for _ in range(2):
+
+        async def send() -> ReplyReader:
             self._named = asyncio.get_running_loop().create_future()
-            self._refusal = None
-            self._stream = self._client.begin("GET", endpoint.url, wanted, b"", self, is_fresh=True)
-            found = await self._named
-            if isinstance(found, UpstreamError):
-                raise found
-            if not isinstance(found, AwaitedReply):
-                return
-            try:
-                if found.status in REDIRECTS:
-                    endpoint.follow(found.headers.get("Location"))
-                    continue
-                if found.status in (401, 403) or found.status >= 500:
-                    _ = await read_refusal(found, endpoint)
-            except RequestFailed as exc:
-                raise exc.mapped(endpoint.where) from exc
-            finally:
-                found.close()
-            what = f"HTTP {found.status} {clean(found.content_type, 80)}"
-            raise WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
-        raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
+            stream = self._stream = _Stream(
+                Callbacks(self._receive, self._receive),
+                client.limits.event_bytes,
+                client.arriving,
+                0.0,
+                self._over,
+                unread=_UNREAD,
+                channel=self,
+            )
+            stream.pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
+            await self._named
+            return stream
+
+        stream = await redirected(endpoint, send)
+        if self._messages is not None:
+            return
+        if stream.is_stream or stream.failure is not None:
+            raise self._loss(stream)
+        assert stream.head is not None, "it is a reply"
+        if stream.status >= 400 and stream.status not in _UNREAD:
+            _ = read_refusal(stream, endpoint)
+        what = f"HTTP {stream.status} {clean(stream.head.content_type or 'application/octet-stream', 80)}"
+        raise WrongTransport(f"{endpoint.where} answered GET with {what}, which is not an event stream")
 
     @property
     def hears_side(self) -> bool:
@@ -172,71 +187,45 @@ class HttpSseChannel(Channel):
 
     # -- the stream ---------------------------------------------------------------------------------------------
 
-    def on_head(self, head: ReplyHead, /) -> None:
-        """The head is here."""
-        if head.status == 200 and head.content_type == "text/event-stream":
-            self._parser = sse.Parser(self._client.limits.event_bytes)
-            return
-        refusal = self._refusal = AwaitedReply(self._sent)
-        refusal.on_head(head)
-        self._tell_named(refusal)
-
-    def _tell_named(self, found: URL | UpstreamError | AwaitedReply) -> None:
+    def is_named(self, event: sse.Event) -> bool:
+        """Whether the address for messages was named before this event, which names it otherwise."""
+        if self._messages is not None:
+            return True
+        self._messages = self._named_endpoint(event)
         if not self._named.done():  # else its time is over
-            self._named.set_result(found)
+            self._named.set_result(None)
+        return False
 
-    def _sent(self, _: ReplyListener) -> PendingRequest:
-        assert self._stream is not None, "its reply is here"
-        return self._stream
-
-    def on_body(self, data: bytes, /) -> None:
-        """A part of the stream is here."""
-        if self._refusal is not None:
-            self._refusal.on_body(data)
+    def _over(self) -> None:
+        """The stream has ended, or there is none."""
+        stream = self._stream
+        assert stream is not None, "it was not closed"
+        if self._messages is None and not self._named.done():
+            self._named.set_result(None)  # who waits for it looks why
             return
-        parser = self._parser
-        assert parser is not None, "the head came first"
-        try:
-            for event in parser.feed(data):
-                if self._messages is None:
-                    self._messages = self._named_endpoint(event)
-                    self._tell_named(self._messages)
-                elif event.data and event.event == "message":
-                    self._receive(event.data)
-            if self._stream is not None:
-                arriving = self._client.arriving.arriving
-                self._arrival = arriving(self._arrival, parser.unfinished_bytes, self._stream)
-        except UpstreamError as exc:
-            self._end(exc)
-        except sse.EventTooLarge:
-            self._end(CallLost(f"{self._endpoint.where} sent an event larger than limits.event_bytes"))
+        self._end(self._loss(stream))
+        if stream.failure is not None and not isinstance(stream.failure, _FAILURES):
+            raise stream.failure  # a bug
 
-    def on_end(self) -> None:
-        """The server ended the stream."""
-        if self._refusal is not None:
-            self._refusal.on_end()
-            return
-        self._end(CallLost(f"{self._endpoint.where} ended the stream of its session"))
-
-    def on_failed(self, failure: RequestFailed, /) -> None:
-        """The stream broke."""
-        if self._refusal is not None:
-            self._refusal.on_failed(failure)
-            return
-        self._end(failure.mapped(self._endpoint.where))
-        if isinstance(failure, ListenerFailed) and failure.__cause__ is not None:
-            raise failure.__cause__
+    def _loss(self, stream: ReplyReader) -> UpstreamError:
+        where, failure = self._endpoint.where, stream.failure
+        if failure is None:
+            return CallLost(f"{where} ended the stream of its session")
+        if isinstance(failure, sse.EventTooLarge):
+            return CallLost(f"{where} sent an event larger than limits.event_bytes")
+        if isinstance(failure, UpstreamError):
+            return failure
+        return (failure if isinstance(failure, RequestFailed) else ListenerFailed()).mapped(where)
 
     def _end(self, ended: UpstreamError) -> None:
         """Close the stream, fail the request in flight and report the loss."""
         stream, self._stream = self._stream, None
         if stream is None:
             return
-        stream.abort()
-        if self._arrival is not None:
-            self._arrival.release()
+        stream.close()
         self._messages = None
-        self._tell_named(ended)
+        if not self._named.done():
+            self._named.set_exception(ended)
         if self._waiting is not None:
             cause = ended.message.partition(";")[0]
             self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
@@ -259,17 +248,17 @@ class HttpSseChannel(Channel):
             )
         return target
 
-    def _receive(self, data: bytes) -> None:
-        """Pass one message to the request in flight, or else to the side listener."""
+    def _receive(self, data: bytes) -> bool:
+        """Pass one message to the request in flight, or else to the side listener; the stream goes on."""
         if self._pings and PING_PREFIX in data and self._is_pong(data):
-            return
+            return False
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
                 _ = self._side.hear_side(data)
             elif len(data) <= _EARLY_BYTES:
                 self._early.append(data)
-            return
+            return False
         try:
             answered = waiting.receive(data)
         except (GatewayError, ValueError) as exc:
@@ -280,6 +269,7 @@ class HttpSseChannel(Channel):
             if self._waiting is waiting:  # the next request may have been sent while the answer was received
                 self._waiting = None
             waiting.end(None)
+        return False
 
     def _is_pong(self, data: bytes) -> bool:
         """Whether a message answers a ping of the gateway."""
@@ -389,26 +379,29 @@ class HttpSseChannel(Channel):
 
     async def _deliver(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
         """POST a message, following one redirect within the origin."""
-        where, target = self._endpoint.where, self._messages
+        where, target, client = self._endpoint.where, self._messages, self._client
         for _ in range(2):
             if target is None:
                 break
             own = {**headers, **self._fixed}
             # An answer, a notification or a ping may come twice.
             is_repeatable = waiting is None or waiting.is_repeatable
-            posting = self._client.exchange("POST", target, own, message, where, is_repeatable=is_repeatable)
-            async with posting as response:
-                if response.status in _POST_REDIRECTS:
-                    target = self._endpoint.within(response.headers.get("Location", ""), target)
-                    continue
-                if response.status >= 300:
-                    return await read_refusal(response, self._endpoint, message)
+            hearer = Callbacks(self._receive, self._receive)
+            reply = ReplyReader(
+                hearer, 0, client.arriving, self._times.drain_seconds, needs_body=False, unread=_POST_REDIRECTS
+            )
+            pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)
+            _ = await reply.over(pending)
+            if reply.is_done:
                 if self._messages is not None:
                     self._messages = target
-                response.let_end(self._times.drain_seconds)
                 if waiting is not None and waiting is self._waiting:
                     self.taken = True
                 return None
+            if reply.status not in _POST_REDIRECTS:
+                return read_refusal(reply, self._endpoint, message)
+            assert reply.head is not None, "it has a status"
+            target = self._endpoint.within(reply.head.text(b"location") or "", target)
         raise Unreachable(f"{where} redirects messages in a circle or to another origin; have it name their address")
 
     async def close(self, *, end_session: bool) -> None:  # noqa: ARG002  (the stream is the session)

@@ -6,27 +6,34 @@ the rest of the session: its handshake, its standalone stream, its answers and i
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import FOREIGN, Prepared, mapped
-from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import RequestFailed
+from gateway.http.upstream_client import Prepared  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.http_client.errors import ClientClosed, RequestFailed
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
+from gateway.http_client.reply_head import ReplyHead
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused
-from gateway.runtime.pieces import InTurns
-from gateway.runtime.throttle import AwaitedArrival, Throttle
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
-from gateway.upstream.http.http_errors import RetryLater, SuspectedSessionLoss, is_local, read_refusal, read_response
+from gateway.protocol.reply_messages import EVENT_STREAM
+from gateway.runtime.throttle import SMALL_BYTES
+from gateway.upstream.channel import NO_HEADERS, Callbacks, Channel, Headers, Hearer, Reading, Receive
+from gateway.upstream.http.http_errors import (
+    RetryLater,
+    StreamCut,
+    SuspectedSessionLoss,
+    is_local,
+    read_refusal,
+    stream_cut,
+)
 from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.reply_reader import ReplyReader, nothing
 from gateway.upstream.http.resumption import Resumption, asked_seconds
 
-_MAY_PASS: Final = (408, 409, 425, 429)
+_MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
 
 
@@ -37,21 +44,106 @@ def fixed_headers(version: str) -> Headers:
     return {**headers, mcp.PROTOCOL_VERSION: version} if version else headers
 
 
-class Broken(NamedTuple):
-    """How a stream broke that was read by callback."""
+class CallReply(ReplyReader, kw_only=True):
+    """The reply to a request, a BegunReply: first only the answer is looked for, then it is followed.
 
-    cause: Exception | None
-    """None if the server ended it without the answer."""
-    retry_ms: int | None
-    """The pause that the stream asked for."""
+    As long as nothing but the answer has come, there may be no exchange.
+    """
+
+    channel: "ResumableChannel"
+    message: bytes
+    headers: Headers
+    is_followed: bool = False
+
+    def follow(self, ended: Callable[[], None]) -> bool:
+        """See `BegunReply`."""
+        if self.is_over:
+            return False
+        self.ended, self.is_followed = ended, True
+        self.pending.is_silent = self.is_stream
+        return True
+
+    def read(self, receive: Receive) -> Reading:
+        """See `BegunReply`."""
+        return self.channel.conclude(self, receive)
+
+    def accepted(self) -> None:
+        """Keep nothing that is not needed any more: a call may wait for long."""
+        self.channel.accepted(self.headers)
+        self.message = b""
+        if self.is_stream:
+            self.head, self.pending.is_silent = None, self.is_followed
+
+    def take(self, event: sse.Event) -> None:
+        """Move the cursor on to the event."""
+        if event.id is not None:
+            _ = self.channel.resumption.is_repeated(event.id)
+        if event.data:
+            self.hand_over(event.data)
+
+    def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
+        """Look for the answer in a reply that came in one piece."""
+        is_plain = not (self.is_followed or len(body) > min(SMALL_BYTES, self.max_bytes))
+        if is_plain and head.status < 300 and head.content_type != EVENT_STREAM:
+            self.channel.accepted(self.headers)
+            self.message = b""
+            if self.hearer.hear_answer(body):
+                self._done()
+                return
+        try:
+            self.on_head(head)
+            self.on_body(body)
+        except Exception as exc:  # noqa: BLE001  (as the connection does if a reply comes in parts)
+            self.raised(exc)
+        self.on_end()
+
+    def hand_over(self, data: bytes) -> None:
+        """Hand over a message; what is not the answer makes that who waits follow the reply."""
+        if not self.is_followed:
+            if self.hearer.hear_answer(data):
+                self._answered()
+                return
+            self.ended()
+            if self.is_over or not self.is_followed:
+                return
+        super().hand_over(data)
+
+    def raised(self, error: Exception) -> None:
+        """Report a bug of who waits for the answer only: the call has ended with it."""
+        if self.is_followed:
+            super().raised(error)
+        else:
+            self._done()
+            raise error
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The reply will not be completed."""
+        if self.is_followed and self.waiter is None and isinstance(failure, ClientClosed):
+            self._done()  # the whole process ends
+        else:
+            super().on_failed(failure)
 
 
-class StreamCut(CallLost):
-    """The event stream of a request ended before the answer, so the request may be resumed."""
+class ResumedReply(ReplyReader, kw_only=True):
+    """The stream of a request, opened again behind one of its events."""
 
-    def __init__(self, message: str, retry_ms: int | None) -> None:
-        super().__init__(message)
-        self.retry_ms = retry_ms
+    attached: Callable[[], None]
+    """Called when the stream is open."""
+    resumption: Resumption
+    is_attached: bool = False
+
+    def accepted(self) -> None:
+        """Only a stream is what was asked for."""
+        if self.is_stream and self.status == 200:
+            self.is_attached = self.pending.is_silent = True
+            self.attached()
+        else:
+            self._end(None)
+
+    def take(self, event: sse.Event) -> None:
+        """Leave out an event that was handed over before."""
+        if not (event.id is not None and self.resumption.is_repeated(event.id)) and event.data:
+            self.hand_over(event.data)
 
 
 class ResumableChannel(Channel):
@@ -73,7 +165,7 @@ class ResumableChannel(Channel):
         "taken",
     )
 
-    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None]) -> None:
+    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] | None = None) -> None:
         """`accepted` is told of headers that the server accepted."""
         self._upstream = upstream
         self._client, self._endpoint = upstream.client, upstream.endpoint
@@ -115,16 +207,6 @@ class ResumableChannel(Channel):
         return None if self._resumption is None else self._resumption.cursor
 
     @property
-    def arriving(self) -> Throttle:
-        """Limits the unfinished messages of the upstream."""
-        return self._client.arriving
-
-    @property
-    def max_event_bytes(self) -> int:
-        """The size of the largest message."""
-        return self._client.limits.event_bytes
-
-    @property
     def drain_seconds(self) -> float:
         """How long a stream may stay open after the answer."""
         return self._upstream.times.drain_seconds
@@ -142,19 +224,7 @@ class ResumableChannel(Channel):
         del whole["Content-Type"]
         return whole
 
-    def _keep_headers(self, response: AwaitedReply, headers: Headers) -> None:
-        """Keep the newest headers that the upstream accepted, for messages without a client: GET and DELETE."""
-        if response.status < 300:
-            self._headers = headers
-            self._note_accepted(headers)
-
     # -- requests ---------------------------------------------------------------------------------------------
-
-    def _start_request(self) -> None:
-        """Forget the request before."""
-        self._reply_began = self.taken = False
-        if self._resumption is not None:
-            self._resumption.begin()
 
     def post(
         self,
@@ -170,119 +240,69 @@ class ResumableChannel(Channel):
         return client.begin_prepared(prepared, self._session_line, message, listener, is_repeatable=is_repeatable)
 
     def accepted(self, headers: Headers) -> None:
-        """The server has accepted a request that was sent by callback."""
+        """The server has accepted the request with these headers."""
         self._reply_began = self.taken = True
+        self._note_headers(headers)
+
+    def _note_headers(self, headers: Headers) -> None:
+        """Keep the newest headers that the server accepted, for messages without a client: GET and DELETE."""
         self._headers = headers
+        if self._note_accepted is not None:
+            self._note_accepted(headers)
+
+    def _reply_to(self, message: bytes, headers: Headers, hearer: Hearer, ended: Callable[[], None]) -> CallReply:
+        """Start with another request, whose reply is read by what is returned."""
+        self._reply_began = self.taken = False
+        if self._resumption is not None:
+            self._resumption.begin()
+        client = self._client
+        return CallReply(
+            hearer,
+            client.limits.event_bytes,
+            client.arriving,
+            self.drain_seconds,
+            ended,
+            channel=self,
+            message=message,
+            headers=headers,
+        )
+
+    def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> CallReply:
+        """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
+        reply = self._reply_to(message, headers, hearer, unusual)
+        pending = reply.pending = self.post(message, headers, reply)
+        pending.hear_whole = reply.on_whole
+        return reply
 
     async def request(
-        self,
-        message: bytes,
-        headers: Headers,
-        receive: Receive,
-        begun: AwaitedReply | None = None,
-        *,
-        is_repeatable: bool = False,
+        self, message: bytes, headers: Headers, receive: Receive, *, is_repeatable: bool = False
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and read its reply until it is answered; resume it if the server supports that."""
-        endpoint = self._endpoint
+        reply = self._reply_to(message, headers, Callbacks(receive, receive), nothing)
+        reply.is_followed = True
+        pending = self.post(message, headers, reply, is_repeatable=is_repeatable)
+        message = b""  # a call that waits should not keep it
+        return await self.conclude(await reply.over(pending), receive)
+
+    async def conclude(self, reply: CallReply, receive: Receive) -> jsonrpc.Error | Raw | None:
+        """Decide what becomes of a request whose reply is over; see `Channel.request`."""
+        if reply.is_done:
+            return None
         try:
-            # Without the context managers of the other requests: this is the hot path.
-            if begun is None:
-                self._start_request()
-                whole = self._whole(headers)
-                response = await self._client.send("POST", endpoint.url, whole, message, is_repeatable=is_repeatable)
-            else:
-                response = begun
-                await response.begun()
-            self._reply_began = True
-            try:
-                self._keep_headers(response, headers)
-                self.taken = response.status < 300
-                if self.taken:
-                    message = b""  # it is not sent again, and a call that waits should not keep it
-                return await self._read(response, receive, message)
-            finally:
-                response.close()
+            return read_refusal(reply, self._endpoint, reply.message)
         except SuspectedSessionLoss as exc:
-            self.forgotten = await exc.is_confirmed(self.ping(headers))
+            self.forgotten = await exc.is_confirmed(self.ping(reply.headers))
             return exc.conclude(is_gone=self.forgotten)
         except StreamCut as exc:
             cut = exc
-        except FOREIGN as exc:
-            raise mapped(exc, endpoint.where) from exc
-        await self._pick_up(cut, headers, receive)
+        await self._pick_up(cut, reply.headers, receive)
         return None
-
-    async def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
-        """Resume a stream that broke while it was read by callback, if the server supports that."""
-        await self._pick_up(self._cut(broken.cause, broken.retry_ms), headers, receive)
 
     def forget(self) -> None:
         """The server does not know the session any more."""
         self.forgotten = True
 
-    # -- replies ------------------------------------------------------------------------------------------------
-
-    async def _read(self, response: AwaitedReply, receive: Receive, sent: bytes | None) -> jsonrpc.Error | Raw | None:
-        if response.status >= 300:
-            return await read_refusal(response, self._endpoint, sent)
-        if response.content_type == "text/event-stream":
-            if sent is not None:
-                response.expect_silence()
-            await self._read_events(response, receive)
-            return None
-        where = self._endpoint.where
-        body = await read_response(response, self.max_event_bytes, where, self.arriving)
-        if not body or not receive(body):
-            response.distrust()
-            raise CallLost(f"{where} answered HTTP {response.status} without a result; the call may have had effects")
-        return None
-
-    async def _read_events(self, response: AwaitedReply, receive: Receive, *, again: bool = False) -> None:
-        """Hand over events until the request is answered; `again` skips events that were handed over before."""
-        parser = sse.Parser(self.max_event_bytes)
-        arrival = AwaitedArrival(self.arriving)
-        try:
-            async for piece in InTurns(response):
-                for event in parser.feed(piece):
-                    if event.id is not None and self.resumption.is_repeated(event.id) and again:
-                        continue
-                    if event.data and receive(event.data):
-                        if not again:  # a resumed stream stays open after the answer
-                            await self._drain(response)
-                        return
-                await arrival.hold(parser.unfinished_bytes)
-            cut = self._cut(None, parser.retry_ms)
-        except (*FOREIGN, sse.EventTooLarge) as exc:
-            cut = self._cut(exc, parser.retry_ms)
-        finally:
-            arrival.release()
-        raise cut
-
-    async def _drain(self, response: AwaitedReply) -> None:
-        """Read to the end, so that the connection can be reused. Some servers never end the stream."""
-        if response.is_read:
-            return
-        with suppress(TimeoutError, RequestFailed):
-            async with asyncio.timeout(self.drain_seconds):
-                await response.skip()
-
     # -- broken streams -----------------------------------------------------------------------------------------
-
-    def _cut(self, cause: Exception | None, retry_ms: int | None) -> StreamCut:
-        """Return why a stream broke (`cause` is None if the server ended it); raises what cannot be resumed."""
-        where = self._endpoint.where
-        if cause is None:
-            return StreamCut(
-                f"{where} ended the call's stream without a result; the call may have had effects", retry_ms
-            )
-        if isinstance(cause, FOREIGN):
-            return StreamCut(mapped(cause, where).message, retry_ms)
-        if isinstance(cause, sse.EventTooLarge):
-            raise CallLost(
-                f"{where} sent an event larger than limits.event_bytes; the call may have had effects"
-            ) from cause
-        raise cause
 
     async def _pick_up(self, cut: StreamCut, headers: Headers, receive: Receive) -> None:
         """Resume the stream of a request; raises the cut if the server does not store events."""
@@ -321,71 +341,85 @@ class ResumableChannel(Channel):
             self._restart_silence()
             return receive(data)
 
-        while True:
-            try:
-                response = await self._get_again(headers)
-                resumption.connected()
-                if attached is not None:
-                    attached()
-                    attached = None
-                try:
-                    response.expect_silence()
-                    async with asyncio.timeout(resumption.silence_seconds) as self._silence:
-                        await self._read_events(response, hear, again=True)
-                    return
-                finally:
-                    self._silence = None
-                    response.close()
-            except TimeoutError:
-                resumption.silent()
-                continue
-            except RetryLater as exc:
-                pause_seconds = resumption.failed(is_local=exc.is_local)
-                if pause_seconds is None:
-                    cause = f"{exc.message.partition(';')[0]} when a running call was to be picked up"
-                    raise CallLost(f"{cause}; the call may have had effects") from exc
-            except StreamCut as exc:
-                pause_seconds = resumption.cut(exc.retry_ms)
-                if pause_seconds is None:
-                    raise
+        def opened() -> None:
+            nonlocal attached
+            resumption.connected()
+            if attached is not None:
+                attached()
+                attached = None
+
+        while (pause_seconds := await self._read_again(headers, Callbacks(hear, hear), opened)) is not None:
             await asyncio.sleep(pause_seconds)
+
+    async def _read_again(self, headers: Headers, hearer: Hearer, opened: Callable[[], None]) -> float | None:
+        """GET the stream once; return the pause before the next attempt, or None if the request is answered."""
+        client, resumption, newest = self._client, self.resumption, self._headers or headers
+
+        def attached() -> None:
+            self.taken = self.taken or newest == headers
+            self._silence = deadline
+            self._restart_silence()
+            opened()
+
+        reply = ResumedReply(
+            hearer,
+            client.limits.event_bytes,
+            client.arriving,
+            0.0,  # a resumed stream stays open after the answer
+            unread=_MAY_PASS,
+            attached=attached,
+            resumption=resumption,
+        )
+        get = self.get_headers(headers) | {mcp.LAST_EVENT_ID: resumption.place}
+        is_late = False
+        try:
+            async with asyncio.timeout(self._upstream.times.resume_head_seconds) as deadline:
+                _ = await reply.over(client.begin("GET", self._endpoint.url, get, b"", reply))
+        except TimeoutError:
+            is_late = True
+        finally:
+            self._silence = None
+        if not reply.is_attached:
+            if is_late:
+                failed = RetryLater(f"{self._endpoint.where} broke the connection (TimeoutError)")
+            else:
+                failed = await self._refused_resume(reply, newest)
+            pause_seconds = resumption.failed(is_local=failed.is_local)
+            if pause_seconds is None:
+                cause = f"{failed.message.partition(';')[0]} when a running call was to be picked up"
+                raise CallLost(f"{cause}; the call may have had effects") from failed
+            return pause_seconds
+        if is_late:
+            resumption.silent()
+            return 0.0
+        if reply.is_done:
+            return None
+        cut = stream_cut(reply, self._endpoint.where)
+        pause_seconds = resumption.cut(cut.retry_ms)
+        if pause_seconds is None:
+            raise cut
+        return pause_seconds
 
     def _restart_silence(self) -> None:
         """Measure the silence of a resumed stream from now on."""
         if self._silence is not None and not self._silence.expired():
             self._silence.reschedule(asyncio.get_running_loop().time() + self.resumption.silence_seconds)
 
-    async def _get_again(self, headers: Headers) -> AwaitedReply:
-        """Open the stream of a request; the caller releases it. Raises RetryLater, or another error that is final."""
-        endpoint = self._endpoint
-        try:
-            async with asyncio.timeout(self._upstream.times.resume_head_seconds):
-                newest_headers = self._headers or headers
-                newest = self.get_headers(headers) | {mcp.LAST_EVENT_ID: self.resumption.place}
-                response = await self._client.send("GET", endpoint.url, newest, b"")
-                if response.status == 200 and response.content_type == "text/event-stream":
-                    self.taken = self.taken or newest_headers == headers
-                    return response
-                try:
-                    raise await self._refused_resume(response, newest_headers)
-                finally:
-                    response.close()
-        except FOREIGN as exc:
-            raise RetryLater(mapped(exc, endpoint.where).message, is_local=is_local(exc)) from exc
-
-    async def _refused_resume(self, response: AwaitedReply, headers: Headers) -> CallLost:
-        """Explain why the stream cannot be resumed. Raises Refused if the credential is not accepted."""
-        status, where = response.status, self._endpoint.where
-        if status < 300 or status in _MAY_PASS or status >= 500:
+    async def _refused_resume(self, reply: ReplyReader, headers: Headers) -> RetryLater:
+        """Return why the stream cannot be resumed now. Raises Refused if the credential is not accepted."""
+        status, where = reply.status, self._endpoint.where
+        if isinstance(reply.failure, RequestFailed):
+            return RetryLater(reply.failure.mapped(where).message, is_local=is_local(reply.failure))
+        if status < 300 or status in _MAY_PASS:
             return RetryLater(f"{where} answered HTTP {status} to GET with Last-Event-ID")
         try:
-            _ = await read_refusal(response, self._endpoint)
+            _ = read_refusal(reply, self._endpoint)
         except SuspectedSessionLoss as exc:
             if await exc.is_confirmed(self.ping(headers), of_get=True):
-                return CallGone(
+                raise CallGone(
                     f"{where} does not know the session of a running call any more (HTTP {status}), it was probably "
                     "restarted; the call may have had effects: check them before calling again"
-                )
+                ) from exc
         except CallLost:
             pass
-        return CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")
+        raise CallLost(f"{where} cannot pick up a call (HTTP {status}); the call may have had effects")

@@ -12,28 +12,42 @@ from typing import Final
 
 from gateway import world
 from gateway.http.upstream_client import REDIRECTS
-from gateway.http_client.errors import ClientClosed, ListenerFailed, RequestFailed
-from gateway.http_client.pending_request import PendingRequest  # noqa: TC001
-from gateway.http_client.reply_head import ReplyHead
+from gateway.http_client.errors import ClientClosed, RequestFailed
 from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
-from gateway.runtime.throttle import Arrival  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.reply_reader import ReplyReader
 from gateway.upstream.http.resumable_channel import ResumableChannel
 
 _STABLE_SECONDS: Final = 1.0
 """A stream that lasted longer than this may be opened again at once; others would hammer the server."""
 _UNKNOWN: Final = 404
+_UNREAD: Final = range(300, 1000)
 _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
+
+
+class _Reply(ReplyReader, kw_only=True):
+    """The reply to a GET."""
+
+    owner: "StandaloneStream"
+
+    def accepted(self) -> None:
+        """Only a stream is what was asked for."""
+        if self.status != 200:
+            self.is_stream = False
+        if not self.is_stream:
+            self._end(None)
+        else:
+            self.pending.is_silent, self.head = True, None
+            self.owner.opened()
 
 
 class StandaloneStream:
     """Keeps the GET stream of one session open."""
 
     __slots__ = (
-        "_arrival",
         "_attempts",
         "_began",
         "_failures",
@@ -42,8 +56,7 @@ class StandaloneStream:
         "_is_closing",
         "_listener",
         "_owner",
-        "_parser",
-        "_pending",
+        "_reply",
         "_timer",
         "_upstream",
         "_was_open",
@@ -62,13 +75,10 @@ class StandaloneStream:
         self._was_open = False
         """Whether there ever was a stream; `is_open` may be a guess."""
         self._is_closing = False
-        self._pending: PendingRequest | None = None
-        self._arrival: Arrival | None = None
-        """While a large event is arriving."""
+        self._reply: _Reply | None = None
+        """To the GET in flight."""
         self._timer: asyncio.TimerHandle | None = None
         """The pause before the next GET."""
-        self._parser: sse.Parser | None = None
-        """Made when the stream first says something, which most never do."""
         self._attempts = 0
         self._failures = 0
         """GETs in a row that brought no stream, or a short one."""
@@ -82,7 +92,7 @@ class StandaloneStream:
         # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
         # (Python 3.11), and a call whose client has left would run on.
         _ = await asyncio.wait((head,), timeout=self._upstream.times.side_head_seconds)
-        if not head.done() and self._pending is not None:  # between two GETs that were refused there is no stream
+        if not head.done() and self._reply is not None:  # between two GETs that were refused there is no stream
             self.is_open = True
 
     def stop_reporting(self) -> None:
@@ -112,7 +122,10 @@ class StandaloneStream:
         try:
             newest = self._owner.get_headers(self._headers)
             client, url = self._upstream.client, self._upstream.endpoint.url
-            self._pending = client.begin("GET", url, newest, b"", self)
+            reply = self._reply = _Reply(
+                self, client.limits.event_bytes, client.arriving, 0.0, self._over, unread=_UNREAD, owner=self
+            )
+            reply.pending = client.begin("GET", url, newest, b"", reply)
         except BaseException:
             self._end()
             raise
@@ -145,12 +158,9 @@ class StandaloneStream:
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
-        if self._arrival is not None:
-            self._arrival.release()
-            self._arrival = None
-        if self._pending is not None:
-            self._pending.abort()
-            self._pending = None
+        if self._reply is not None:
+            self._reply.close()
+            self._reply = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -162,26 +172,52 @@ class StandaloneStream:
 
     # -- the reply to a GET -------------------------------------------------------------------------------------
 
-    def on_head(self, head: ReplyHead, /) -> None:
-        """The server answered."""
+    def opened(self) -> None:
+        """The server answered with a stream."""
         listener = self._listener
         assert listener is not None, "nothing is heard after the end"
-        if head.status in REDIRECTS:
-            self._follow(head.text(b"location"))
-        elif head.status == _TAKEN:
+        self.is_open = self._was_open = True
+        self._note_head()
+        if self._attempts > 1:
+            listener.side_changed(True)
+
+    def hear_call(self, data: bytes) -> bool:
+        """Take a message; the stream goes on."""
+        if self._listener is not None:
+            _ = self._listener.hear_side(data)
+        return False
+
+    hear_answer = hear_call
+
+    def _over(self) -> None:
+        """The stream has ended, or there was none."""
+        reply = self._reply
+        assert reply is not None, "it was not closed"
+        match reply.failure:
+            case None if reply.is_stream:
+                self._broke()
+            case None:
+                self._refused(reply)
+            case ClientClosed():
+                self._is_closing = True  # the whole process ends
+                self._end()
+            case RequestFailed() | UpstreamError() | sse.EventTooLarge():
+                self._broke()
+            case bug:
+                self._end()
+                raise bug
+
+    def _refused(self, reply: ReplyReader) -> None:
+        """The server answered with something else than a stream."""
+        if reply.status in REDIRECTS:
+            assert reply.head is not None, "it has a status"
+            self._follow(reply.head.text(b"location"))
+        elif reply.status == _TAKEN:
             self._broke(is_refused=True)
-        elif head.status != 200 or head.content_type != "text/event-stream":
-            if head.status == _UNKNOWN and self._was_open:
+        else:
+            if reply.status == _UNKNOWN and self._was_open:
                 self._owner.forget()
             self._end()  # the server does without this stream
-        else:
-            self.is_open = self._was_open = True
-            if self._pending is not None:
-                self._pending.is_silent = True
-            self._parser = None
-            self._note_head()
-            if self._attempts > 1:
-                listener.side_changed(True)
 
     def _follow(self, location: str | None) -> None:
         """Follow a redirect, which a process that did not open the session does not know yet."""
@@ -191,36 +227,3 @@ class StandaloneStream:
             self._broke()
         else:
             self._broke(is_refused=True)
-
-    def on_body(self, data: bytes, /) -> None:
-        """A part of the stream is here."""
-        listener = self._listener
-        assert listener is not None, "nothing is heard after the end"
-        parser = self._parser = self._parser or sse.Parser(self._upstream.client.limits.event_bytes)
-        try:
-            for event in parser.feed(data):
-                if event.data:
-                    _ = listener.hear_side(event.data)
-            if self._pending is not None:
-                arriving = self._upstream.client.arriving.arriving
-                self._arrival = arriving(self._arrival, parser.unfinished_bytes, self._pending)
-        except (UpstreamError, sse.EventTooLarge):
-            if self._listener is not None:
-                self._broke()
-
-    def on_end(self) -> None:
-        """The server ended the stream."""
-        self._broke()
-
-    def on_failed(self, failure: RequestFailed, /) -> None:
-        """The stream broke, or there was none."""
-        self._pending = None
-        if isinstance(failure, ClientClosed):
-            self._is_closing = True  # the whole process ends
-            self._end()
-        elif isinstance(failure, ListenerFailed) and failure.__cause__ is not None:
-            if self._listener is not None:
-                self._end()
-            raise failure.__cause__
-        else:
-            self._broke()

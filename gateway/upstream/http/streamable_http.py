@@ -10,17 +10,16 @@ A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.htt
 import asyncio
 import re
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
 
-from gateway.http.upstream_client import Sending
-from gateway.http.upstream_reply import AwaitedReply
-from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable, UpstreamError
-from gateway.runtime.pieces import InTurns
-from gateway.upstream.channel import Headers, Hearer, SideListener
+from gateway.http.upstream_client import REDIRECTS
+from gateway.http_client.errors import RequestFailed
+from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages
+from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable
+from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
     SuspectedSessionLoss,
@@ -28,10 +27,9 @@ from gateway.upstream.http.http_errors import (
     check_ping_answer,
     ping_id,
     read_refusal,
-    read_response,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.plain_reply import PlainReply
+from gateway.upstream.http.reply_reader import ReplyReader, redirected
 from gateway.upstream.http.resumable_channel import ResumableChannel, fixed_headers
 from gateway.upstream.http.standalone_stream import StandaloneStream
 
@@ -47,7 +45,7 @@ class StreamableChannel(ResumableChannel):
 
     __slots__ = ("_is_ready", "_standalone", "can_ask")
 
-    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] = lambda _: None) -> None:
+    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] | None = None) -> None:
         """`accepted` is told of headers that the server accepted."""
         super().__init__(upstream, accepted)
         self.can_ask = True
@@ -65,35 +63,52 @@ class StreamableChannel(ResumableChannel):
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Send `initialize`, following one redirect within the origin. Also raises WrongTransport."""
-        async with self._client.post_to(self._endpoint, self._whole(headers), message) as response:
-            self._keep_headers(response, headers)
-            try:
-                return await self._initialized(response, message)
-            except (CallLost, Unreachable) as exc:
-                if response.status not in _OTHER_TRANSPORT:
-                    raise
-                raise WrongTransport(exc.message.partition("; the call")[0]) from exc
-
-    async def _initialized(self, response: AwaitedReply, sent: bytes) -> Raw:
-        where = self._endpoint.where
-        answer = InitializeAnswer(self._endpoint, sent)
+        answer = InitializeAnswer(self._endpoint, message)
+        reply = await self._beside(message, headers, answer.receive, self._client.limits.event_bytes)
         try:
-            refused = await self._read(response, answer.receive, None)
-        except SessionLost as exc:
-            raise NoHandshake(
-                f"{where} answered `initialize` with HTTP {response.status}; check the path of upstream.url"
-            ) from exc
-        except ValueError as exc:
-            raise WrongTransport(f"{where} answered `initialize` with a message that is not JSON-RPC") from exc
-        result = answer.result(refused)
-        self._identify(self._session_id(response), "")
+            result = self._initialized(reply, answer)
+        except (CallLost, Unreachable) as exc:
+            if reply.status not in _OTHER_TRANSPORT:
+                raise
+            raise WrongTransport(exc.message.partition("; the call")[0]) from exc
+        self._identify(self._given_id(reply), "")
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
         return result
 
-    def _session_id(self, response: AwaitedReply) -> str | None:
+    def _initialized(self, reply: ReplyReader, answer: InitializeAnswer) -> Raw:
+        where = self._endpoint.where
+        try:
+            return answer.result(None if reply.is_done else read_refusal(reply, self._endpoint))
+        except SessionLost as exc:
+            raise NoHandshake(
+                f"{where} answered `initialize` with HTTP {reply.status}; check the path of upstream.url"
+            ) from exc
+        except ValueError as exc:
+            raise WrongTransport(f"{where} answered `initialize` with a message that is not JSON-RPC") from exc
+
+    async def _beside(self, message: bytes, headers: Headers, receive: Receive, max_bytes: int) -> ReplyReader:
+        """POST what may run twice, beside the request in flight; return its reply once that is over."""
+
+        async def send() -> ReplyReader:
+            reply = self._reader(receive, max_bytes)
+            return await reply.over(self.post(message, headers, reply, is_repeatable=True))
+
+        reply = await redirected(self._endpoint, send)
+        if 0 < reply.status < 300:
+            self._note_headers(headers)
+        return reply
+
+    def _reader(self, receive: Receive, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
+        hearer = Callbacks(receive, receive)
+        unread = REDIRECTS if needs_body else ()
+        return ReplyReader(
+            hearer, max_bytes, self._client.arriving, self.drain_seconds, needs_body=needs_body, unread=unread
+        )
+
+    def _given_id(self, reply: ReplyReader) -> str | None:
         """The id that the server gave the session. Raises NoHandshake if it cannot be sent back."""
-        found = response.headers.get(mcp.SESSION_ID)
+        found = None if reply.head is None else reply.head.text(b"mcp-session-id")
         if not found:
             return None
         if _SESSION_ID.fullmatch(found) is None:
@@ -127,11 +142,7 @@ class StreamableChannel(ResumableChannel):
 
     def beside(self) -> "StreamableChannel":
         """Return a channel that shares the session, but not the request in flight."""
-
-        def accepted(headers: Headers) -> None:
-            self._headers = headers
-
-        other = StreamableChannel(self._upstream, accepted)
+        other = StreamableChannel(self._upstream, self._note_headers)
         other.adopt(self.session_id or "", self._fixed.get(mcp.PROTOCOL_VERSION, ""))
         other.can_ask = self.can_ask
         return other
@@ -145,27 +156,15 @@ class StreamableChannel(ResumableChannel):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> PlainReply:
-        """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
-        self._start_request()
-        reply = PlainReply(self, message, headers, hearer, unusual, self._client.limits.event_bytes)
-        pending = reply.pending = self.post(message, headers, reply)
-        pending.hear_whole = reply.on_whole
-        return reply
-
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
-        where = self._endpoint.where
-        post = partial(self.post, message, headers, is_repeatable=True)
+        reply = self._reader(lambda _: False, needs_body=False)
         try:
-            async with (
-                asyncio.timeout(self._client.timeouts.answer_seconds),
-                Sending(AwaitedReply(post).begun, where) as response,
-            ):
-                if response.status >= 300:
-                    raise await self._refused(response, headers)
+            async with asyncio.timeout(self._client.timeouts.answer_seconds):
+                _ = await reply.over(self.post(message, headers, reply, is_repeatable=True))
+                if not reply.is_done:
+                    raise await self._refused(reply, headers)
                 self._note_sent(headers)
-                response.let_end(self.drain_seconds)
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
@@ -175,59 +174,44 @@ class StreamableChannel(ResumableChannel):
     def _note_sent(self, headers: Headers) -> None:
         """The server has accepted a message with these headers."""
         self._is_ready = True
-        self._headers = headers
-        self._note_accepted(headers)
+        self._note_headers(headers)
         if self._resumption is not None:
             self._resumption.answered()
         self._restart_silence()
 
-    async def _refused(self, response: AwaitedReply, headers: Headers) -> CallLost:
+    async def _refused(self, reply: ReplyReader, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
         try:
-            said = await read_refusal(response, self._endpoint)
+            said = read_refusal(reply, self._endpoint)
         except SuspectedSessionLoss as exc:
             if not self._is_ready:
                 raise
             said = exc.conclude(is_gone=await exc.is_confirmed(self.ping(headers)))
-        why = self._endpoint.quoted(said.message) if isinstance(said, jsonrpc.Error) else f"HTTP {response.status}"
+        why = self._endpoint.quoted(said.message) if isinstance(said, jsonrpc.Error) else f"HTTP {reply.status}"
         return CallLost(f"{self._endpoint.where} refused a message: {why}")
 
     async def ping(self, headers: Headers) -> None:
-        """POST a `ping`, beside a request that may be in flight."""
+        """POST a `ping`, beside a request that may be in flight.
+
+        Its answer is read, because a server whose reply stream is dropped sends it on the standalone GET stream.
+        """
         id_, endpoint = ping_id(), self._endpoint
         message = jsonrpc.request(id_, mcp.PING, {})
-        try:
-            async with asyncio.timeout(self._client.timeouts.answer_seconds):
-                async with self._client.post_to(endpoint, self._whole(headers), message) as response:
-                    if response.status >= 300:
-                        check_ping_answer(await read_refusal(response, endpoint, message), endpoint)
-                    self._keep_headers(response, headers)
-                    await self._read_ping_answer(response, id_)
-        except TimeoutError as exc:
-            raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
-
-    async def _read_ping_answer(self, response: AwaitedReply, asked: bytes) -> None:
-        """Read the answer, because a server whose reply stream is dropped sends it on the standalone GET stream.
-
-        Raises CallLost for the answer to another request.
-        """
 
         def hear(data: bytes) -> bool:
-            return reply_messages.is_answer(lost_session.opened(data), asked)
+            return reply_messages.is_answer(lost_session.opened(data), id_)
 
-        if response.content_type != reply_messages.EVENT_STREAM:
-            body = await read_response(response, _PING_ANSWER_BYTES, self._endpoint.where)
-            if body and not hear(body):
-                response.distrust()
-                raise CallLost(f"{self._endpoint.where} answered a ping with the response to another request")
-            return
-        parser = sse.Parser(_PING_ANSWER_BYTES)
         try:
-            async for piece in InTurns(response):
-                if any(event.data and hear(event.data) for event in parser.feed(piece)):
-                    return
-        except sse.EventTooLarge:
-            response.close()
+            async with asyncio.timeout(self._client.timeouts.answer_seconds):
+                reply = await self._beside(message, headers, hear, _PING_ANSWER_BYTES)
+        except TimeoutError as exc:
+            raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
+        if reply.status >= 300:
+            check_ping_answer(read_refusal(reply, endpoint, message), endpoint)
+        elif isinstance(reply.failure, RequestFailed):
+            raise reply.failure.mapped(endpoint.where) from reply.failure
+        elif reply.body:
+            raise CallLost(f"{endpoint.where} answered a ping with the response to another request")
 
     async def close(self, *, end_session: bool) -> None:
         """Close the streams, after a DELETE of the session if it may be ended."""
@@ -242,12 +226,7 @@ class StreamableChannel(ResumableChannel):
                 standalone.close()
 
     async def _delete(self) -> None:
-        endpoint, headers = self._endpoint, self._whole(self._headers)
-        try:
-            async with (
-                asyncio.timeout(self._client.timeouts.cancel_seconds),
-                self._client.exchange("DELETE", endpoint.url, headers, b"", endpoint.where) as response,
-            ):
-                response.let_end(self.drain_seconds)
-        except (TimeoutError, UpstreamError):
-            pass  # the server drops the session after its own timeout
+        reply, headers = self._reader(lambda _: False, needs_body=False), self._whole(self._headers)
+        with suppress(TimeoutError):  # the server drops the session after its own timeout
+            async with asyncio.timeout(self._client.timeouts.cancel_seconds):
+                _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))

@@ -232,8 +232,8 @@ async def closes_when_used_again(wire: Wire) -> None:
 
 
 async def post(it: Listening) -> None:
-    async with it.client.exchange("POST", it.upstream.endpoint.url, {}, b"{}", "it") as reply:
-        await reply.skip()
+    reply = await it.client.send("POST", it.upstream.endpoint.url, {}, b"{}")
+    _ = await reply.read_at_most(100)
 
 
 @pytest.mark.parametrize("idle", [1, 2])

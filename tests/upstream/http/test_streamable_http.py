@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gateway.http.upstream_client import Client
-from gateway.http_client.errors import NotConnected
+from gateway.http_client.errors import NotConnected, RequestFailed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.upstream.channel import NO_HEADERS
+from gateway.upstream.http.reply_reader import ReplyReader
 from gateway.upstream.http.resumption import MAX_EVENT_IDS
 from gateway.upstream.http.streamable_http import StreamableChannel
 from gateway.world import AddressInfo
@@ -626,16 +626,13 @@ class Attempts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused = 0
-        original = Client.send
+        original = ReplyReader.on_failed
 
-        async def counted(client: Client, *request: Any, **options: Any) -> Any:
-            try:
-                return await original(client, *request, **options)
-            except NotConnected:
-                self.refused += 1
-                raise
+        def counted(reply: ReplyReader, failure: RequestFailed) -> None:
+            self.refused += isinstance(failure, NotConnected)
+            original(reply, failure)
 
-        monkeypatch.setattr(Client, "send", counted)
+        monkeypatch.setattr(ReplyReader, "on_failed", counted)
 
 
 async def test_a_restart_shows_as_a_session_that_is_gone(

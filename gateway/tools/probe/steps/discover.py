@@ -13,13 +13,13 @@ from yarl import URL
 
 from gateway import world
 from gateway.config import redacted_url
-from gateway.http.upstream_client import FOREIGN, REDIRECTS
+from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import MalformedReply
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import clean
 from gateway.tools.probe.steps.context import ProbeContext, Stopped
-from gateway.tools.probe.steps.requests import Reply, Request, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, Reply, Request, ask
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
@@ -107,7 +107,7 @@ async def _first_reply(exam: ProbeContext) -> Reply | None:
             "The probe expects MCP over HTTP here.",
             "Check the port. If the server uses TLS there, change the URL to https.",
         ) from None
-    except FOREIGN as exc:
+    except NO_REPLY as exc:
         tls = (
             " A TLS 1.3 server that requires a client certificate does this too: see upstream.tls.cert_file."
             if endpoint.url.scheme == "https"
@@ -241,7 +241,7 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
         request = Request("GET", target, {"Accept": "application/json"})
         reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
         found = msgspec.json.decode(reply.body, type=_Metadata)
-    except (*FOREIGN, ValueError, RecursionError):
+    except (*NO_REPLY, ValueError, RecursionError):
         return f" Its metadata should be at {clean(str(target), 200)}, but is not." if named else ""
     if reply.status != 200 or not found.authorization_servers:
         return ""

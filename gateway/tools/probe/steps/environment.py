@@ -10,7 +10,7 @@ from yarl import URL
 from gateway import __version__, world
 from gateway.cluster.discovery import resolve
 from gateway.config import Config, InForce, cautions, digest, jwks_context, redacted_url, split_address
-from gateway.http.upstream_client import FOREIGN, Bounds, Client, mapped
+from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol.errors import clean
@@ -18,7 +18,7 @@ from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keyring
 from gateway.telemetry import Metrics
 from gateway.tools.probe.steps.context import Notes
-from gateway.tools.probe.steps.requests import Request, ask
+from gateway.tools.probe.steps.requests import NO_REPLY, Request, ask
 
 _OURS: Final = b"mcp_gateway_"
 """Every metric of a gateway begins with this."""
@@ -100,7 +100,7 @@ async def _is_gateway(address: str, client: Client) -> bool:
     try:
         url = URL.build(scheme="http", host=loopback, port=port, path="/metrics")
         reply = await ask(client, Request("GET", url, {}), client.timeouts.connect_seconds)
-    except FOREIGN:
+    except NO_REPLY:
         return False
     return reply.status == 200 and _OURS in reply.body
 
@@ -163,8 +163,8 @@ async def _look_at_issuer(exam: Notes, config: Config, client: Client) -> None:
     fix = "Check principal.jwks_url and principal.jwks_ca_file, and that this machine can reach the issuer."
     try:
         reply = await ask(client, Request("GET", URL(principal.jwks_url), {}), config.timeouts.handshake_seconds)
-    except FOREIGN as exc:
-        cause = clean(mapped(exc, "The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
+    except NO_REPLY as exc:
+        cause = clean(exc.mapped("The issuer").message, 200) if isinstance(exc, RequestFailed) else "no answer"
         _ = exam.failed("issuer", cause, why, fix)
         return
     if reply.status == 200 and b'"keys"' in reply.body:

@@ -8,11 +8,10 @@ from typing import Final
 
 from gateway import world
 from gateway.exchange.handshake import Handshake
-from gateway.http.upstream_client import FOREIGN
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import jsonrpc, mcp
 from gateway.tools.probe.steps.context import ProbeContext
-from gateway.tools.probe.steps.requests import EVENTS, Reply, Request, ask
+from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, Reply, Request, ask
 from gateway.upstream.channel import Channel, Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
@@ -42,7 +41,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     try:
         request = Request("POST", exam.endpoint.url, own, message)
         reply = await ask(exam.client, request, seconds, _is_answered)
-    except FOREIGN as exc:
+    except NO_REPLY as exc:
         exam.warn(
             "replies",
             f"the server did not answer a call of a nonexistent tool ({type(exc).__name__})",
@@ -76,7 +75,7 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     for _ in range(_REPLAY_TRIES):
         try:
             reply = await ask(exam.client, Request("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _is_answered)
-        except FOREIGN:
+        except NO_REPLY:
             continue
         if reply.status == 200 and _is_ours(reply):
             return True
@@ -115,7 +114,7 @@ async def end(exam: ProbeContext, headers: Headers) -> bool:
     """End the session with DELETE; return whether the server accepted it."""
     try:
         reply = await ask(exam.client, Request("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds)
-    except FOREIGN:
+    except NO_REPLY:
         return False
     exam.server.ends_sessions = reply.status < 300
     return exam.server.ends_sessions
@@ -139,7 +138,7 @@ async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) 
                 reply.close()
     except TimeoutError:
         pass
-    except FOREIGN as exc:
+    except NO_REPLY as exc:
         how = f"broke ({type(exc).__name__})"
     finally:
         ready.set()

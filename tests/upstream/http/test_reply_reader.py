@@ -1,4 +1,4 @@
-"""The reply to a call that is read by callback, and what becomes of it when it holds more than the answer."""
+"""The reply to a call: first only the answer is looked for, and what else it holds is followed, or for a coroutine."""
 
 import asyncio
 import sys
@@ -6,55 +6,43 @@ import sys
 import pytest
 
 from gateway.config import InForce
-from gateway.http.upstream_reply import AwaitedReply
-from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut
+from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.upstream.channel import NO_HEADERS, Headers, Receive
-from gateway.upstream.http.plain_reply import Broken, PlainReply
+from gateway.upstream.http.reply_reader import REFUSAL_BYTES, nothing
+from gateway.upstream.http.resumable_channel import CallReply
 from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
+from tests.support.fake_carrier import FakeCarrier
 
 ANSWER = b'{"id":1,"result":{}}'
 OTHER = b'{"method":"ping","id":2}'
 
 
-class FakeCarrier:
-    """A FAKE connection that records whether it was closed."""
-
-    aborted = False
-    distrusted = False
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def distrust(self) -> None:
-        self.distrusted = True
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
 class Reading:
-    """A plain reply at work, with what came of it."""
+    """A reply at work in which only the answer is looked for, with what came of it."""
 
     def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
         self.answers: list[bytes] = []
         self.unusual = 0
         self.acceptances = 0
         self.carrier = FakeCarrier()
-        self.awaited: AwaitedReply | None = None
-        self.broken: Broken | None = None
+        self.concluded: CallReply | None = None
         self.resumption = Resumption(DEFAULT_TIMES)
-        self.arriving = throttle or Throttle(InForce(1 << 20))
-        self.drain_seconds = drain_seconds
-        self.reply = PlainReply(self, b"message", NO_HEADERS, self, self._become_unusual, max_bytes)
+        self.reply = CallReply(
+            self,
+            max_bytes,
+            throttle or Throttle(InForce(1 << 20)),
+            drain_seconds,
+            self._become_unusual,
+            channel=self,
+            message=b"message",
+            headers=NO_HEADERS,
+        )
         self.pending = self.reply.pending = PendingRequest(self.reply)
         self.pending.carrier = self.carrier
 
@@ -64,18 +52,12 @@ class Reading:
         assert headers is NO_HEADERS
         self.acceptances += 1
 
-    async def request(
-        self, message: bytes, headers: Headers, receive: Receive, begun: AwaitedReply
-    ) -> jsonrpc.Error | None:
+    async def conclude(self, reply: CallReply, receive: Receive) -> jsonrpc.Error | None:
         # Once the server has accepted it, the message is not kept.
-        assert (message, headers) == (b"" if self.acceptances else b"message", NO_HEADERS)
-        self.awaited = begun
+        assert reply.message == (b"" if self.acceptances else b"message")
         assert receive(ANSWER)
+        self.concluded = reply
         return None
-
-    async def go_on(self, headers: Headers, broken: Broken, receive: Receive) -> None:
-        assert headers is NO_HEADERS
-        self.broken = broken
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -90,8 +72,10 @@ class Reading:
 
     def _become_unusual(self) -> None:
         self.unusual += 1
-        if self.unusual == 1:
-            self.reply.keep()
+
+    @property
+    def is_aborted(self) -> bool:
+        return "abort" in self.carrier.asked
 
     def head(self, content_type: bytes = b"application/json", status: int = 200) -> None:
         self.reply.on_head(ReplyHead(status, "1.1", [(b"Content-Type", content_type)]))
@@ -109,26 +93,19 @@ class Reading:
         _ = self.pending.end()
         self.reply.on_end()
 
-    async def rest(self) -> bytes:
-        """What the coroutine gets that reads the rest, which begins with the reply."""
-        assert await self.reply.read(lambda _: True) is None
-        assert self.awaited is not None
-        body = await self.awaited.read_at_most(10_000)
-        assert body is not None
-        return body
+    def fail(self, failure: RequestFailed) -> None:
+        _ = self.pending.end()
+        self.reply.on_failed(failure)
 
 
 def event(data: bytes, id_: bytes = b"") -> bytes:
     return (b"id: %b\n" % id_ if id_ else b"") + b"data: %b\n\n" % data
 
 
-async def test_a_reply_that_a_coroutine_reads_keeps_nothing_of_who_waited_for_its_answer() -> None:
-    reading = Reading()
-    references = sys.getrefcount(reading)
-    reading.reply.keep()
-    assert sys.getrefcount(reading) == references - 2, "neither the hearer nor the function is kept"
-    reading.reply.close()
-    assert reading.carrier.aborted
+def bug() -> ListenerFailed:
+    failure = ListenerFailed()
+    failure.__cause__ = ZeroDivisionError()
+    return failure
 
 
 async def test_a_body_that_is_the_answer_is_handed_over_at_its_end() -> None:
@@ -149,38 +126,20 @@ async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_s
         assert (reading.answers, reading.unusual) == ([ANSWER], 0)
         assert reading.resumption.cursor == "e1"
         reading.end()
-        assert not reading.carrier.aborted
+        assert not reading.is_aborted
 
 
-@pytest.mark.parametrize("data", [OTHER, b"not JSON", b"[" + ANSWER + b"]"])
-async def test_another_message_goes_to_the_coroutine_with_all_that_came_before(data: bytes) -> None:
-    before = event(b"", b"e1")
-    reading = Reading()
-    reading.stream(before, event(data, b"e2"))
-    assert (reading.answers, reading.unusual) == ([], 1)
-    assert reading.resumption.cursor == "e1", "the message has not been handed over yet"
-    reading.reply.on_body(b"more")
-    reading.end()
-    assert await reading.rest() == before + event(data, b"e2") + b"more"
-    assert reading.unusual == 1
-
-
-async def test_a_body_that_is_not_the_answer_goes_to_the_coroutine() -> None:
-    reading = Reading()
-    reading.head()
-    reading.reply.on_body(OTHER)
-    reading.end()
-    assert await reading.rest() == OTHER
-    assert reading.carrier.distrusted, "the connection may bring the response to this request to the next one"
-
-
-async def test_a_reply_in_one_piece_is_looked_at_once_and_lets_go_of_its_hearer() -> None:
+@pytest.mark.parametrize("in_one_piece", [True, False])
+async def test_a_reply_lets_go_of_who_hears_it_with_the_answer(*, in_one_piece: bool) -> None:
     reading = Reading()
     references = sys.getrefcount(reading)
-    reading.whole(ANSWER)
+    if in_one_piece:
+        reading.whole(ANSWER)
+    else:
+        reading.stream(event(ANSWER))
     assert (reading.answers, reading.unusual, reading.acceptances) == ([ANSWER], 0, 1)
     assert sys.getrefcount(reading) == references - 2, "neither the hearer nor the function is kept"
-    assert not reading.carrier.distrusted
+    assert "distrust" not in reading.carrier.asked
 
 
 async def test_a_reply_in_one_piece_may_be_closed_by_who_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,68 +149,57 @@ async def test_a_reply_in_one_piece_may_be_closed_by_who_hears_it(monkeypatch: p
     assert reading.reply.is_done
 
 
-@pytest.mark.parametrize(
-    ("body", "content_type", "status", "accepted"),
-    [
-        (OTHER, b"application/json", 200, True),
-        (ANSWER, b"application/json", 404, False),
-        (event(OTHER), b"text/event-stream", 200, True),
-        (b" " * 1001, b"application/json", 200, True),
-    ],
-)
-async def test_any_other_reply_in_one_piece_goes_to_the_coroutine(
-    body: bytes, content_type: bytes, status: int, *, accepted: bool
-) -> None:
-    reading = Reading()
-    reading.whole(body, content_type, status)
-    assert (reading.answers, reading.unusual, reading.acceptances) == ([], 1, int(accepted))
-    assert await reading.rest() == body
-    assert reading.awaited is not None
-    assert reading.awaited.status == status
-    assert reading.carrier.distrusted is (body is OTHER), "the connection may bring the next response to another one"
-
-
 async def test_an_event_in_one_piece_is_the_answer() -> None:
     reading = Reading()
     reading.whole(event(ANSWER), b"text/event-stream")
     assert (reading.answers, reading.unusual) == ([ANSWER], 0)
 
 
-async def test_a_refusal_goes_to_the_coroutine_and_counts_as_not_accepted() -> None:
+@pytest.mark.parametrize("in_one_piece", [True, False])
+async def test_a_refusal_is_for_the_coroutine_and_counts_as_not_accepted(*, in_one_piece: bool) -> None:
     reading = Reading()
-    reading.head(status=404)
-    assert (reading.unusual, reading.acceptances) == (1, 0)
-    reading.reply.on_body(ANSWER)
-    reading.end()
-    assert await reading.rest() == ANSWER
-    assert reading.awaited is not None
-    assert reading.awaited.status == 404
+    if in_one_piece:
+        reading.whole(ANSWER, status=404)
+    else:
+        reading.head(status=404)
+        reading.reply.on_body(ANSWER)
+        reading.end()
+    assert (reading.answers, reading.unusual, reading.acceptances) == ([], 1, 0)
+    assert not reading.reply.follow(nothing)
+    assert await reading.reply.read(lambda _: True) is None
+    assert reading.concluded is reading.reply
+    assert (reading.reply.status, reading.reply.body, reading.reply.failure) == (404, ANSWER, None)
 
 
-async def test_a_stream_that_ends_without_the_answer_goes_to_the_coroutine() -> None:
+async def test_a_stream_that_ends_without_the_answer_is_for_the_coroutine() -> None:
     reading = Reading()
     reading.stream(event(b"", b"e1"))
     reading.end()
-    assert reading.unusual == 1
-    assert await reading.rest() == event(b"", b"e1")
-
-
-async def test_a_failure_is_raised_where_the_coroutine_reads() -> None:
-    reading = Reading()
-    reading.stream(b"data: ")
-    _ = reading.pending.end()
-    reading.reply.on_failed(ReplyCut())
-    assert reading.unusual == 1
-    with pytest.raises(ReplyCut):
-        _ = await reading.rest()
+    assert (reading.unusual, reading.reply.is_stream, reading.reply.failure) == (1, True, None)
 
 
 @pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
-async def test_more_than_the_limit_goes_to_the_coroutine(content_type: bytes) -> None:
-    reading = Reading(max_bytes=10)
+async def test_a_reply_that_fails_is_for_the_coroutine(content_type: bytes) -> None:
+    reading, failure = Reading(), ReplyCut()
     reading.head(content_type)
-    reading.reply.on_body(b"data: 12345")
+    reading.reply.on_body(b"data: ")
+    reading.fail(failure)
+    assert (reading.unusual, reading.reply.failure) == (1, failure)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status", "limit"),
+    [(b"application/json", 200, 1000), (b"text/event-stream", 200, 1000), (b"text/html", 500, REFUSAL_BYTES)],
+)
+async def test_a_message_larger_than_the_limit_ends_the_reply(content_type: bytes, status: int, limit: int) -> None:
+    reading = Reading()
+    reading.head(content_type, status)
+    reading.reply.on_body(b"data: ".ljust(limit, b"x"))
+    assert reading.unusual == 0
+    reading.reply.on_body(b"x")
     assert reading.unusual == 1
+    assert isinstance(reading.reply.failure, sse.EventTooLarge)
+    assert reading.is_aborted
 
 
 async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time() -> None:
@@ -259,7 +207,7 @@ async def test_a_stream_that_stays_open_after_the_answer_is_closed_in_time() -> 
     reading.stream(event(ANSWER), event(OTHER))
     assert (reading.answers, reading.unusual) == ([ANSWER], 0)
     async with asyncio.timeout(5):
-        while not reading.carrier.aborted:
+        while not reading.is_aborted:
             await asyncio.sleep(0)
 
 
@@ -268,25 +216,14 @@ async def test_a_reply_that_is_not_wanted_is_closed_once() -> None:
     reading.head()
     reading.reply.close()
     reading.reply.close()
-    assert reading.carrier.aborted
+    assert reading.carrier.asked == ["abort"]
 
 
 async def test_a_failure_after_the_answer_is_none() -> None:
     reading = Reading()
     reading.stream(event(ANSWER))
-    _ = reading.pending.end()
-    reading.reply.on_failed(ReplyCut())
-    assert reading.unusual == 0
-
-
-async def test_a_bug_of_the_receiver_is_reported_and_the_reply_dropped() -> None:
-    reading = Reading()
-    reading.head()
-    bug = ListenerFailed()
-    bug.__cause__ = ZeroDivisionError()
-    with pytest.raises(ZeroDivisionError):
-        reading.reply.on_failed(bug)
-    assert reading.unusual == 0
+    reading.fail(ReplyCut())
+    assert (reading.unusual, reading.reply.failure) == (0, None)
 
 
 async def test_a_large_body_waits_for_an_older_one() -> None:
@@ -304,19 +241,17 @@ async def test_a_large_body_waits_for_an_older_one() -> None:
 
 
 class Following(Reading):
-    """A reply whose stream is followed as soon as something else than the answer comes."""
+    """A reply that is followed as soon as something else than the answer comes."""
 
     def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
         super().__init__(drain_seconds, max_bytes, throttle)
         self.heard: list[bytes] = []
         self.broke = 0
-        self.is_followed = False
 
     def _become_unusual(self) -> None:
         self.unusual += 1
-        self.is_followed = self.reply.follow(self._break)
-        if not self.is_followed:
-            self.reply.keep()
+        if not self.reply.follow(self._break):
+            self._break()
 
     def hear_call(self, data: bytes) -> bool:
         self.heard.append(data)
@@ -329,13 +264,6 @@ class Following(Reading):
     def _break(self) -> None:
         self.broke += 1
 
-    async def cause(self) -> Broken:
-        """How the stream broke, as the coroutine learns it that goes on."""
-        assert self.broke == 1
-        assert await self.reply.read(lambda _: True) is None
-        assert self.broken is not None
-        return self.broken
-
 
 async def test_a_followed_stream_hands_over_each_message_once_wherever_it_is_cut() -> None:
     whole = event(b"", b"e1") + event(OTHER, b"e2") + event(OTHER, b"e3") + event(ANSWER, b"e4")
@@ -345,20 +273,36 @@ async def test_a_followed_stream_hands_over_each_message_once_wherever_it_is_cut
         assert (reading.heard, reading.answers, reading.unusual) == ([OTHER, OTHER, ANSWER], [], 1)
         assert reading.resumption.cursor == "e4"
         reading.end()
-        assert (reading.carrier.aborted, reading.broke) == (False, 0)
+        assert (reading.is_aborted, reading.broke) == (False, 0)
 
 
-async def test_a_followed_stream_has_room_for_more_than_the_limit_in_all() -> None:
+@pytest.mark.parametrize("in_one_piece", [True, False])
+async def test_a_body_that_is_not_the_answer_is_heard_and_is_for_the_coroutine(*, in_one_piece: bool) -> None:
+    reading = Following()
+    if in_one_piece:
+        reading.whole(OTHER)
+    else:
+        reading.head()
+        reading.reply.on_body(OTHER)
+        reading.end()
+    assert (reading.heard, reading.answers, reading.unusual, reading.broke) == ([OTHER], [], 1, 1)
+    assert "distrust" in reading.carrier.asked, "the connection may bring the response to this request to the next one"
+
+
+async def test_a_body_is_followed_before_it_is_complete() -> None:
+    reading = Following()
+    reading._become_unusual()
+    reading.head()
+    reading.reply.on_body(ANSWER)
+    reading.end()
+    assert (reading.heard, reading.answers, reading.broke) == ([ANSWER], [], 0)
+
+
+@pytest.mark.parametrize("data", [OTHER, b"not JSON", b"[" + ANSWER + b"]"])
+async def test_a_stream_has_room_for_more_than_the_limit_in_all(data: bytes) -> None:
     reading = Following(max_bytes=100)
-    reading.stream(b": " + b"x" * 80 + b"\n\n", event(OTHER), event(OTHER), event(ANSWER))
-    assert reading.heard == [OTHER, OTHER, ANSWER]
-    assert reading.broke == 0
-
-
-async def test_a_stream_that_begins_with_more_than_the_limit_in_all_is_followed() -> None:
-    reading = Following(max_bytes=100)
-    reading.stream(event(OTHER) * 9 + event(ANSWER))
-    assert reading.heard == [OTHER] * 9 + [ANSWER]
+    reading.stream(b": " + b"x" * 80 + b"\n\n", event(data) * 9, event(ANSWER))
+    assert reading.heard == [data] * 9 + [ANSWER]
     assert reading.broke == 0
 
 
@@ -372,51 +316,44 @@ async def test_a_followed_stream_that_ends_without_the_answer_breaks() -> None:
     reading = Following()
     reading.stream(b"retry: 700\n" + event(OTHER, b"e1"))
     reading.end()
-    assert await reading.cause() == Broken(None, 700)
+    assert (reading.broke, reading.reply.failure, reading.reply.retry_ms) == (1, None, 700)
     assert reading.resumption.cursor == "e1"
 
 
 async def test_a_followed_stream_that_fails_breaks_with_the_failure() -> None:
-    reading = Following()
+    reading, failure = Following(), ReplyCut()
     reading.stream(event(OTHER))
-    _ = reading.pending.end()
-    failure = ReplyCut()
-    reading.reply.on_failed(failure)
-    assert await reading.cause() == Broken(failure, None)
+    reading.fail(failure)
+    assert (reading.broke, reading.reply.failure, reading.reply.retry_ms) == (1, failure, None)
 
 
 async def test_a_followed_stream_does_not_break_because_the_process_ends() -> None:
     reading = Following()
     reading.stream(event(OTHER))
-    _ = reading.pending.end()
-    reading.reply.on_failed(ClientClosed(sent=True))
+    reading.fail(ClientClosed(sent=True))
     assert reading.broke == 0
 
 
 async def test_an_event_that_is_too_large_breaks_a_followed_stream() -> None:
     reading = Following(max_bytes=100)
     reading.stream(event(OTHER), b"data: " + b"x" * 200)
-    assert isinstance((await reading.cause()).cause, sse.EventTooLarge)
-    assert reading.carrier.aborted
+    assert isinstance(reading.reply.failure, sse.EventTooLarge)
+    assert (reading.broke, reading.is_aborted) == (1, True)
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_an_error_of_the_receiver_breaks_a_followed_stream(*, first: bool) -> None:
+async def test_an_error_of_the_receiver_ends_what_a_stream_hands_over(*, first: bool) -> None:
     reading = Following()
-    reading.stream(*([] if first else [event(OTHER)]), event(b"bad") + event(ANSWER))
-    assert isinstance((await reading.cause()).cause, CallLost)
+    with pytest.raises(CallLost):
+        reading.stream(*([] if first else [event(OTHER)]), event(b"bad") + event(ANSWER))
     assert reading.heard[-1] == b"bad", "nothing is heard after it"
-    assert reading.carrier.aborted
 
 
 async def test_a_bug_of_the_receiver_breaks_a_followed_stream_with_the_bug() -> None:
-    reading = Following()
+    reading, failure = Following(), bug()
     reading.stream(event(OTHER))
-    bug = ListenerFailed()
-    bug.__cause__ = ZeroDivisionError()
-    _ = reading.pending.end()
-    reading.reply.on_failed(bug)
-    assert (await reading.cause()).cause is bug.__cause__
+    reading.fail(failure)
+    assert (reading.broke, reading.reply.failure) == (1, failure.__cause__)
 
 
 async def test_a_followed_stream_that_is_left_hands_over_nothing_more() -> None:
@@ -424,29 +361,7 @@ async def test_a_followed_stream_that_is_left_hands_over_nothing_more() -> None:
     reading.stream(event(b"leave") + event(OTHER))
     reading.reply.on_body(event(ANSWER))
     assert (reading.heard, reading.broke) == ([b"leave"], 0)
-    assert reading.carrier.aborted
-
-
-async def test_an_event_that_is_too_large_at_first_goes_to_the_coroutine() -> None:
-    reading = Following(max_bytes=100)
-    reading.stream(event(b"", b"e1") + b"data: " + b"x" * 50, b"y" * 60)
-    assert not reading.is_followed or reading.broke == 1
-
-
-async def test_reading_goes_on_when_a_paused_stream_is_followed() -> None:
-    throttle = Throttle(InForce(SMALL_BYTES))
-    older = Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle)
-    later = Following(max_bytes=10 * SMALL_BYTES, throttle=throttle)
-    older.head()
-    later.head(b"text/event-stream")
-    for reading in (older, later):
-        reading.reply.on_body(b"data: " + b" " * SMALL_BYTES)
-    assert later.pending.is_paused
-    later._become_unusual()
-    assert not later.pending.is_paused
-    later.reply.close()
-    older.reply.close()
-    assert throttle.used == 0
+    assert reading.is_aborted
 
 
 def held_behind(throttle: Throttle, later: Reading) -> Reading:
@@ -483,3 +398,27 @@ async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what
     later.end()
     older.reply.close()
     assert throttle.used == 0
+
+
+async def test_a_bug_of_who_waits_for_the_answer_is_reported_and_the_reply_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading = Reading()
+    reading.head()
+    failure = bug()
+    with pytest.raises(ZeroDivisionError):
+        reading.fail(failure)
+    assert (reading.unusual, reading.reply.is_done) == (0, True)
+    for content_type in (b"application/json", b"text/event-stream"):
+        reading = Reading()
+        monkeypatch.setattr(reading, "hear_answer", lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            reading.whole(event(ANSWER), content_type)
+
+
+@pytest.mark.parametrize("content_type", [b"application/json", b"text/event-stream"])
+async def test_an_error_of_who_hears_a_reply_in_one_piece_is_for_the_coroutine(content_type: bytes) -> None:
+    reading = Following()
+    reading.whole(event(b"bad") if b"event" in content_type else b"bad", content_type)
+    assert isinstance(reading.reply.failure, CallLost)
+    assert reading.broke == 1

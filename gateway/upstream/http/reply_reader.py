@@ -1,0 +1,244 @@
+"""Reads replies by callback: JSON, or an event stream.
+
+Rule 1: a message is handed over as soon as it is complete, and with the answer the reply is done. Rule 2: whatever
+ends in another way (a refusal, a body that is not the answer, a stream that breaks) is over, and stays as it is for
+the coroutine that decides what becomes of the request. This file decides nothing of that.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final, Self, cast
+
+import msgspec
+
+from gateway.http.upstream_client import REDIRECTS
+from gateway.http.upstream_url import Endpoint
+from gateway.http_client.errors import ListenerFailed, RequestFailed
+from gateway.http_client.pending_request import PendingRequest
+from gateway.http_client.reply_head import ReplyHead
+from gateway.protocol import sse
+from gateway.protocol.errors import Unreachable
+from gateway.protocol.reply_messages import EVENT_STREAM
+from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
+from gateway.upstream.channel import Hearer
+
+REFUSAL_BYTES: Final = 65_536
+
+
+def nothing() -> None:
+    """What a reply calls for which a coroutine waits."""
+
+
+async def redirected(endpoint: Endpoint, send: Callable[[], "Awaitable[ReplyReader]"]) -> "ReplyReader":
+    """Send a request, and once more where the upstream redirects it to within its origin; raises Unreachable."""
+    for _ in range(2):
+        reply = await send()
+        if reply.status not in REDIRECTS:
+            return reply
+        assert reply.head is not None, "it has a status"
+        endpoint.follow(reply.head.text(b"location"))
+    raise Unreachable(f"{endpoint.where} redirects in a circle; set upstream.url to the final address")
+
+
+class ReplyReader(msgspec.Struct, eq=False):
+    """One reply; the ReplyListener of its request."""
+
+    hearer: Hearer
+    max_bytes: int
+    """The size of the largest message."""
+    arriving: Throttle
+    drain_seconds: float
+    """How long a stream may stay open after the answer."""
+    ended: Callable[[], None] = nothing
+    """Called once the reply is over without the answer."""
+    needs_body: bool = True
+    """Whether more is wanted than that the server has accepted the request."""
+    unread: Collection[int] = ()
+    """Statuses of a reply whose body is not waited for."""
+    refusal_bytes: int = REFUSAL_BYTES
+    """The size of the largest body with an HTTP error status."""
+    pending: PendingRequest = cast("PendingRequest", None)
+    """Set by whoever sends the request, of which this is the listener."""
+    head: ReplyHead | None = None
+    parts: list[bytes] | None = None
+    """What has come of a body."""
+    size: int = 0
+    is_stream: bool = False
+    is_begun: bool = False
+    """Whether events were read without a parser."""
+    is_done: bool = False
+    """Whether the answer was received, here or elsewhere."""
+    is_over: bool = False
+    """Whether nothing more is heard."""
+    parser: sse.Parser | None = None
+    """Made when a part of a stream is not one plain event."""
+    arrival: Arrival | None = None
+    """Once the reply is large."""
+    failure: Exception | None = None
+    """Why the reply ended, if it is over and not complete."""
+    waiter: asyncio.Future[None] | None = None
+
+    async def over(self, pending: PendingRequest) -> Self:
+        """Wait until the reply is over; if that is cancelled, give the request up."""
+        self.pending = pending
+        if not self.is_over:
+            self.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self.waiter
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    @property
+    def status(self) -> int:
+        """The status code; 0 before the head is here."""
+        return 0 if self.head is None else self.head.status
+
+    @property
+    def body(self) -> bytes:
+        """What has come of a body."""
+        return b"".join(self.parts or ())
+
+    @property
+    def retry_ms(self) -> int | None:
+        """The pause that the stream asked for."""
+        return None if self.parser is None else self.parser.retry_ms
+
+    def close(self) -> None:
+        """Read nothing more: the answer came another way, or is not wanted."""
+        self._done()
+        self.pending.abort()
+
+    # -- from the connection ------------------------------------------------------------------------------------
+
+    def on_head(self, head: ReplyHead, /) -> None:
+        """The head is here."""
+        self.head = head
+        if head.status < 300:
+            self.is_stream = head.content_type == EVENT_STREAM
+            self.accepted()
+            if not self.needs_body:
+                self._answered()
+        else:
+            self.max_bytes = self.refusal_bytes
+            if head.status in self.unread:
+                self._end(None)
+
+    def on_body(self, data: bytes, /) -> None:
+        """Hand over the messages that this part of a stream completes; keep a part of a body."""
+        if self.is_over:
+            return
+        if self.is_stream:
+            self._read(data)
+            return
+        if self.parts is None:
+            self.parts = []
+        self.parts.append(data)
+        size = self.size = self.size + len(data)
+        if size > self.max_bytes:
+            self._end(sse.EventTooLarge(f"a body is larger than {self.max_bytes} bytes"))
+        elif size > SMALL_BYTES:
+            self._hold(size)
+
+    def on_end(self) -> None:
+        """Hand over a body, if the server has accepted the request."""
+        if self.is_over:
+            return
+        if self.parts and self.status < 300:
+            try:
+                self.hand_over(self.body)
+            except Exception as exc:  # noqa: BLE001  (the coroutine of the request handles it, not the connection)
+                self.raised(exc)
+                return
+            # At once: another request could use the connection before the coroutine sees that it is not the answer.
+            if not self.is_done:
+                self.pending.distrust()
+        self._end(None)
+
+    def on_failed(self, failure: RequestFailed, /) -> None:
+        """The reply will not be completed."""
+        if isinstance(failure, ListenerFailed) and isinstance(failure.__cause__, Exception):
+            self.raised(failure.__cause__)
+        else:
+            self._end(failure)
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def accepted(self) -> None:
+        """The server has accepted the request."""
+
+    def take(self, event: sse.Event) -> None:
+        """Take one event of a stream."""
+        if event.data:
+            self.hand_over(event.data)
+
+    def raised(self, error: Exception) -> None:
+        """Who hears the reply raised."""
+        self._end(error)
+
+    def hand_over(self, data: bytes) -> None:
+        """Hand over a message; with the answer, the reply is done."""
+        if self.hearer.hear_call(data) and not self.is_over:  # or closed meanwhile
+            self._answered()
+
+    def _read(self, data: bytes) -> None:
+        """Hand over the messages that this part of a stream completes."""
+        try:
+            events = self._events(data)
+        except sse.EventTooLarge as exc:
+            self._end(exc)
+            return
+        for event in events:
+            self.take(event)
+            if self.is_over:
+                return
+        size = 0 if self.parser is None else self.parser.unfinished_bytes
+        if size > SMALL_BYTES or self.arrival is not None:  # nearly never
+            self._hold(size)
+
+    def _events(self, data: bytes) -> Sequence[sse.Event]:
+        """The events that a part of a stream completes; raises EventTooLarge."""
+        parser = self.parser
+        if parser is None:
+            only = sse.only_event(data)
+            if only is not None and len(data) <= self.max_bytes:
+                self.is_begun = True
+                return (sse.Event(only),)
+            parser = self.parser = sse.Parser(self.max_bytes, is_begun=self.is_begun)
+        return parser.feed(data)
+
+    def _answered(self) -> None:
+        """The answer is here; the stream should end now, so that its connection can be used again."""
+        self._done()
+        self.pending.end_within(self.drain_seconds)
+
+    def _done(self) -> None:
+        """Forget the reply, which refers to the request."""
+        if not self.is_over:
+            self.is_done = True
+            self.parts = None
+            _ = self._let_go()
+
+    def _end(self, failure: Exception | None) -> None:
+        """Have a coroutine decide what becomes of the request."""
+        if self.is_over:
+            return
+        self.failure = failure
+        ended = self._let_go()
+        self.pending.abort()
+        ended()
+
+    def _let_go(self) -> Callable[[], None]:
+        """Hear nothing more, and forget who did; returns what is called if a coroutine has to decide."""
+        self.is_over, ended = True, self.ended
+        del self.hearer, self.ended
+        if self.arrival is not None:
+            self.arrival.release()
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+        return ended
+
+    def _hold(self, size: int) -> None:
+        """Read on only if there is room for more of a large reply."""
+        self.arrival = self.arriving.arriving(self.arrival, size, self.pending)
