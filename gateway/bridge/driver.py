@@ -17,7 +17,7 @@ from gateway.bridge.modern_to_legacy import modern_event
 from gateway.bridge.request_call import RequestCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
-from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster import witness
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
@@ -38,7 +38,7 @@ from gateway.exchange.machine import (
 )
 from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, LocalProtocolError, ShuttingDown
+from gateway.protocol.errors import GatewayError, LocalProtocolError, ShuttingDown, bug
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
@@ -445,7 +445,7 @@ class Driver:
         """
         self._exchange.crash()
         self._weight.release()
-        call, error = self._upstream_call, CallLost(BUG)
+        call, error = self._upstream_call, bug()
         steps: list[Callable[[], None]] = [
             lambda: self._fail(self._legs, error),
             partial(call.drop, error.message),

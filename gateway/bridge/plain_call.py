@@ -17,11 +17,10 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.modern_to_legacy import legacy_call, modern_result
 from gateway.bridge.request_call import RequestCall
 from gateway.bridge.response_queue import ResponseQueue
-from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import bug
 from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
@@ -119,7 +118,7 @@ class PlainCall:
             except ValueError:
                 pass
             except Exception:
-                self.promote().hear(on.Broke(CallLost(BUG)))
+                self.promote().hear(on.Broke(bug()))
                 raise
             else:
                 self.final = body, ending

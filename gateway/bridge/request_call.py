@@ -8,10 +8,10 @@ from typing import Any, Final
 from gateway.bridge.call_context import Context
 from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
-from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.http.outbox import ending_of
-from gateway.protocol.errors import CallLost, GatewayError, SessionLost
+from gateway.protocol.errors import GatewayError, SessionLost, bug
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -83,7 +83,7 @@ class RequestCall(UpstreamCall):
         except GatewayError as exc:
             await self._failed(exc, call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
-            self._listener.hear(on.Broke(CallLost(BUG)))
+            self._listener.hear(on.Broke(bug()))
             raise
         finally:
             if call is not None and call.span is not None:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.bridge.call_context import Context, may_run_again, may_run_twice
 from gateway.bridge.call_report import Report
-from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.protocol import mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused
+from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, bug
 from gateway.routes.cold_calls import ColdCall, Remains, packed
 from gateway.routes.cold_expiry import give_up_orphan
 from gateway.routes.deadlines import wait_seconds
@@ -104,7 +104,7 @@ class Takeover:
                 listener.hear(on.Broke(exc, replayable))
         except Exception:  # the outermost edge of the call's task
             if runs == self._call.runs:
-                listener.hear(on.Broke(CallLost(BUG)))
+                listener.hear(on.Broke(bug()))
             raise
 
     async def _resume(self, opened: asyncio.Future[bool]) -> None:

@@ -18,15 +18,13 @@ from gateway.exchange.machine import FINISHED
 from gateway.http.outbox import ending_of
 from gateway.http.upstream_headers import own_headers
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError, bug
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.pool import orphans
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
-
-BUG: Final = "Internal error of the gateway; its log says more. The call may have had effects"
 
 
 class UpstreamCall(ABC):
@@ -329,7 +327,7 @@ class UpstreamCall(ABC):
                 return
             except Exception:  # the task reports it; without the answer no result would come
                 if runs == self.runs:
-                    self._listener.hear(on.Stopped(CallLost(BUG)))
+                    self._listener.hear(on.Stopped(bug()))
                 raise
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:

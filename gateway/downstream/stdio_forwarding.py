@@ -8,16 +8,16 @@ from typing import Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.bridge.upstream_call import BUG
 from gateway.http import reply_stream
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
-from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, ShuttingDown, UpstreamError
+from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -110,15 +110,12 @@ class _Passage:
         return await self._reply.whole(last.body, last.status, last.headers, last.ending)
 
     async def _send(self, modern: ModernStdio) -> None:
-        try:
-            await modern.request(self._body, self._take)
-        except GatewayError as exc:
-            self._fail(exc)
-        except ValueError as exc:
-            self._fail(GatewayError(f"The server of route {self.live.route.path} sent a malformed response: {exc}"))
-        except Exception:  # the outermost edge of the request's task, where it is counted
-            self._fail(CallLost(BUG))
-            raise
+        with telling(self._fail):
+            try:
+                await modern.request(self._body, self._take)
+            except ValueError as exc:
+                why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
+                raise GatewayError(why) from exc
 
     def _fail(self, error: GatewayError) -> None:
         self._finish(FinalMessage.of_error(error, self._id, self._request_id))

@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from msgspec import Raw
 
 from gateway import world
-from gateway.bridge.upstream_call import BUG
 from gateway.mirror.call_rounds import (
     NO_TRACE,
     Again,
@@ -30,6 +29,7 @@ from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.runtime.own_ids import new_id
+from gateway.runtime.tasks import telling
 from gateway.upstream.channel import Headers
 
 _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
@@ -86,17 +86,12 @@ class Runner:
         self._work = self._upstream.tasks.start(self._run(), "mirrored call")
 
     async def _run(self) -> None:
-        try:
+        with telling(self._fail):
             step: Step | None = Again()
             while isinstance(step, Again | Poll):
                 if isinstance(step, Poll):
                     await asyncio.sleep(step.seconds)
                 step = await self._round()
-        except GatewayError as exc:
-            self._fail(exc)
-        except Exception:  # the outermost edge of the call's task, where it is counted
-            self._fail(CallLost(BUG))
-            raise
 
     async def _round(self) -> Step | None:
         """Send the request that is due; return what its response led to. Raises GatewayError."""

@@ -16,14 +16,13 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.subscription import Filter
-from gateway.bridge.upstream_call import BUG
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing, in_time
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
 from gateway.runtime.own_ids import new_id
-from gateway.runtime.tasks import Tasks
+from gateway.runtime.tasks import Tasks, telling
 from gateway.upstream.channel import Headers
 
 _PAUSES: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -247,15 +246,11 @@ class _Stream:
             _ = self._task.cancel()
 
     async def _run(self, server: ModernServer, request: Outgoing) -> None:
-        try:
-            await server.send(request, self._hear)
-        except GatewayError as exc:
-            self.over(exc)
-        except ValueError as exc:
-            self.over(InvalidParams(f"A header of the request cannot be sent to the server: {exc}"))
-        except Exception:  # the outermost edge of the stream's task, where it is counted
-            self.over(CallLost(BUG))
-            raise
+        with telling(self.over):
+            try:
+                await server.send(request, self._hear)
+            except ValueError as exc:
+                raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
 
     def _hear(self, data: bytes) -> None:
         message = jsonrpc.message(data)

@@ -315,6 +315,11 @@ class CallLost(UpstreamError):
     )
 
 
+def bug() -> CallLost:
+    """Return the error for a call that a bug has ended; whoever catches the bug logs and counts it."""
+    return CallLost("Internal error of the gateway; its log says more. The call may have had effects")
+
+
 class CallGone(CallLost):
     """The upstream lost the session while the call ran; unlike with SessionLost, the call may have had effects."""
 

@@ -1,9 +1,11 @@
 """Starts background tasks: keeps a reference to each, reports its exceptions."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
+from gateway.protocol.errors import GatewayError, bug
 from gateway.telemetry import Event, Metrics, get_logger
 
 log = get_logger()
@@ -14,6 +16,18 @@ _SHORT = frozenset(
 )
 
 _AGAIN_SECONDS: Final = 5.0
+
+
+@contextmanager
+def telling(fail: Callable[[GatewayError], None]) -> Iterator[None]:
+    """Tell whoever waits for the work of a task why it failed; a bug goes on to the task, which counts it."""
+    try:
+        yield
+    except GatewayError as exc:
+        fail(exc)
+    except Exception:
+        fail(bug())
+        raise
 
 
 class Tasks:

@@ -3,7 +3,6 @@
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue
-from gateway.bridge.upstream_call import BUG
 from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
@@ -13,8 +12,8 @@ from gateway.mirror.client_profile import Profile
 from gateway.mirror.modern_server import ModernServer, Outgoing
 from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.tasks import telling
 from gateway.sep_1442.vocabulary import LISTENING
 from gateway.upstream.channel import Headers
 
@@ -42,13 +41,8 @@ class Listening:
             _ = streams.pop(self, None)
 
     async def _listen(self, server: ModernServer, request: Outgoing) -> None:
-        try:
+        with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._request_id))):
             await server.send(request, self._hear)
-        except GatewayError as exc:
-            self._finish(FinalMessage.of_error(exc, self._id, self._request_id))
-        except Exception:  # the outermost edge of the stream's task, where it is counted
-            self._finish(FinalMessage.of_error(CallLost(BUG), self._id, self._request_id))
-            raise
 
     def _hear(self, data: bytes) -> None:
         message = jsonrpc.message(data)

@@ -2,17 +2,18 @@
 
 import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 from msgspec import Raw
 
-from gateway.bridge.upstream_call import BUG
 from gateway.http.outbox import error_response
 from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.errors import CallLost, DownstreamError, GatewayError, IdInUse
+from gateway.protocol.errors import DownstreamError, GatewayError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.protocol.reply_messages import is_response
 from gateway.protocol.request import ParsedBody
-from gateway.runtime.tasks import Tasks
+from gateway.runtime.tasks import Tasks, telling
 from gateway.stdio_front.host import Host
 
 Serve = Callable[[ParsedBody, bytes], Awaitable[None]]
@@ -55,15 +56,8 @@ class ModernHost:
         task.add_done_callback(lambda _: self._ended(id_))
 
     async def _run(self, parsed: ParsedBody, line: bytes) -> None:
-        try:
+        with telling(partial(self._refuse, parsed.id)), suppress(ConnectionError):  # then the host is gone
             await self._serve(parsed, line)
-        except ConnectionError:
-            pass  # the host is gone
-        except GatewayError as exc:
-            self._refuse(parsed.id, exc)
-        except Exception:  # the outermost edge of a request, where it is counted
-            self._refuse(parsed.id, CallLost(BUG))
-            raise
 
     def _refuse(self, id_: Raw | bytes | None, error: GatewayError) -> None:
         self._host.send(error_response(id_, error))

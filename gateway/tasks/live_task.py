@@ -16,12 +16,11 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall, Context
-from gateway.bridge.upstream_call import BUG
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.exchange.input_requests import Question
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError
+from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError, bug
 from gateway.runtime.budget import Budget
 from gateway.seal.request_state import Upstream
 from gateway.seal.task_handle import TaskHandle, TaskSealer
@@ -125,7 +124,7 @@ class LiveTask:
             try:
                 await follow()
             except Exception:  # the outermost edge of the task, where it is counted
-                self.close(CallLost(BUG), ends_session=True)
+                self.close(bug(), ends_session=True)
                 raise
 
         self._running = self.live.process.tasks.start(guarded(), "task")

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from gateway.bridge.call_context import Context
 from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
-from gateway.bridge.upstream_call import BUG, UpstreamCall
+from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
 from gateway.exchange.machine import FINISHED
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError
+from gateway.protocol.errors import Busy, CallLost, GatewayError, bug
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
@@ -117,7 +117,7 @@ class TaskCall(UpstreamCall):
         except GatewayError as exc:
             await self._failed(exc, self._call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
-            self._listener.hear(on.Broke(CallLost(BUG)))
+            self._listener.hear(on.Broke(bug()))
             raise
 
     def run_again(self) -> None:

@@ -5,8 +5,9 @@ from contextlib import suppress
 
 import pytest
 
+from gateway.protocol.errors import CallLost, GatewayError, InvalidParams
 from gateway.runtime import tasks as tasks_file
-from gateway.runtime.tasks import Tasks
+from gateway.runtime.tasks import Tasks, telling
 from gateway.telemetry import Metrics
 
 
@@ -87,3 +88,17 @@ async def test_a_task_that_loses_its_cancellation_is_cancelled_again(monkeypatch
         await tasks.close()
     assert turns == [0, 1, 2]
     assert len(tasks) == 0
+
+
+def test_who_waits_for_a_failed_work_is_told_why_and_a_bug_goes_on() -> None:
+    told: list[GatewayError] = []
+    refused = InvalidParams("no")
+    with telling(told.append):
+        raise refused
+    with pytest.raises(ZeroDivisionError), telling(told.append):
+        _ = 1 / 0
+    with pytest.raises(asyncio.CancelledError), telling(told.append):
+        raise asyncio.CancelledError
+    assert told[0] is refused
+    assert [type(each) for each in told[1:]] == [CallLost]
+    assert told[1].message.startswith("Internal error of the gateway")
