@@ -1,7 +1,6 @@
 """SIMULATED modern clients: each plays one call to its end, and records what it was told."""
 
 import asyncio
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -309,7 +308,7 @@ class Client:
         where = self._addresses[replica - 1]
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
-                sent = json.dumps(body).encode()
+                sent = msgspec.json.encode(body)
                 reply = await http.request(where, "POST", self._call.path, headers, sent, pause=pause)
                 try:
                     message = await self._read(reply)

@@ -1,8 +1,9 @@
 """SIMULATED legacy clients (2025-11-25): a session, and questions on the stream of a call."""
 
 import asyncio
-import json
 from typing import Any, Final
+
+import msgspec
 
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
@@ -64,7 +65,7 @@ class LegacyClient(Client):
 
     async def _send(self, message: dict[str, Any]) -> http.Reply:
         self.record.sent += 1
-        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        body = msgspec.json.encode({"jsonrpc": "2.0", **message})
         replica = self._replica()
         self.record.used.add(replica)
         where = self._addresses[replica - 1]
@@ -78,7 +79,7 @@ class LegacyClient(Client):
         """The response to a request; questions on its stream are answered meanwhile."""
         try:
             if not reply.headers.get("content-type", "").startswith("text/event-stream"):
-                return dict(json.loads(await reply.body()))
+                return dict(msgspec.json.decode(await reply.body()))
             finals = []
             async for _, message in reply.events():
                 if message is None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any, Final
 
+import msgspec
+
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
 from tests.simulation.kernel import Process
@@ -39,10 +41,10 @@ class ModernServer:
         if request.method != "POST":
             request.reply(405)
             return
-        body = json.loads(request.body)
+        body = msgspec.json.decode(request.body)
         if request.headers.get(mcp.PROTOCOL_VERSION.lower()) != mcp.MODERN:
             refused = {"code": -32022, "message": "no", "data": {"supported": [mcp.MODERN], "requested": "?"}}
-            request.reply(400, json.dumps({"jsonrpc": "2.0", "id": body.get("id"), "error": refused}).encode())
+            request.reply(400, msgspec.json.encode({"jsonrpc": "2.0", "id": body.get("id"), "error": refused}))
             return
         if "id" not in body:
             request.reply(202)
@@ -93,7 +95,7 @@ class ModernServer:
     async def _call(self, params: Any) -> Any:
         script = params["arguments"]
         run = self._run(params, script["tag"])
-        before = json.loads(params["requestState"])["answers"] if "requestState" in params else []
+        before = msgspec.json.decode(params["requestState"])["answers"] if "requestState" in params else []
         answers = [*before, *map(_said, (params.get("inputResponses") or {}).values())]
         run.answers = answers if len(answers) >= len(run.answers) else run.answers
         try:
@@ -116,7 +118,7 @@ class ModernServer:
 
     def _run(self, params: Any, tag: str) -> Run:
         if "requestState" in params:
-            number = json.loads(params["requestState"])["run"]
+            number = msgspec.json.decode(params["requestState"])["run"]
             return next(run for run in self._ledger.runs if run.number == number)
         number = 10_000 + len(self._ledger.runs)
         run = Run(tag, number, params["name"], "", self._now())

@@ -1,10 +1,10 @@
 """Plain HTTP/1.1 for the simulated servers and clients: enough for MCP, and no more."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -41,7 +41,7 @@ class Request:
         self._end()
 
     def reply_json(self, message: object, headers: Headers | None = None) -> None:
-        self.reply(200, json.dumps(message).encode(), headers)
+        self.reply(200, msgspec.json.encode(message), headers)
 
     def stream(self, headers: Headers | None = None) -> None:
         """Begin an event stream."""
@@ -54,7 +54,7 @@ class Request:
         if self.is_done or self.gone.done():
             return False
         data = b"" if id_ is None else b"id: %b\n" % id_.encode()
-        data += b"data: %b\n\n" % json.dumps(message).encode() if message is not None else b"data: \n\n"
+        data += b"data: %b\n\n" % msgspec.json.encode(message) if message is not None else b"data: \n\n"
         self._out.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
@@ -74,16 +74,22 @@ class Request:
 
 
 def _head(status: int, headers: Headers) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_STATUS.get(status, 'Status')}", *(f"{k}: {v}" for k, v in headers.items())]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+    return _head_of(f"HTTP/1.1 {status} {_STATUS.get(status, 'Status')}", headers)
+
+
+def _head_of(first: str, headers: Headers) -> bytes:
+    return "\r\n".join([first, *[f"{name}: {value}" for name, value in headers.items()], "\r\n"]).encode()
 
 
 def _headers(fields: list[str]) -> Headers:
-    headers = {}
-    for field in fields:
-        name, _, value = field.partition(":")
-        headers[name.lower()] = value.strip()
-    return headers
+    return dict(map(_header, fields))
+
+
+@lru_cache(maxsize=4096)
+def _header(field: str) -> tuple[str, str]:
+    """Most come again and again."""
+    name, _, value = field.partition(":")
+    return name.lower(), value.strip()
 
 
 def first_request(data: bytes) -> tuple[str, str, Headers, bytes, bytes] | None:
@@ -177,12 +183,84 @@ class Broken(Exception):
     """There is no complete reply."""
 
 
+class ClientConnection(asyncio.Protocol):
+    """What comes on one connection of a client, to be read as from `asyncio.StreamReader`, at half the cost."""
+
+    transport: Any
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._data = b""
+        self._is_ended = False
+        self._lost: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        self._wake(None)
+
+    def eof_received(self) -> bool:
+        self._is_ended = True
+        self._wake(None)
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_ended, self._lost = True, exc
+        self._wake(exc)
+
+    def _wake(self, exc: Exception | None) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is None or waiter.done():
+            return
+        if exc is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(exc)
+
+    async def read(self, count: int) -> bytes:
+        """So many bytes. Raises Broken, or OSError."""
+        self._check()
+        while len(self._data) < count:
+            await self._more()
+        data, self._data = self._data[:count], self._data[count:]
+        return data
+
+    async def read_to(self, end: bytes) -> bytes:
+        """What comes before this end. Raises Broken, or OSError."""
+        self._check()
+        while end not in self._data:
+            await self._more()
+        data, _, self._data = self._data.partition(end)
+        return data
+
+    async def read_all(self) -> bytes:
+        """What comes before the end of the connection. Raises OSError."""
+        self._check()
+        with suppress(Broken):
+            while True:
+                await self._more()
+        return self._data
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    async def _more(self) -> None:
+        if self._is_ended:
+            raise Broken("the connection has ended")
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+
 class Reply:
     """The reply to a client's request."""
 
-    def __init__(self, status: int, headers: Headers, reader: asyncio.StreamReader, writer: Any) -> None:
+    def __init__(self, status: int, headers: Headers, connection: ClientConnection) -> None:
         self.status, self.headers = status, headers
-        self._reader, self._writer = reader, writer
+        self._connection = connection
         self.is_complete = False
         self.heard = asyncio.get_running_loop().time()
         """When a part of its stream came last."""
@@ -191,23 +269,21 @@ class Reply:
         """The whole body. Raises Broken."""
         try:
             if "content-length" in self.headers:
-                data = await self._reader.readexactly(int(self.headers["content-length"]))
+                data = await self._connection.read(int(self.headers["content-length"]))
             else:
                 data = b"".join([part async for part in self._chunks()])
-        except (OSError, asyncio.IncompleteReadError, ValueError) as exc:
+        except (OSError, ValueError) as exc:
             raise Broken("the reply is cut") from exc
         self.is_complete = True
         return data
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         if self.headers.get("transfer-encoding") != "chunked":
-            while data := await self._reader.read(65_536):
-                yield data
+            yield await self._connection.read_all()
             return
         while True:
-            line = await self._reader.readuntil(b"\r\n")
-            size = int(line.split(b";")[0], 16)
-            data = await self._reader.readexactly(size + 2)
+            size = int((await self._connection.read_to(b"\r\n")).split(b";")[0], 16)
+            data = await self._connection.read(size + 2)
             self.heard = running_loop().time()
             if not size:
                 return
@@ -229,20 +305,20 @@ class Reply:
                             data += line[5:].strip()
                     if id_ is not None or data:
                         yield id_, msgspec.json.decode(data) if data else None
-        except (OSError, asyncio.IncompleteReadError, ValueError) as exc:
+        except (OSError, ValueError) as exc:
             raise Broken("the stream is cut") from exc
         self.is_complete = True
 
     async def pause(self, pause: "Pause") -> None:
         """Read nothing more for a while. Raises Broken if the client leaves then."""
-        await _read_nothing(self._writer.transport, pause)
+        await _read_nothing(self._connection.transport, pause)
 
     def close(self) -> None:
         """Close the connection."""
         if self.is_complete:
-            self._writer.close()
+            self._connection.transport.close()
         else:
-            self._writer.transport.abort()
+            self._connection.transport.abort()
 
 
 @dataclass(frozen=True)
@@ -265,26 +341,21 @@ async def request(
 ) -> Reply:
     """Send a request on a connection of its own; return the head of the reply. Raises Broken, or OSError if unsent."""
     async with asyncio.timeout(seconds):
-        reader, writer = await asyncio.open_connection(*address)
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        f"Host: {address[0]}:{address[1]}",
-        *(f"{name}: {value}" for name, value in headers.items()),
-        f"Content-Length: {len(body)}",
-    ]
+        transport, connection = await running_loop().create_connection(ClientConnection, *address)
+    fields = {"Host": f"{address[0]}:{address[1]}", **headers, "Content-Length": str(len(body))}
     try:
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + body)
+        transport.write(_head_of(f"{method} {path} HTTP/1.1", fields) + body)
         if pause is not None:
-            await _read_nothing(writer.transport, pause)
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    except (OSError, asyncio.IncompleteReadError) as exc:
-        writer.transport.abort()
+            await _read_nothing(transport, pause)
+        head = await connection.read_to(b"\r\n\r\n")
+    except OSError as exc:
+        transport.abort()
         raise Broken("no reply") from exc
     except BaseException:
-        writer.transport.abort()
+        transport.abort()
         raise
-    first, *fields = head[:-4].split("\r\n")
-    return Reply(int(first.split(" ")[1]), _headers(fields), reader, writer)
+    first, *lines = head.decode().split("\r\n")
+    return Reply(int(first.split(" ")[1]), _headers(lines), connection)
 
 
 async def _read_nothing(transport: Any, pause: Pause) -> None:

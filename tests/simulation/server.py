@@ -5,7 +5,6 @@ truth which the oracle compares the words of the gateway with.
 """
 
 import asyncio
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -178,10 +177,10 @@ class LegacyServer:
         elif session is None:
             where = {"code": -32001, "message": "Session not found"}
             if "mcp-session-id" in request.headers:
-                request.reply(404, json.dumps({"jsonrpc": "2.0", "id": None, "error": where}).encode())
+                request.reply(404, msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": where}))
             else:  # such as server/discover
                 error = {"code": -32000, "message": "Bad Request: Unsupported protocol version: 2026-07-28"}
-                request.reply(400, json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode())
+                request.reply(400, msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error}))
         elif method is None:
             await self._answer(request, session, message)
         elif "id" not in message:

@@ -1,11 +1,12 @@
 """SIMULATED clients that listen to changes: modern ones with `subscriptions/listen`, legacy ones with a GET stream."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
@@ -167,7 +168,7 @@ class Subscriber:
             mcp.META_CAPABILITIES: {},
         }
         params = {"notifications": chosen, "_meta": meta}
-        body = json.dumps({"jsonrpc": "2.0", "id": id_, "method": mcp.LISTEN, "params": params}).encode()
+        body = msgspec.json.encode({"jsonrpc": "2.0", "id": id_, "method": mcp.LISTEN, "params": params})
         headers = {
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
@@ -270,7 +271,7 @@ class LegacySubscriber(Subscriber):
                 try:
                     reply = await self._send(message)
                     try:
-                        is_done = "result" in json.loads(await reply.body())
+                        is_done = "result" in msgspec.json.decode(await reply.body())
                     finally:
                         reply.close()
                 except (OSError, http.Broken):
@@ -291,7 +292,7 @@ class LegacySubscriber(Subscriber):
         return headers
 
     async def _send(self, message: dict[str, Any]) -> http.Reply:
-        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        body = msgspec.json.encode({"jsonrpc": "2.0", **message})
         where = self._addresses[self._replica() - 1]
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):

@@ -1,9 +1,10 @@
 """SIMULATED modern clients that declare tasks: each begins one, asks how it is, answers, and reads its result."""
 
 import asyncio
-import json
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from gateway.protocol import mcp
 from tests.simulation import plain_http as http
@@ -189,7 +190,7 @@ class TaskClient(Client):
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 where = self._addresses[replica - 1]
-                reply = await http.request(where, "POST", call.path, headers, json.dumps(body).encode())
+                reply = await http.request(where, "POST", call.path, headers, msgspec.json.encode(body))
                 try:
                     message = await self._read(reply)
                 finally:
