@@ -55,7 +55,7 @@ class EraRouting:
         _ = await self._caller(incoming, live)
         return await self._legacy.stateless.serve(incoming, reply, live)
 
-    def passed(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Awaitable[Response | None]:
+    def passed(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response | None]:
         """Return a modern upstream's own reply to a modern request; None if the request must be bridged."""
         if incoming.method != "POST":
             raise not_allowed(incoming.method, "POST")
@@ -84,13 +84,13 @@ class EraRouting:
         return await self._passed_modern(incoming, reply, live, waits=True)
 
     async def _passed_modern(
-        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, waits: bool = False
+        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, *, waits: bool = False
     ) -> Response | None:
         """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
         if live.route.era == "bridge":
             return None
-        if era is None:
+        if era is None or not isinstance(reply, HttpReply):
             _ = await self._caller(incoming, live)
             return None if await self._is_ours(incoming, live) else await self.stdio.serve(incoming, reply, live)
         if era.known is False or await self._is_ours(incoming, live):

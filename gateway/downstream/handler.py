@@ -1,6 +1,7 @@
 """The way of one request to its one reply: its stages, then what its route and its era want."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from gateway import world
@@ -107,6 +108,10 @@ class RequestHandler:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
         return self._replied(self._serve_replica, incoming, reply)
 
+    def handle_message(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response]:
+        """Serve one modern request of a host, which is not in HTTP."""
+        return self._replied(partial(self._pass_modern, live=live), incoming, reply)
+
     async def _replied(self, serve: Serve[W], incoming: Incoming, reply: W) -> Response:
         """Serve a request up to its reply; an exception becomes a response."""
         self.in_flight += 1
@@ -142,7 +147,7 @@ class RequestHandler:
         """Serve a request of a legacy client whose head does not tell who it is."""
         return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
 
-    async def _pass_modern(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
+    async def _pass_modern(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Pass a modern request through, unless it turns out that it has to be bridged."""
         passed = await self._era_routing.passed(incoming, reply, live)
         return passed if passed is not None else await self._bridge(incoming, reply, live)

@@ -1,8 +1,12 @@
-"""Passes modern requests to a modern server that is a child process, unchanged but for their ids.
+"""Passes modern requests to a modern server where one of both speaks stdio, unchanged but for the ids of a child's.
 
-A child sees no headers, so what they repeat of the body is compared here.
+A child sees no headers, so what they repeat of the body is compared here. A host over stdio sends none: a server over
+HTTP wants the annotated arguments of a tool repeated in them, so the first call of a tool that was not listed lists
+the tools.
 """
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -13,15 +17,21 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
-from gateway.protocol import header_mismatch, jsonrpc, mcp, sse
+from gateway.http.upstream_headers import own_headers
+from gateway.mirror.client_profile import Profile
+from gateway.mirror.modern_server import Hear, HttpServer, Outgoing
+from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.mirror.upstream import is_modern
+from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
-from gateway.upstream.children.modern_stdio import ModernStdio
 
+Send = Callable[[Hear], Awaitable[None]]
+"""Sends one request to a modern server, and hands over what answers it."""
 _STATUSES: Final = {
     mcp.METHOD_NOT_FOUND: 404,
     mcp.INVALID_REQUEST: 400,
@@ -33,16 +43,17 @@ _STATUSES: Final = {
 
 
 class StdioForwarding:
-    """The requests of one listener that pass to children."""
+    """The requests of one listener, or of a host, that pass one by one."""
 
     def __init__(self) -> None:
         self.long_lived = 0
         """Open subscriptions, which a drain does not wait for."""
+        self._catalog = ToolCatalog()
+        """The tools of servers over HTTP, for hosts."""
 
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
-        """Return the child's reply; None if the server is not modern."""
-        stdio = live.upstream.stdio
-        if stdio is None or not await stdio.is_modern():
+        """Return the server's reply; None if the server is not modern."""
+        if not await is_modern(live, own_headers(live.route)):
             return None
         parsed = incoming.parsed()
         if parsed.id is None:
@@ -57,9 +68,29 @@ class StdioForwarding:
             header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
         assert incoming.caller is not None, "the caller is identified before"
         with live.process.calls.take(incoming.caller.principal, 2 * len(incoming.body)):
-            return await self._counted(_Passage(incoming, reply, live, parsed), stdio.modern)
+            send = await self._send(incoming, live)
+            return await self._counted(_Passage(incoming, reply, live, parsed, self._catalog), send)
 
-    async def _counted(self, passage: "_Passage", modern: ModernStdio) -> Response:
+    async def _send(self, incoming: Incoming, live: LiveRoute) -> Send:
+        """Return what sends a request to the server of its route."""
+        stdio, parsed = live.upstream.stdio, incoming.parsed()
+        if stdio is not None:
+            return partial(stdio.modern.request, incoming.body)
+        assert incoming.caller is not None
+        assert parsed.id is not None
+        target = parsed.target or ""
+        server, headers, repeated = HttpServer(live), own_headers(live.route), dict[str, str]()
+        if parsed.method == mcp.TOOLS_CALL:
+            caller = incoming.path, incoming.caller.principal
+            if not self._catalog.knows(caller, target):
+                await self._catalog.read(caller, server, _profile(parsed), headers)
+            mirrored = self._catalog.find(caller, target).mirrored
+            repeated = param_headers.headers_for(mirrored, parsed.params.get("arguments")) if mirrored else {}
+        is_long = parsed.method == mcp.LISTEN
+        request = Outgoing(bytes(parsed.id), incoming.body, parsed.method, target, headers, repeated, is_long=is_long)
+        return partial(server.send, request)
+
+    async def _counted(self, passage: "_Passage", send: Send) -> Response:
         live, started = passage.live, world.monotonic()
         is_long = passage.is_subscription
         self.long_lived += is_long
@@ -67,11 +98,12 @@ class StdioForwarding:
             live.upstream.streams[passage] = None
         outcome = Passed.LEFT
         try:
-            response = await passage.run(modern)
+            response = await passage.run(send)
             outcome = Passed.ANSWERED
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
-            live.process.metrics.upstream_failed(live.route.path, exc.reason)
+            if live.upstream.stdio is not None:  # an `HttpServer` counts them itself
+                live.process.metrics.upstream_failed(live.route.path, exc.reason)
             raise
         finally:
             self.long_lived -= is_long
@@ -85,21 +117,24 @@ class StdioForwarding:
 class _Passage:
     """One request with its reply."""
 
-    def __init__(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, parsed: ParsedBody) -> None:
+    def __init__(
+        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, parsed: ParsedBody, catalog: ToolCatalog
+    ) -> None:
         assert parsed.id is not None
+        assert incoming.caller is not None
         self.live = live
         self.is_subscription = parsed.method == mcp.LISTEN
         self._id = parsed.id
-        self._body = incoming.body
+        self._caller, self._catalog = (incoming.path, incoming.caller.principal), catalog
         self._reply = reply
         self._request_id = incoming.request_id
         limits = live.config.limits
         self._queue = Outbox(live.deadlines.silence, limits.behind_bytes)
         self._is_over = False
 
-    async def run(self, modern: ModernStdio) -> Response:
+    async def run(self, send: Send) -> Response:
         """Send the request, and write its messages as they come."""
-        sending = self.live.process.tasks.start(self._send(modern), "modern request")
+        sending = self.live.process.tasks.start(self._send(send), "modern request")
         try:
             last = await reply_stream.write(self._queue, self._reply, encode=sse.encode)
         finally:
@@ -109,10 +144,10 @@ class _Passage:
             raise last.cause
         return await self._reply.whole(last.body, last.status, last.headers, last.ending)
 
-    async def _send(self, modern: ModernStdio) -> None:
+    async def _send(self, send: Send) -> None:
         with telling(self._fail):
             try:
-                await modern.request(self._body, self._take)
+                await send(self._take)
             except ValueError as exc:
                 why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
                 raise GatewayError(why) from exc
@@ -127,6 +162,8 @@ class _Passage:
                 self._queue.send(data)
         elif isinstance(message.error, Raw):
             error = jsonrpc.error(message.error)
+            if error.code == mcp.HEADER_MISMATCH:
+                self._catalog.forget(self._caller)  # the tool has changed; the next call lists the tools again
             status = _STATUSES.get(error.code, 200)
             self._finish(FinalMessage(data, status, NO_HEADERS, ending_of(GatewayError(error.message))))
         else:
@@ -142,3 +179,10 @@ class _Passage:
         meta = {mcp.META_SUBSCRIPTION: self._id}
         result = jsonrpc.encode({"resultType": "complete", "_meta": meta})
         self._finish(FinalMessage(jsonrpc.result(self._id, result), 200, NO_HEADERS, COMPLETE))
+
+
+def _profile(parsed: ParsedBody) -> Profile:
+    """Return what a host says of itself in every request."""
+    meta = parsed.meta or {}
+    info = bytes(meta.get(mcp.META_CLIENT_INFO, b'{"name":"host","version":"0"}'))
+    return Profile(mcp.LEGACY, info, bytes(meta.get(mcp.META_CAPABILITIES, b"{}")))

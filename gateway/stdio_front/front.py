@@ -1,6 +1,6 @@
 """The front of one host, which tells the host's era by its messages.
 
-A modern host of a modern server is forwarded, and of a legacy one bridged. A legacy host is served by a backend: the
+A modern host is served by the request handler, as clients over HTTP are. A legacy host is served by a backend: the
 relay to a legacy server, or the mirror of a modern one, if that refuses `initialize`.
 """
 
@@ -17,17 +17,15 @@ from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Con
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream, is_modern, server_of
+from gateway.mirror.upstream import Upstream, is_modern
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
 from gateway.protocol.json_text.json_bounds import check_bounds
 from gateway.routes.live_route import LiveRoute
 from gateway.stdio_front.child_backend import ChildBackend
-from gateway.stdio_front.handler_bridge import Bridge
 from gateway.stdio_front.host import HOST, Host
 from gateway.stdio_front.legacy_host import LegacyHost
-from gateway.stdio_front.modern_forwarder import Forwarder
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Direction, bodies
 from gateway.transport_relay.session_relay import SessionRelay
@@ -56,13 +54,13 @@ class StdioFront:
         """Serve the host until it sends nothing more."""
         async for line in self._host.lines():
             try:
-                await self._receive(line)
+                self._receive(line)
             except GatewayError as exc:
                 self._host.send(error_response(exc.request_id, exc))
             if self._child is not None:
                 await self._child.ready()
 
-    async def _receive(self, line: bytes | None) -> None:
+    def _receive(self, line: bytes | None) -> None:
         if line is None:
             limit = self._live.config.limits.body_bytes
             raise ParseError(f"The message is larger than {limit} bytes (limits.body_bytes), so it was not read")
@@ -78,21 +76,11 @@ class StdioFront:
             # A host whose probe took too long goes on with the handshake of legacy servers.
             self._legacy = self._new_legacy()
         elif self._modern is None and self._legacy is None:
-            self._modern = await self._new_modern()
+            self._modern = ModernHost(self._host, self._handler, self._live)
         if self._legacy is not None:
             self._legacy.receive(ClientMessage(line, opened))
         elif self._modern is not None:
             self._modern.receive(line)
-
-    # -- modern hosts -----------------------------------------------------------------------------------------------
-
-    async def _new_modern(self) -> ModernHost:
-        live, headers = self._live, own_headers(self._live.route)
-        if live.route.era != "bridge" and await is_modern(live, headers):
-            serve = Forwarder(self._host, server_of(live), headers, live.process.calls).serve
-        else:
-            serve = Bridge(self._host, self._handler, live).serve
-        return ModernHost(self._host, serve, self._tasks)
 
     # -- legacy hosts -----------------------------------------------------------------------------------------------
 

@@ -1,32 +1,43 @@
 """The requests of a modern host, of which several are in flight at the same time."""
 
 import asyncio  # noqa: TC003  (one import style; it costs nothing here)
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from typing import Final
 
 from msgspec import Raw
+from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway import world
+from gateway.downstream.handler import RequestHandler
+from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import error_response
+from gateway.http.reply import NO_RESPONSE, MessageReply
+from gateway.http.server import request_id as ids
+from gateway.http.server.response import Response
 from gateway.protocol import jsonrpc, mcp, request
-from gateway.protocol.errors import DownstreamError, GatewayError, IdInUse
+from gateway.protocol.errors import DownstreamError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
 from gateway.protocol.reply_messages import is_response
 from gateway.protocol.request import ParsedBody
-from gateway.runtime.tasks import Tasks, telling
-from gateway.stdio_front.host import Host
+from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Share
+from gateway.stdio_front.host import HOST, Host
+from gateway.telemetry import Direction, Ending, bodies
 
-Serve = Callable[[ParsedBody, bytes], Awaitable[None]]
-"""Serves one request, given as it was read and as it was sent; writes its messages to the host."""
+_CALLER: Final = Caller(HOST, None)
+"""The only caller there is."""
+_NO_HEADERS: Final = CIMultiDictProxy[str](CIMultiDict())
 
 
 class ModernHost:
     """One modern host."""
 
-    def __init__(self, host: Host, serve: Serve, tasks: Tasks) -> None:
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
         self._host = host
-        self._serve = serve
-        self._tasks = tasks
+        self._handler = handler
+        self._live = live
+        self._ids = ids.numbered(world.token_hex(6))
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         self._listening: set[RequestId] = set()
 
@@ -48,19 +59,27 @@ class ModernHost:
                 raise IdInUse  # without the id, for that would end the other request
         except DownstreamError as exc:
             if not _is_response(line):
-                self._refuse(exc.request_id, exc)
+                self._host.send(error_response(exc.request_id, exc))
             return
         if parsed.method == mcp.LISTEN:
             self._listening.add(id_)
-        task = self._running[id_] = self._tasks.start(self._run(parsed, line), "request of the host")
+        task = self._running[id_] = self._live.process.tasks.start(self._serve(parsed, line), "request of the host")
         task.add_done_callback(lambda _: self._ended(id_))
 
-    async def _run(self, parsed: ParsedBody, line: bytes) -> None:
-        with telling(partial(self._refuse, parsed.id)), suppress(ConnectionError):  # then the host is gone
-            await self._serve(parsed, line)
-
-    def _refuse(self, id_: Raw | bytes | None, error: GatewayError) -> None:
-        self._host.send(error_response(id_, error))
+    async def _serve(self, parsed: ParsedBody, line: bytes) -> None:
+        incoming = Incoming(
+            self._live.route.path,
+            _NO_HEADERS,
+            None,
+            body=line,
+            request_id=next(self._ids),
+            caller=_CALLER,
+            opened=parsed,
+            has_headers=False,
+        )
+        reply = LineReply(self._host, self._live.config.limits.event_bytes, incoming.request_id)
+        with suppress(ConnectionError):  # the host is gone
+            _ = await self._handler.handle_message(incoming, reply, self._live)
 
     def _ended(self, id_: RequestId) -> None:
         del self._running[id_]
@@ -76,6 +95,30 @@ class ModernHost:
         """Cancel everything."""
         for task in self._running.values():
             _ = task.cancel()
+
+
+class LineReply(MessageReply):
+    """Writes the messages of a reply as lines, which are all that the host gets."""
+
+    def __init__(self, host: Host, event_bytes: int, request_id: str) -> None:
+        super().__init__(event_bytes)
+        self._host = host
+        self._request_id = request_id
+
+    def share_unread(self) -> Share:
+        """See `ReplyWriter`."""
+        return self._host.share_unread()
+
+    async def take(self, message: bytes) -> None:
+        """Write one message."""
+        if bodies.on:
+            bodies.show(Direction.TO_CLIENT, message, route="stdio", request_id=self._request_id)
+        await self._host.write(message)
+
+    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _ending: Ending) -> Response:
+        """Write the only message."""
+        await self.take(body)
+        return NO_RESPONSE
 
 
 def _is_response(line: bytes) -> bool:

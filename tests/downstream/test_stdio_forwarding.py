@@ -13,6 +13,8 @@ import pytest_asyncio
 from msgspec import Raw
 
 from gateway.downstream.stdio_forwarding import _Passage
+from gateway.http.incoming import Caller
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request import ParsedBody
@@ -233,12 +235,12 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
         process=SimpleNamespace(tasks=tasks),
         route=SimpleNamespace(path="/mcp"),
     )
-    incoming: Any = SimpleNamespace(body=b"{}", request_id="r")
-    modern: Any = SimpleNamespace(request=AsyncMock(side_effect=ZeroDivisionError))
-    passage = _Passage(incoming, Mock(started=False), live, ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {}))
+    incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r", caller=Caller(b"", None))
+    parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
+    passage = _Passage(incoming, Mock(started=False), live, parsed, ToolCatalog())
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
-            await passage.run(modern)
+            await passage.run(AsyncMock(side_effect=ZeroDivisionError))
     while len(tasks):
         await asyncio.sleep(0)
     assert tasks.failures == 1

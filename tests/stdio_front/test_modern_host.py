@@ -1,60 +1,85 @@
-"""The requests of a modern host, apart from the process that serves them."""
+"""The requests of a modern host, apart from what serves them."""
 
 import asyncio
 import json
+from typing import Any
 from unittest.mock import Mock
 
-from gateway.protocol.errors import CallLost
-from gateway.protocol.request import ParsedBody
+from gateway.http.incoming import Incoming
+from gateway.http.reply import NO_RESPONSE, ReplyWriter
+from gateway.http.server.response import Response
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.modern_host import ModernHost
-from gateway.telemetry import Metrics
+from gateway.telemetry import COMPLETE, Metrics
 
 
-async def test_an_error_of_the_gateway_keeps_its_reason() -> None:
-    async def fails(_parsed: ParsedBody, _line: bytes) -> None:
-        raise CallLost("gone")
+class Handler:
+    """A FAKE request handler that notes what it is given, and answers when it is told to."""
 
-    host, tasks = Mock(), Tasks(Metrics("test"))
-    modern = ModernHost(host, fails, tasks)
-    modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
-    while modern.is_busy:
-        await asyncio.sleep(0)
-    answer = json.loads(host.send.call_args.args[0])
-    assert answer["error"] == {"code": -32603, "message": "gone", "data": {"reason": "call_lost"}}
+    def __init__(self) -> None:
+        self.served: list[Incoming] = []
+        self.may_answer = asyncio.Event()
+
+    async def handle_message(self, incoming: Incoming, reply: ReplyWriter, _live: object) -> Response:
+        self.served.append(incoming)
+        await self.may_answer.wait()
+        await reply.start()
+        await reply.write(b"event: message\ndata: {}\n\n: a comment\n\n")
+        await reply.whole(b"[]", 200, {}, COMPLETE)
+        return NO_RESPONSE
+
+
+def served_by(handler: Any, host: Any) -> ModernHost:
+    live = Mock()
+    live.process.tasks = Tasks(Metrics("test"))
+    live.config.limits.event_bytes = 1000
+    live.route.path = "/mcp"
+    return ModernHost(host, handler, live)
+
+
+async def finished(modern: ModernHost) -> None:
+    async with asyncio.timeout(10):
+        while modern.is_busy:
+            await asyncio.sleep(0)
 
 
 async def test_two_open_requests_cannot_have_the_same_id() -> None:
-    served: list[bytes] = []
-
-    async def waits(_: ParsedBody, line: bytes) -> None:
-        served.append(line)
-        await asyncio.Event().wait()
-
-    host = Mock()
-    modern = ModernHost(host, waits, Tasks(Metrics("test")))
+    host, handler = Mock(), Handler()
+    modern = served_by(handler, host)
     for id_ in (b'"a"', b'"\\u0061"', b"1", b'"1"'):
         modern.receive(b'{"jsonrpc":"2.0","id":%b,"method":"tools/list","params":{}}' % id_)
     await asyncio.sleep(0)
     answer = json.loads(host.send.call_args.args[0])
     assert ("id" in answer, answer["error"]["code"]) == (False, -32600)
-    assert len(served) == 3
+    assert len(handler.served) == 3
     modern.receive(b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"\\u0061"}}')
     modern.close()
-    while modern.is_busy:
-        await asyncio.sleep(0)
+    await finished(modern)
 
 
-async def test_a_request_that_a_fault_of_the_gateway_ends_is_answered() -> None:
-    async def fails(_parsed: ParsedBody, _line: bytes) -> None:
-        raise ZeroDivisionError
+async def test_each_message_of_a_reply_is_a_line() -> None:
+    lines: list[bytes] = []
 
-    host, tasks = Mock(), Tasks(Metrics("test"))
-    modern = ModernHost(host, fails, tasks)
+    async def write(line: bytes) -> None:
+        lines.append(line)
+
+    handler = Handler()
+    modern = served_by(handler, Mock(write=write))
     modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
-    while modern.is_busy:
-        await asyncio.sleep(0)
-    host.send.assert_called_once()
-    answer = json.loads(host.send.call_args.args[0])
-    assert (answer["id"], answer["error"]["code"]) == (7, -32603)
-    assert tasks.failures == 1
+    handler.may_answer.set()
+    await finished(modern)
+    assert lines == [b"{}", b"[]"]
+    (incoming,) = handler.served
+    assert (incoming.path, incoming.has_headers, incoming.rpc_id) == ("/mcp", False, b"7")
+
+
+async def test_a_host_that_is_gone_fails_no_task() -> None:
+    async def write(_: bytes) -> None:
+        raise ConnectionResetError
+
+    handler = Handler()
+    modern = served_by(handler, Mock(write=write))
+    modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
+    handler.may_answer.set()
+    await finished(modern)
+    assert modern._live.process.tasks.failures == 0

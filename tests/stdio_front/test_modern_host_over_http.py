@@ -1,0 +1,118 @@
+"""A modern host before a modern server over HTTP, which is a fake."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.config import InForce
+from gateway.protocol import mcp
+from gateway.runtime.budget import Budget
+from gateway.stdio_front.modern_host import ModernHost
+from tests.mirror.conftest import Begin, begin, server
+from tests.support.fake_modern import Call, FakeModern, Json
+from tests.support.host import call, modern
+from tests.support.workbench import Stand, eventually
+
+__all__ = ["begin", "server"]
+
+ARGUMENT = {"type": "string", "x-mcp-header": "City"}
+TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"city": ARGUMENT}}}
+
+
+class Lines:
+    """The host's end: what it was sent."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.got: list[Json] = []
+        self.stand = stand
+        budget = Budget("limits.sending_bytes", InForce(1 << 20))
+        host = Mock(write=self._write, share_unread=lambda: budget.share(Mock()))
+        self.modern = ModernHost(host, stand.gateway.downstream, stand.gateway.routes.live["/mcp"])
+
+    async def _write(self, line: bytes) -> None:
+        self.got.append(json.loads(line))
+
+    def says(self, message: Json) -> None:
+        self.modern.receive(json.dumps(message).encode())
+
+    async def asks(self, message: Json) -> Json:
+        self.says(message)
+        await eventually(lambda: any(each.get("id") == message["id"] for each in self.got))
+        return next(each for each in self.got if each.get("id") == message["id"])
+
+
+@pytest.fixture
+async def lines(begin: Begin) -> AsyncIterator[Lines]:
+    found = Lines(await begin(route={"era": "auto"}))
+    yield found
+    found.modern.close()
+
+
+def called(server: FakeModern) -> list[Any]:
+    """The header of each call that repeats the argument."""
+    found = zip(server.requests, server.headers, strict=True)
+    return [headers.get("Mcp-Param-City") for body, headers in found if body["method"] == mcp.TOOLS_CALL]
+
+
+async def test_what_a_server_wants_repeated_in_headers_is_repeated_for_a_host(
+    lines: Lines, server: FakeModern
+) -> None:
+    server.listed, server.tools["t"] = [TOOL], lambda call: call.text("done")
+    assert "done" in str(await lines.asks(call("t", 1, city="Bern")))
+    assert "done" in str(await lines.asks(call("t", 2, city="Rome")))
+    assert (called(server), len(server.of(mcp.TOOLS_LIST))) == (["Bern", "Rome"], 1)
+
+
+async def test_a_tool_that_has_changed_is_listed_again_for_the_next_call(lines: Lines, server: FakeModern) -> None:
+    def tool(call: Call) -> Json:
+        is_good = not server.listed or "Mcp-Param-City" in call.headers
+        return call.text("done") if is_good else call.error(mcp.HEADER_MISMATCH, "a header is missing")
+
+    server.tools["t"] = tool
+    assert "done" in str(await lines.asks(call("t", 1, city="Bern")))
+    server.listed = [TOOL]
+    assert (await lines.asks(call("t", 2, city="Bern")))["error"]["code"] == mcp.HEADER_MISMATCH
+    assert "done" in str(await lines.asks(call("t", 3, city="Bern")))
+    assert called(server) == [None, None, "Bern"]
+
+
+async def test_the_messages_of_a_reply_come_before_its_response_and_a_cancelled_one_ends_at_the_server(
+    lines: Lines, server: FakeModern
+) -> None:
+    async def tool(call: Call) -> Json:
+        await call.notify(mcp.PROGRESS, {"progressToken": 1, "progress": 1})
+        if call.body["id"] == 2:
+            await asyncio.Event().wait()
+        return call.text("done")
+
+    server.tools["t"] = tool
+    _ = await lines.asks(call("t", 1, meta={"progressToken": 1}))
+    assert [each.get("method", each.get("id")) for each in lines.got] == [mcp.PROGRESS, 1]
+    lines.says(call("t", 2))
+    await eventually(lambda: len(lines.got) == 3)
+    lines.says({"jsonrpc": "2.0", "method": mcp.CANCELLED, "params": {"requestId": 2}})
+    await eventually(lambda: server.left == 1)
+    assert len(lines.got) == 3
+
+
+async def test_a_subscription_of_a_host_stays_open(lines: Lines, server: FakeModern) -> None:
+    listen = modern(mcp.LISTEN, 1, notifications={"toolsListChanged": True, "resourceSubscriptions": []})
+    lines.says(listen)
+    await eventually(lambda: server.listeners)
+    await server.listeners[0]({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
+    await eventually(lambda: len(lines.got) == 2)
+    assert [each["method"] for each in lines.got] == [mcp.ACKNOWLEDGED, mcp.TOOLS_CHANGED]
+    assert not lines.modern.is_busy
+
+
+async def test_a_server_that_cannot_be_reached_is_an_error_of_the_request(lines: Lines, server: FakeModern) -> None:
+    server.tools["t"] = lambda call: call.text("done")
+    assert "done" in str(await lines.asks(call("t", 1)))
+    await server.close()
+    assert (await lines.asks(call("t", 2)))["error"]["data"]["reason"] == "upstream_unreachable"
+    failures = "mcp_gateway_upstream_errors_total"
+    assert lines.stand.metric(failures, kind="upstream_unreachable") == 1
