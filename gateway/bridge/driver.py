@@ -38,7 +38,7 @@ from gateway.exchange.machine import (
 )
 from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, LocalProtocolError, ShuttingDown, bug
+from gateway.protocol.errors import GatewayError, LocalProtocolError, OwnerStalled, ShuttingDown, bug
 from gateway.protocol.request import Request
 from gateway.routes.cold_calls import ColdCall
 from gateway.routes.held_calls import Lot
@@ -254,18 +254,18 @@ class Driver:
         return True
 
     def is_behind(self, envelope: Envelope) -> bool:
-        """Whether the replica that sealed a state has the say now, and no client waits here.
+        """Whether the replica that sealed a state has the say now.
 
-        It is of a newer round than the exchange has reached here. Or that replica asked for visits to URLs: it alone
-        sends the call again, though the stream that both of them read has told this one of the URLs, too. Or only
-        that replica was asked: each has a round of this number. Who waits for a call that no replica holds has sent a
-        copy of an earlier retry: another run led to this state.
+        It is of a newer round than the exchange has reached here: who still waits here has sent a copy of an earlier
+        retry. Or no client waits here, and that replica asked for visits to URLs: it alone sends the call again,
+        though the stream that both of them read has told this one of the URLs, too. Or only that replica was asked:
+        each has a round of this number.
         """
         exchange = self._exchange
+        if envelope.round != exchange.round or exchange.legs:
+            return envelope.round > exchange.round
         is_referred = envelope.state == REFERRED and exchange.state in (PARKED, REFERRED)
-        is_free = not (exchange.legs and envelope.owner)
-        is_equal = is_referred or self._was_asked_less(envelope)
-        return is_free and envelope.round >= exchange.round + (not is_equal)
+        return is_referred or self._was_asked_less(envelope)
 
     def _was_asked_less(self, envelope: Envelope) -> bool:
         """Whether a state has a question that the upstream has not asked here, but on the side stream there.
@@ -292,7 +292,12 @@ class Driver:
         if is_same:
             self._upstream_call.let_go()
         self._report.cancelled("another replica has continued the call")
-        self._feed(on.LetGo(cancel=not is_same))
+        if self._exchange.legs and envelope.owner:
+            if call.is_being_resumed:
+                call.abandon()
+            self._feed(on.Broke(OwnerStalled(envelope.owner, "has gone on with it"), runs_on=not is_same))
+        else:
+            self._feed(on.LetGo(cancel=not is_same))
         self._timers.disarm(LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
