@@ -20,7 +20,6 @@ from gateway.legacy_front.session import FrontSession, session_gone
 from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
 from gateway.legacy_front.session_table import SessionTable
 from gateway.legacy_front.stream import Stream
-from gateway.legacy_front.stream_writer import StreamWriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
@@ -140,7 +139,7 @@ class LegacyFront:
         reply = at.http_reply()
         await reply.start()
         await reply.send(f"event: endpoint\ndata: {address}\n\n".encode())  # not shown with the bodies: it is secret
-        return await StreamWriter(session, session.standalone, reply).write()
+        return await session.standalone.write(reply, 0)
 
     # -- streamable HTTP ----------------------------------------------------------------------------------------
 
@@ -148,9 +147,9 @@ class LegacyFront:
         """Answer `initialize` with one JSON body, whose headers name the session."""
         stream = session.take(incoming_message.read(at))
         assert stream is not None, "`initialize` is a request"
-        stream.attach(self, 0)
-        while not isinstance(last := await stream.next(self), FinalMessage):
-            pass  # the reply is one JSON body, so it has no keep-alives
+        with stream.read_by(at.reply, 0):
+            while not isinstance(last := await stream.next(at.reply), FinalMessage):
+                pass  # the reply is one JSON body, so it has no keep-alives
         session.drop(stream)
         if last.cause is not None:
             raise last.cause
@@ -184,11 +183,10 @@ class LegacyFront:
         at.incoming.drop_body(message.request_id)  # the session has the message
         del message
         if stream is not None and session.front == "http":
-            writer = StreamWriter(session, stream, at.reply)
             try:
-                return await writer.reply()
+                return await stream.reply(at.reply)
             finally:
-                writer.left()
+                session.left(stream)
         if is_greeting:
             await session.initialized()  # the upstream may refuse the credential, which only a status can tell
             if session.refusal is not None:
@@ -201,12 +199,11 @@ class LegacyFront:
         place = at.incoming.headers.get(mcp.LAST_EVENT_ID)
         if place is not None:
             stream, position = _found(session, place)
-        writer = StreamWriter(session, stream, at.reply, position)
         try:
-            return await writer.write()
+            return await stream.write(at.reply, position)
         finally:
             if stream is not session.standalone:
-                writer.left()
+                session.left(stream)
 
 
 def _found(session: FrontSession, place: str) -> tuple[Stream, int]:

@@ -166,11 +166,16 @@ class FrontSession:
         """Keep a stream that is complete for a while: its end may not have reached the client."""
         self.live.deadlines.shared[Timer.LINGER].arm(stream, partial(self.drop, stream))
 
-    def abandon(self, stream: Stream) -> None:
-        """The client has disconnected from the reply to a request, and cannot come back for it.
+    def left(self, stream: Stream) -> None:
+        """The reply to a request is complete, or the client has disconnected from it.
 
-        That does not cancel the request. Questions of the server go to the standalone stream from now on.
+        That does not cancel the request. If the client cannot come back for the stream, questions of the server go to
+        the standalone one from now on.
         """
+        if stream.is_resumable and stream.began:
+            if stream.final is not None and stream.name in self.streams:
+                self.linger(stream)
+            return
         for request, each in self._open.items():
             if each.stream is stream:
                 self._open[request] = each._replace(stream=None)

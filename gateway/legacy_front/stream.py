@@ -5,18 +5,28 @@ forgets what was read; if nothing was, the session ends. Rule 2: a new reader re
 its client says, or where that one ended.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
 from gateway.http.outbox import FinalMessage, Item, Outbox, error_response
+from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
+from gateway.protocol import sse
 from gateway.protocol.errors import CallLost
 from gateway.protocol.jsonrpc import RequestId
 from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.pieces import Turn
+from gateway.telemetry import COMPLETE
+from gateway.upstream.channel import NO_HEADERS
 
 _EVENT_BYTES: Final = 256
 """What an event costs besides its message."""
+_FIRST_SECONDS: Final = 1.0
+"""How long a reply waits for its result before it becomes a stream, so that the client can come back to it."""
 ENDED: Final = FinalMessage(b"")
 
 
@@ -53,18 +63,19 @@ class Stream(Outbox):
         """The number of the last message that cannot be asked for again."""
         self.begin_writing(partial(budget.share, self._give_way, principal))
 
-    def attach(self, reader: object, position: int) -> None:
-        """Have a reader take what comes behind a number from now on."""
+    @contextmanager
+    def read_by(self, reader: object, position: int) -> Iterator[None]:
+        """Have a reader take what comes behind a number; what it has taken and not written comes again after it."""
         self._wake()
         self.waits_no_more()
         self.reader = reader
         self._seek(position)
-
-    def detach(self, reader: object) -> None:
-        """A reader has ended; what it has taken and not written comes again."""
-        if self.reader is reader:
-            self.reader = None
-            self._seek(self.delivered)
+        try:
+            yield
+        finally:
+            if self.reader is reader:
+                self.reader = None
+                self._seek(self.delivered)
 
     async def next(self, reader: object) -> Item:
         """The next message for a reader, which has written the one before; the end if another reader has come."""
@@ -80,6 +91,48 @@ class Stream(Outbox):
         if not self.is_resumable:
             self._forget_read()
             self._count()
+
+    async def reply(self, reply: ReplyWriter) -> Response:
+        """Write the reply to a request: one JSON body if it is the response alone, else a stream."""
+        with self.read_by(reply, 0):
+            first = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_SECONDS if self.is_resumable else None):
+                    first = await self.next(reply)
+            if isinstance(first, FinalMessage) and first.body:
+                if first.cause is not None:
+                    raise first.cause
+                return await reply.only(first.body, 200, NO_HEADERS, COMPLETE)
+            return await self._write(reply, first)
+
+    async def write(self, reply: ReplyWriter, position: int) -> Response:
+        """Write what comes behind a number until the stream is over, or another reader takes it."""
+        with self.read_by(reply, position):
+            return await self._write(reply, None)
+
+    async def _write(self, reply: ReplyWriter, item: Item) -> Response:
+        """Write everything, after an item that was taken already."""
+        self.began = True
+        begin = self._event(b"", self.delivered) if self.is_resumable else b""
+        if isinstance(item, bytes):
+            begin += self._event(item, self.taken)
+        if not reply.started:
+            await reply.start()
+        if begin:
+            await reply.write(begin)
+        turn = Turn()
+        while item is not ENDED:
+            item = await self.next(reply)
+            message = item.body if isinstance(item, FinalMessage) else item
+            if message != b"":
+                await reply.write(sse.KEEP_ALIVE if message is None else self._event(message, self.taken))
+            if self.is_ready:
+                await turn.give_way()
+        return await reply.end(COMPLETE)
+
+    def _event(self, data: bytes, number: int) -> bytes:
+        encoded = sse.encode(data) if data else b"data:\n\n"
+        return b"id: %d-%d\n%b" % (self.name, number, encoded) if self.is_resumable else encoded
 
     def can_resume(self, number: int) -> bool:
         """Whether everything behind a number is here."""

@@ -14,7 +14,7 @@ from gateway.http import outbox, upstream_url
 from gateway.http.server import listener, request_parser
 from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
-from gateway.legacy_front import session, session_ids, stream_writer
+from gateway.legacy_front import session, session_ids, stream
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import client_profile
 from gateway.mirror import server_task as task
@@ -100,7 +100,7 @@ FIXED = [
     ),
     ("a bearer token that is verified", [size(jwt_verification.MAX_TOKEN_CHARACTERS), count(jwks._TOKENS_KEPT)]),
     ("open requests of one session", [count(session._MAX_OPEN)]),
-    ("a reply before it becomes a stream", [seconds(stream_writer._FIRST_SECONDS)]),
+    ("a reply before it becomes a stream", [seconds(stream._FIRST_SECONDS)]),
     ("the id of a client's session", [count(session_ids._MAX_CHARACTERS)]),
     ("unfinished SSE events and JSON answers", [f"below {size(throttle.SMALL_BYTES)}"]),
     ("open questions of one call", [count(input_requests.MAX_QUESTIONS)]),

@@ -309,7 +309,7 @@ async def test_notifications_of_a_call_that_the_client_left_make_room_too(begin:
         stream = session._open[b"%d" % count].stream
         assert stream is not None
         stream.send(b"x" * 600)
-        session.abandon(stream)
+        session.left(stream)
         (await call).close()
     assert session.standalone._bytes < 1000
     assert await client.end() == 200

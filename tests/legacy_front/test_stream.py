@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from gateway.config import InForce
 from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.stream import ENDED, Stream
+from gateway.protocol import sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
+from tests.support.turns import work_gives_way
 
 EVENT = 256
 """What an event costs besides its message."""
@@ -41,14 +44,13 @@ class Bench:
 
 async def read(stream: Stream, position: int | None = None, *, count: int = 1000) -> list[bytes]:
     """Write what comes behind a position, or behind what was written before, as a reader that leaves after that."""
-    stream.attach(read, stream.delivered if position is None else position)
     found = []
-    while len(found) < count and stream._messages:
-        item = await stream.next(read)
-        assert isinstance(item, bytes)
-        found.append(item)
-    stream.written()
-    stream.detach(read)
+    with stream.read_by(read, stream.delivered if position is None else position):
+        while len(found) < count and stream._messages:
+            item = await stream.next(read)
+            assert isinstance(item, bytes)
+            found.append(item)
+        stream.written()
     return found
 
 
@@ -78,9 +80,8 @@ async def test_what_a_reader_took_and_did_not_write_comes_again(*, is_resumable:
     stream = Bench().stream(is_resumable=is_resumable)
     for letter in (b"a", b"b", b"c"):
         stream.send(letter)
-    stream.attach("first", 0)
-    assert [await stream.next("first") for _ in range(2)] == [b"a", b"b"]
-    stream.detach("first")
+    with stream.read_by("first", 0):
+        assert [await stream.next("first") for _ in range(2)] == [b"a", b"b"]
     assert await read(stream) == [b"b", b"c"]
 
 
@@ -89,9 +90,9 @@ async def test_what_was_read_once_makes_no_room() -> None:
     for letter in (b"1", b"2"):
         stream.send(letter * 40)
     assert len(await read(stream)) == 2
-    stream.attach("again", 0)
-    for letter in (b"3", b"4", b"5"):
-        stream.send(letter * 40)
+    with stream.read_by("again", 0):
+        for letter in (b"3", b"4", b"5"):
+            stream.send(letter * 40)
     assert await read(stream, 0) == [letter * 40 for letter in (b"1", b"2", b"4", b"5")]
 
 
@@ -99,8 +100,8 @@ async def test_what_the_client_says_that_it_has_does_not_wait() -> None:
     stream = Bench().stream()
     for letter in (b"1", b"2"):
         stream.send(letter * 40)
-    stream.attach("reader", 2)  # it was written, and the connection broke before that was noted
-    assert not stream.is_ready
+    with stream.read_by("reader", 2):  # it was written, and the connection broke before that was noted
+        assert not stream.is_ready
     for letter in (b"3", b"4"):
         stream.send(letter * 40)
     assert await read(stream) == [b"3" * 40, b"4" * 40]
@@ -112,9 +113,8 @@ async def test_a_client_that_has_the_response_gets_nothing_more_and_another_one_
     stream.ask(b"a")
     stream.finish(FinalMessage(b"end"))
     for position, expected in ((0, [b"a", FinalMessage(b"end")]), (1, [FinalMessage(b"end")]), (2, [])):
-        stream.attach("reader", position)
-        assert [await stream.next("reader") for _ in range(len(expected) + 1)] == [*expected, ENDED]
-        stream.detach("reader")
+        with stream.read_by("reader", position):
+            assert [await stream.next("reader") for _ in range(len(expected) + 1)] == [*expected, ENDED]
         assert (stream.delivered, stream.can_resume(0)) == (2, True)
 
 
@@ -123,8 +123,8 @@ async def test_a_response_that_had_to_give_way_at_once_becomes_an_error() -> Non
     stream = bench.stream()
     stream.finish(FinalMessage(b"x"))
     assert bench.overflowed == [0]
-    stream.attach("reader", 0)
-    last = await stream.next("reader")
+    with stream.read_by("reader", 0):
+        last = await stream.next("reader")
     assert isinstance(last, FinalMessage)
     assert isinstance(last.cause, CallLost)
     error = json.loads(last.body)
@@ -148,9 +148,8 @@ async def test_a_response_that_was_read_is_forgotten_too() -> None:
     bench = Bench(limit=EVENT + 100)
     old, new = bench.stream(), bench.stream()
     old.finish(FinalMessage(b"x" * 100))
-    old.attach("reader", 0)
-    assert [await old.next("reader") for _ in range(2)] == [FinalMessage(b"x" * 100), ENDED]
-    old.detach("reader")
+    with old.read_by("reader", 0):
+        assert [await old.next("reader") for _ in range(2)] == [FinalMessage(b"x" * 100), ENDED]
     new.ask(b"y")
     assert (bench.overflowed, old.can_resume(0), old.can_resume(1)) == ([], False, True)
     assert bench.budget.used == EVENT + 1
@@ -182,8 +181,8 @@ async def test_a_cleared_stream_holds_nothing_and_is_over() -> None:
     stream = bench.stream()
     stream.ask(b"x")
     stream.clear()
-    stream.attach("reader", 0)
-    assert await stream.next("reader") is ENDED
+    with stream.read_by("reader", 0):
+        assert await stream.next("reader") is ENDED
     assert (bench.budget.used, len(bench.budget)) == (0, 0)
 
 
@@ -208,31 +207,41 @@ async def test_what_moves_into_a_stream_that_has_to_give_way_is_lost_with_it() -
 
 async def test_a_new_reader_ends_the_one_before_and_misses_nothing() -> None:
     stream = Bench().stream()
-    first = asyncio.get_running_loop().create_task(stream.next("first"))
-    stream.attach("first", 0)
-    await asyncio.sleep(0)
-    stream.ask(b"x")  # which the first one is about to take
-    stream.attach("second", 0)
-    second = asyncio.get_running_loop().create_task(stream.next("second"))
-    assert await first is ENDED
-    assert await second == b"x"
-    stream.detach("first")
+    with stream.read_by("first", 0):
+        first = asyncio.get_running_loop().create_task(stream.next("first"))
+        await asyncio.sleep(0)
+        stream.ask(b"x")  # which the first one is about to take
+        with stream.read_by("second", 0):
+            assert await stream.next("second") == b"x"
+            assert await first is ENDED
+    assert await read(stream) == [b"x"], "the second one has not written it"
+
+
+async def test_a_reader_that_was_replaced_ends_neither_the_next_one_nor_its_wait() -> None:
+    stream = Bench().stream()
+    with stream.read_by("first", 0):
+        first = asyncio.get_running_loop().create_task(stream.next("first"))
+        await asyncio.sleep(0)
+        later = stream.read_by("second", 0)
+        later.__enter__()
+        second = asyncio.get_running_loop().create_task(stream.next("second"))
+        assert await first is ENDED
+    stream.ask(b"x")
+    assert await asyncio.wait_for(second, 5) == b"x"
     assert stream.reader == "second"
-    stream.detach("second")
+    later.__exit__(None, None, None)
     assert stream.reader is None
 
 
-async def test_a_reader_that_was_replaced_takes_no_wait_from_the_next_one() -> None:
-    stream = Bench().stream()
-    stream.attach("first", 0)
-    first = asyncio.get_running_loop().create_task(stream.next("first"))
-    await asyncio.sleep(0)
-    stream.attach("second", 0)
-    second = asyncio.get_running_loop().create_task(stream.next("second"))
-    assert await first is ENDED
-    await asyncio.sleep(0)
-    stream.ask(b"x")
-    assert await asyncio.wait_for(second, 5) == b"x"
+@pytest.mark.usefixtures("busy_clock")
+async def test_many_messages_that_wait_let_others_run() -> None:
+    stream = Bench(limit=1 << 20).stream(is_resumable=False)
+    for _ in range(100):
+        stream.ask(b"{}")
+    stream.finish(FinalMessage(b"{}"))
+    reply = Mock(started=True, write=AsyncMock(), end=AsyncMock())
+    assert await work_gives_way(stream.write(reply, 0))
+    assert [call.args for call in reply.write.await_args_list] == [(sse.encode(b"{}"),)] * 101
 
 
 async def test_what_waits_for_one_caller_ends_no_session_of_another() -> None:
