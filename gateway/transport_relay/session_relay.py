@@ -20,13 +20,13 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.pieces import Turn
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideCallbacks
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers
 
 log = get_logger()
 
 
 class SessionRelay:
-    """The backend of one session; it implements `backend.Backend`."""
+    """The backend of one session; it implements `backend.Backend`, and hears the side stream of its server."""
 
     def __init__(self, live: LiveRoute, link: ClientLink) -> None:
         self._live = live
@@ -45,6 +45,7 @@ class SessionRelay:
         """The deadlines of requests that the client has cancelled."""
         self._headers: Headers = NO_HEADERS
         """The newest headers of the client, for what is sent when it has left."""
+        self._answers_apart = False
         self._is_closed = False
 
     # -- from the client ----------------------------------------------------------------------------------------
@@ -88,7 +89,8 @@ class SessionRelay:
         try:
             async with asyncio.timeout(seconds):
                 channel, result = await channel.open(message.data, message.headers)
-                await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self._side_listener(channel))
+                self._answers_apart = channel.answers_apart
+                await channel.listen(negotiated(result) or mcp.LEGACY, message.headers, self)
         except BaseException as exc:
             self._tasks.spawn(channel.close(end_session=channel.session_id is not None), "close session")
             error = pool_errors.handshake_failed(exc, self._live.route, seconds)
@@ -110,11 +112,10 @@ class SessionRelay:
                 self._note_cancelled(message)
                 return
             self._open[request] = _progress_token(message.opened)
-            own = channel.beside()
-            if own is None:
-                await channel.send(message.data, message.headers)
+            if channel.answers_apart:
+                self._calls[request] = self._tasks.start(self._call(channel, request, message), "relayed call")
             else:
-                self._calls[request] = self._tasks.start(self._call(own, request, message), "relayed call")
+                await channel.send(message.data, message.headers)
         except UpstreamError as exc:
             if request is not None:
                 self._fail(request, exc)
@@ -160,16 +161,18 @@ class SessionRelay:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def _side_listener(self, channel: Channel) -> SideCallbacks:
-        def receive(data: bytes) -> bool:
-            self._hear(data, None)
-            return False
+    def hear_side(self, data: bytes) -> bool:
+        """See `SideListener`."""
+        self._hear(data, None)
+        return False
 
-        def lost() -> None:
-            if channel.beside() is None:  # the stream is the session
-                self._lost(CallLost("The server ended the session; its open requests may have had effects"))
+    def side_lost(self) -> None:
+        """See `SideListener`."""
+        if not self._answers_apart:  # the stream is the session
+            self._lost(CallLost("The server ended the session; its open requests may have had effects"))
 
-        return SideCallbacks(receive, lost, lambda _: None)
+    def side_changed(self, opened: bool) -> None:  # noqa: FBT001  (a callback)
+        """See `SideListener`."""
 
     def _hear(self, data: bytes, request: RequestId | None) -> None:
         """Pass a message of the server on; `request` is that on whose reply it came."""

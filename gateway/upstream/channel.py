@@ -95,6 +95,13 @@ class Channel(ABC):
     forgotten: bool = False
     """Whether the server was proved to have forgotten the session."""
 
+    answers_apart: bool = False
+    """Whether each request has a reply of its own, so that several may be in flight.
+
+    Else there is one stream for everything: `send` sends requests too, and all messages of the server, answers
+    included, come on the side stream.
+    """
+
     session_id: str | None = None
 
     is_process: bool = False
@@ -113,14 +120,6 @@ class Channel(ABC):
     async def open(self, message: bytes, headers: Headers) -> "tuple[Channel, Raw]":
         """Send `initialize`; return the channel to use: a different one if another transport was detected."""
         return self, await self.initialize(message, headers)
-
-    def beside(self) -> "Channel | None":
-        """Return a channel for one more request in the same session, at the same time as others.
-
-        None if the session has one stream for everything: then `send` sends requests too, and all messages of the
-        server, answers included, come on the side stream.
-        """
-        return None
 
     def suspect(self) -> str:
         """Explain a silence in the request in flight, with a fix; empty if there is no explanation."""

@@ -32,6 +32,7 @@ from gateway.upstream.http.http_errors import (
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, nothing
 from gateway.upstream.http.resumption import Resumption, asked_seconds
+from gateway.upstream.http.stream_timeouts import StreamTimes
 
 _MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""
@@ -54,6 +55,23 @@ class CallReply(ReplyReader, kw_only=True):
     message: bytes
     headers: Headers
     is_followed: bool = False
+    is_taken: bool = False
+    """Whether the server has accepted the request, with its credential."""
+    place: Resumption | None = None
+    """Made with the first event id: most servers give none."""
+    silence: asyncio.Timeout | None = None
+    """The deadline of a resumed stream that stays silent, while one is open."""
+
+    @property
+    def resumption(self) -> Resumption:
+        """The place of the request in its stream."""
+        found = self.place = self.place or Resumption(self.channel.times)
+        return found
+
+    def restart_silence(self) -> None:
+        """Measure the silence of a resumed stream from now on."""
+        if self.silence is not None and not self.silence.expired():
+            self.silence.reschedule(asyncio.get_running_loop().time() + self.resumption.silence_seconds)
 
     def follow(self, ended: Callable[[], None]) -> bool:
         """See `BegunReply`."""
@@ -69,15 +87,15 @@ class CallReply(ReplyReader, kw_only=True):
 
     def accepted(self) -> None:
         """Keep nothing that is not needed any more: a call may wait for long."""
-        self.channel.accepted(self.headers)
-        self.message = b""
+        self.channel.note_headers(self.headers)
+        self.is_taken, self.message = True, b""
         if self.is_stream:
             self.head, self.pending.is_silent = None, self.is_followed
 
     def take(self, event: sse.Event) -> None:
         """Move the cursor on to the event."""
         if event.id is not None:
-            _ = self.channel.resumption.is_repeated(event.id)
+            _ = self.resumption.is_repeated(event.id)
         if event.data:
             self.hand_over(event.data)
 
@@ -85,8 +103,8 @@ class CallReply(ReplyReader, kw_only=True):
         """Look for the answer in a reply that came in one piece."""
         is_plain = not (self.is_followed or len(body) > min(SMALL_BYTES, self.max_bytes))
         if is_plain and head.status < 300 and head.content_type != EVENT_STREAM:
-            self.channel.accepted(self.headers)
-            self.message = b""
+            self.channel.note_headers(self.headers)
+            self.is_taken, self.message = True, b""
             if self.hearer.hear_answer(body):
                 self._done()
                 return
@@ -154,36 +172,26 @@ class ResumableChannel(Channel):
         "_endpoint",
         "_fixed",
         "_headers",
-        "_note_accepted",
         "_prepared",
-        "_reply_began",
-        "_resumption",
+        "_request",
         "_session_line",
-        "_silence",
         "_upstream",
         "forgotten",
-        "taken",
     )
 
-    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] | None = None) -> None:
-        """`accepted` is told of headers that the server accepted."""
+    def __init__(self, upstream: HttpUpstream) -> None:
         self._upstream = upstream
         self._client, self._endpoint = upstream.client, upstream.endpoint
         self._fixed = fixed_headers("")
         """The headers of all messages but the session id, shared by the sessions of a version."""
         self._session_line = b""
         """The header with the session id, as it is sent; empty without one."""
-        self._note_accepted = accepted
         self._headers = NO_HEADERS
         """The headers of the last message that the server accepted: GET and DELETE need a credential too."""
-        self.taken = self.forgotten = False
-        self._reply_began = False
-        """Whether the response to the current request has begun."""
+        self.forgotten = False
         self._prepared: Prepared | None = None
-        self._resumption: Resumption | None = None
-        """Made with the first event id: most servers give none."""
-        self._silence: asyncio.Timeout | None = None
-        """The deadline of a resumed stream that stays silent, while one is open."""
+        self._request: CallReply | None = None
+        """The newest request."""
 
     def _identify(self, session_id: str | None, version: str) -> None:
         """Send these with all messages from now on. Raises ValueError for an id that cannot be sent."""
@@ -196,20 +204,23 @@ class ResumableChannel(Channel):
         return self._session_line[len(mcp.SESSION_ID) + 2 : -2].decode() or None
 
     @property
-    def resumption(self) -> Resumption:
-        """The place of the current request in its stream."""
-        found = self._resumption = self._resumption or Resumption(self._upstream.times)
-        return found
+    def taken(self) -> bool:  # type: ignore[override]  # read-only
+        """Whether the server accepted the newest request, with the credential that was sent with it."""
+        return self._request is not None and self._request.is_taken
+
+    @property
+    def _place(self) -> Resumption | None:
+        return None if self._request is None else self._request.place
 
     @property
     def cursor(self) -> str | None:
-        """The last event id on the stream of the current request."""
-        return None if self._resumption is None else self._resumption.cursor
+        """The last event id on the stream of the newest request."""
+        return None if self._place is None else self._place.cursor
 
     @property
-    def drain_seconds(self) -> float:
-        """How long a stream may stay open after the answer."""
-        return self._upstream.times.drain_seconds
+    def times(self) -> StreamTimes:
+        """The pauses and deadlines of the upstream."""
+        return self._upstream.times
 
     def _whole(self, headers: Headers) -> dict[str, str]:
         """The headers of one message."""
@@ -239,33 +250,24 @@ class ResumableChannel(Channel):
         prepared = self._prepared = client.prepared(self._endpoint.url, headers, self._fixed, self._prepared)
         return client.begin_prepared(prepared, self._session_line, message, listener, is_repeatable=is_repeatable)
 
-    def accepted(self, headers: Headers) -> None:
-        """The server has accepted the request with these headers."""
-        self._reply_began = self.taken = True
-        self._note_headers(headers)
-
-    def _note_headers(self, headers: Headers) -> None:
+    def note_headers(self, headers: Headers) -> None:
         """Keep the newest headers that the server accepted, for messages without a client: GET and DELETE."""
         self._headers = headers
-        if self._note_accepted is not None:
-            self._note_accepted(headers)
 
     def _reply_to(self, message: bytes, headers: Headers, hearer: Hearer, ended: Callable[[], None]) -> CallReply:
-        """Start with another request, whose reply is read by what is returned."""
-        self._reply_began = self.taken = False
-        if self._resumption is not None:
-            self._resumption.begin()
+        """Return what reads the reply to another request."""
         client = self._client
-        return CallReply(
+        self._request = reply = CallReply(
             hearer,
             client.limits.event_bytes,
             client.arriving,
-            self.drain_seconds,
+            self.times.drain_seconds,
             ended,
             channel=self,
             message=message,
             headers=headers,
         )
+        return reply
 
     def begin(self, message: bytes, headers: Headers, hearer: Hearer, unusual: Callable[[], None]) -> CallReply:
         """POST a request whose reply is read by callback as long as it holds nothing but the answer."""
@@ -295,7 +297,7 @@ class ResumableChannel(Channel):
             return exc.conclude(is_gone=self.forgotten)
         except StreamCut as exc:
             cut = exc
-        await self._pick_up(cut, reply.headers, receive)
+        await self._pick_up(cut, reply, receive)
         return None
 
     def forget(self) -> None:
@@ -304,15 +306,15 @@ class ResumableChannel(Channel):
 
     # -- broken streams -----------------------------------------------------------------------------------------
 
-    async def _pick_up(self, cut: StreamCut, headers: Headers, receive: Receive) -> None:
+    async def _pick_up(self, cut: StreamCut, request: CallReply, receive: Receive) -> None:
         """Resume the stream of a request; raises the cut if the server does not store events."""
-        cursor = self.cursor
-        if cursor is None:  # only an event id on this stream shows that it does
+        place = request.place
+        if place is None or place.cursor is None:  # only an event id on this stream shows that it does
             raise cut
-        self.resumption.start(cursor)
+        place.start(place.cursor)
         await asyncio.sleep(asked_seconds(cut.retry_ms))
         try:
-            await self._resume(headers, receive, None)
+            await self._resume(request, receive, None)
         except Refused as exc:
             # The server did accept the call, so this must not read as if it had not.
             raise CallLost(
@@ -321,24 +323,25 @@ class ResumableChannel(Channel):
 
     def give_up(self) -> None:
         """See `Channel.give_up`."""
-        self.resumption.give_up()
+        if self._request is not None:
+            self._request.resumption.give_up()
 
     async def resume(
         self, cursor: str, headers: Headers, receive: Receive, attached: Callable[[], None], *, is_shared: bool
     ) -> None:
         """Resume a request that another process sent."""
-        self.resumption.begin(cursor)
-        self.resumption.start(cursor, counts_local=is_shared)
-        self.taken = False
-        await self._resume(headers, receive, attached)
+        request = self._reply_to(b"", headers, Callbacks(receive, receive), nothing)
+        request.place = Resumption(self.times, cursor)
+        request.place.start(cursor, counts_local=is_shared)
+        await self._resume(request, receive, attached)
 
-    async def _resume(self, headers: Headers, receive: Receive, attached: Callable[[], None] | None) -> None:
+    async def _resume(self, request: CallReply, receive: Receive, attached: Callable[[], None] | None) -> None:
         """GET the stream from one place, again and again, until the request is answered."""
-        resumption = self.resumption
+        resumption = request.resumption
 
         def hear(data: bytes) -> bool:
             resumption.heard()
-            self._restart_silence()
+            request.restart_silence()
             return receive(data)
 
         def opened() -> None:
@@ -348,17 +351,17 @@ class ResumableChannel(Channel):
                 attached()
                 attached = None
 
-        while (pause_seconds := await self._read_again(headers, Callbacks(hear, hear), opened)) is not None:
+        while (pause_seconds := await self._read_again(request, Callbacks(hear, hear), opened)) is not None:
             await asyncio.sleep(pause_seconds)
 
-    async def _read_again(self, headers: Headers, hearer: Hearer, opened: Callable[[], None]) -> float | None:
+    async def _read_again(self, request: CallReply, hearer: Hearer, opened: Callable[[], None]) -> float | None:
         """GET the stream once; return the pause before the next attempt, or None if the request is answered."""
-        client, resumption, newest = self._client, self.resumption, self._headers or headers
+        client, resumption, newest = self._client, request.resumption, self._headers or request.headers
 
         def attached() -> None:
-            self.taken = self.taken or newest == headers
-            self._silence = deadline
-            self._restart_silence()
+            request.is_taken = request.is_taken or newest == request.headers
+            request.silence = deadline
+            request.restart_silence()
             opened()
 
         reply = ResumedReply(
@@ -370,7 +373,7 @@ class ResumableChannel(Channel):
             attached=attached,
             resumption=resumption,
         )
-        get = self.get_headers(headers) | {mcp.LAST_EVENT_ID: resumption.place}
+        get = self.get_headers(request.headers) | {mcp.LAST_EVENT_ID: resumption.place}
         is_late = False
         try:
             async with asyncio.timeout(self._upstream.times.resume_head_seconds) as deadline:
@@ -378,7 +381,7 @@ class ResumableChannel(Channel):
         except TimeoutError:
             is_late = True
         finally:
-            self._silence = None
+            request.silence = None
         if not reply.is_attached:
             if is_late:
                 failed = RetryLater(f"{self._endpoint.where} broke the connection (TimeoutError)")
@@ -399,11 +402,6 @@ class ResumableChannel(Channel):
         if pause_seconds is None:
             raise cut
         return pause_seconds
-
-    def _restart_silence(self) -> None:
-        """Measure the silence of a resumed stream from now on."""
-        if self._silence is not None and not self._silence.expired():
-            self._silence.reschedule(asyncio.get_running_loop().time() + self.resumption.silence_seconds)
 
     async def _refused_resume(self, reply: ReplyReader, headers: Headers) -> RetryLater:
         """Return why the stream cannot be resumed now. Raises Refused if the credential is not accepted."""

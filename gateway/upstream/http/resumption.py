@@ -38,8 +38,9 @@ class Resumption:
         "place",
     )
 
-    def __init__(self, times: StreamTimes) -> None:
-        self.cursor: str | None = None
+    def __init__(self, times: StreamTimes, cursor: str | None = None) -> None:
+        """`cursor` is the place where another process left the request."""
+        self.cursor = cursor
         """The last event id: the place after everything that was handed over. None if the stream cannot be resumed."""
         self.place = ""
         """The event id that a GET names: the stream continues behind it."""
@@ -55,12 +56,6 @@ class Resumption:
         """Pauses since the last new message."""
         self._silences = 0
         """Streams that were silent or cut since the server accepted an answer."""
-
-    def begin(self, cursor: str | None = None) -> None:
-        """Start with another request, behind `cursor` if another process sent it."""
-        self.cursor = cursor
-        self._seen = None
-        self._is_given_up = False
 
     def start(self, place: str, *, counts_local: bool = False) -> None:
         """The stream of the request broke: resume it behind this event id.

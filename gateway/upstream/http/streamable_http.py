@@ -9,7 +9,6 @@ A request whose stream broke is resumed by GET with Last-Event-ID (`upstream.htt
 
 import asyncio
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -43,11 +42,12 @@ _OTHER_TRANSPORT: Final = (400, 404, 405)
 class StreamableChannel(ResumableChannel):
     """One session over streamable HTTP."""
 
+    answers_apart = True
+
     __slots__ = ("_is_ready", "_standalone", "can_ask")
 
-    def __init__(self, upstream: HttpUpstream, accepted: Callable[[Headers], None] | None = None) -> None:
-        """`accepted` is told of headers that the server accepted."""
-        super().__init__(upstream, accepted)
+    def __init__(self, upstream: HttpUpstream) -> None:
+        super().__init__(upstream)
         self.can_ask = True
         self._standalone: StandaloneStream | None = None
         """Made if the session listens."""
@@ -96,14 +96,14 @@ class StreamableChannel(ResumableChannel):
 
         reply = await redirected(self._endpoint, send)
         if 0 < reply.status < 300:
-            self._note_headers(headers)
+            self.note_headers(headers)
         return reply
 
     def _reader(self, receive: Receive, max_bytes: int = 0, *, needs_body: bool = True) -> ReplyReader:
         hearer = Callbacks(receive, receive)
         unread = REDIRECTS if needs_body else ()
         return ReplyReader(
-            hearer, max_bytes, self._client.arriving, self.drain_seconds, needs_body=needs_body, unread=unread
+            hearer, max_bytes, self._client.arriving, self.times.drain_seconds, needs_body=needs_body, unread=unread
         )
 
     def _given_id(self, reply: ReplyReader) -> str | None:
@@ -122,7 +122,7 @@ class StreamableChannel(ResumableChannel):
 
     def suspect(self) -> str:
         """Explain a silence: a server in JSON response mode sends nothing until the result, so questions are lost."""
-        if not self._reply_began:
+        if not self.taken:
             return (
                 "It has not begun to reply, which is how a server in JSON response mode swallows a question: if the "
                 "tool asks the user, have the server answer with event streams (no json_response, no "
@@ -139,13 +139,6 @@ class StreamableChannel(ResumableChannel):
         """Use a session that another process opened."""
         self._is_ready = True
         self._identify(session_id, version)
-
-    def beside(self) -> "StreamableChannel":
-        """Return a channel that shares the session, but not the request in flight."""
-        other = StreamableChannel(self._upstream, self._note_headers)
-        other.adopt(self.session_id or "", self._fixed.get(mcp.PROTOCOL_VERSION, ""))
-        other.can_ask = self.can_ask
-        return other
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Open the standalone GET stream and keep it open until `close`."""
@@ -174,10 +167,10 @@ class StreamableChannel(ResumableChannel):
     def _note_sent(self, headers: Headers) -> None:
         """The server has accepted a message with these headers."""
         self._is_ready = True
-        self._note_headers(headers)
-        if self._resumption is not None:
-            self._resumption.answered()
-        self._restart_silence()
+        self.note_headers(headers)
+        if self._request is not None and self._request.place is not None:
+            self._request.place.answered()
+            self._request.restart_silence()
 
     async def _refused(self, reply: ReplyReader, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""

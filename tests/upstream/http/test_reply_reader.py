@@ -15,7 +15,6 @@ from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.upstream.channel import NO_HEADERS, Headers, Receive
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES, nothing
 from gateway.upstream.http.resumable_channel import CallReply
-from gateway.upstream.http.resumption import Resumption
 from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from tests.support.fake_carrier import FakeCarrier
 
@@ -32,7 +31,7 @@ class Reading:
         self.acceptances = 0
         self.carrier = FakeCarrier()
         self.concluded: CallReply | None = None
-        self.resumption = Resumption(DEFAULT_TIMES)
+        self.times = DEFAULT_TIMES
         self.reply = CallReply(
             self,
             max_bytes,
@@ -48,7 +47,7 @@ class Reading:
 
     # -- as the channel of the reply --------------------------------------------------------------------------------
 
-    def accepted(self, headers: Headers) -> None:
+    def note_headers(self, headers: Headers) -> None:
         assert headers is NO_HEADERS
         self.acceptances += 1
 
@@ -124,7 +123,7 @@ async def test_an_event_that_is_the_answer_is_handed_over_at_once_wherever_the_s
         reading = Reading()
         reading.stream(whole[:cut], whole[cut:])
         assert (reading.answers, reading.unusual) == ([ANSWER], 0)
-        assert reading.resumption.cursor == "e1"
+        assert reading.reply.resumption.cursor == "e1"
         reading.end()
         assert not reading.is_aborted
 
@@ -271,7 +270,7 @@ async def test_a_followed_stream_hands_over_each_message_once_wherever_it_is_cut
         reading = Following()
         reading.stream(whole[:cut], whole[cut:])
         assert (reading.heard, reading.answers, reading.unusual) == ([OTHER, OTHER, ANSWER], [], 1)
-        assert reading.resumption.cursor == "e4"
+        assert reading.reply.resumption.cursor == "e4"
         reading.end()
         assert (reading.is_aborted, reading.broke) == (False, 0)
 
@@ -317,7 +316,7 @@ async def test_a_followed_stream_that_ends_without_the_answer_breaks() -> None:
     reading.stream(b"retry: 700\n" + event(OTHER, b"e1"))
     reading.end()
     assert (reading.broke, reading.reply.failure, reading.reply.retry_ms) == (1, None, 700)
-    assert reading.resumption.cursor == "e1"
+    assert reading.reply.resumption.cursor == "e1"
 
 
 async def test_a_followed_stream_that_fails_breaks_with_the_failure() -> None:

@@ -97,8 +97,7 @@ def happens(resumption: Resumption, what: str) -> float | str | None:
 
 
 def resuming(place: str = "e1") -> Resumption:
-    resumption = Resumption(TIMES)
-    resumption.begin(place)
+    resumption = Resumption(TIMES, place)
     resumption.start(place)
     return resumption
 
@@ -116,7 +115,6 @@ def test_a_cut_stream_pauses_for_the_longer_of_both(retry_ms: int, pauses: list[
 
 def test_the_longest_event_ids_take_no_more_memory_than_short_ones() -> None:
     resumption = Resumption(TIMES)
-    resumption.begin()
     tracemalloc.start()
     for number in range(3 * MAX_EVENT_IDS):
         assert not resumption.is_repeated(f"{number:0{MAX_EVENT_ID_CHARACTERS}}")
@@ -130,7 +128,6 @@ def test_the_cursor_is_the_place_after_what_was_handed_over(
     ids: list[str], repeated: list[bool], cursor: str | None
 ) -> None:
     resumption = Resumption(TIMES)
-    resumption.begin()
     assert [resumption.is_repeated(each) for each in ids] == repeated
     assert resumption.cursor == cursor
 
@@ -153,19 +150,8 @@ def test_the_place_moves_when_the_memory_of_event_ids_is_full() -> None:
     assert not resumption.is_repeated("a0"), "the server does not send what comes before the place"
 
 
-def test_the_next_request_knows_nothing_of_the_last_one() -> None:
-    resumption = resuming()
-    resumption.give_up()
-    assert not resumption.is_repeated("e2")
-    resumption.begin()
-    assert resumption.cursor is None
-    assert not resumption.is_repeated("e2")
-    assert None not in [resumption.cut(None) for _ in range(9)]
-
-
 def test_a_request_that_is_resumed_knows_what_its_first_stream_brought() -> None:
     resumption = Resumption(TIMES)
-    resumption.begin()
     assert not resumption.is_repeated("e1")
     resumption.start("e1")
     assert resumption.is_repeated("e1")

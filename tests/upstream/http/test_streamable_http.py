@@ -786,8 +786,9 @@ async def test_a_stream_that_speaks_is_not_silent(upstream: FakeUpstream) -> Non
         def note() -> None:
             channel = session.channel
             assert isinstance(channel, StreamableChannel)
-            assert channel._silence is not None
-            deadlines.append(channel._silence.when())
+            assert channel._request is not None
+            assert channel._request.silence is not None
+            deadlines.append(channel._request.silence.when())
 
         here.ear.cursor = note
         await here.resume(session)
