@@ -26,6 +26,8 @@ class Draining:
         """Whether another process can continue a call that waits for its client then, be it a new one of this name."""
         self.let_go: frozenset[str] = frozenset()
         """The ids of the exchanges that it has left to others."""
+        self.unawaited = 0
+        """Requests in flight that the drain does not wait for: streams that end only with their clients."""
         self._preparations: dict[asyncio.Timeout, None] = {}
 
     def begin(self, ends_at: float | None) -> None:
@@ -37,6 +39,10 @@ class Draining:
         self.has_begun, self.refuses_calls, self.ends_at = True, ends_at is None, ends_at
         for preparation in self._preparations:
             preparation.reschedule(asyncio.get_running_loop().time())
+
+    def leave_out(self, count: int) -> None:
+        """Wait for so many of the requests in flight no longer; a negative `count` takes that back at their end."""
+        self.unawaited += count
 
     @property
     def is_past_end(self) -> bool:

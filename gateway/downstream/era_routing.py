@@ -36,7 +36,7 @@ class EraRouting:
         self._continuation = continuation
         self._task_requests = task_requests
         self._passthrough = passthrough
-        self.stdio = StdioForwarding()
+        self._stdio = StdioForwarding()
         self._legacy = legacy
 
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
@@ -92,7 +92,7 @@ class EraRouting:
             return None
         if era is None or not isinstance(reply, HttpReply):
             _ = await self._caller(incoming, live)
-            return None if await self._is_ours(incoming, live) else await self.stdio.serve(incoming, reply, live)
+            return None if await self._is_ours(incoming, live) else await self._stdio.serve(incoming, reply, live)
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream

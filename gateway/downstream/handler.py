@@ -53,10 +53,8 @@ class RequestHandler:
         self._routes = routes
         self._authenticator = authenticator
         self._continuation = continuation
-        self._passthrough = passthrough
         self._legacy = legacy
         self.front = legacy.front
-        self._mirror = legacy.mirror
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         pinned = PinnedClients(routes.process, continuation.router)
@@ -81,8 +79,7 @@ class RequestHandler:
     @property
     def busy(self) -> int:
         """Requests that a drain waits for."""
-        long_lived = self._passthrough.long_lived + self._era_routing.stdio.long_lived + self._mirror.long_lived
-        return self.in_flight - long_lived + self.front.busy
+        return self.in_flight - self._routes.process.draining.unawaited + self.front.sessions.open_requests
 
     def handle(self, http: HttpRequest) -> Awaitable[Response]:
         """Serve one HTTP request; raises only if its connection is lost, or on cancellation."""

@@ -46,8 +46,6 @@ class StdioForwarding:
     """The requests of one listener, or of a host, that pass one by one."""
 
     def __init__(self) -> None:
-        self.long_lived = 0
-        """Open subscriptions, which a drain does not wait for."""
         self._catalog = ToolCatalog()
         """The tools of servers over HTTP, for hosts."""
 
@@ -93,7 +91,7 @@ class StdioForwarding:
     async def _counted(self, passage: "_Passage", send: Send) -> Response:
         live, started = passage.live, world.monotonic()
         is_long = passage.is_subscription
-        self.long_lived += is_long
+        live.process.draining.leave_out(is_long)
         if is_long:
             live.upstream.streams[passage] = None
         outcome = Passed.LEFT
@@ -106,7 +104,7 @@ class StdioForwarding:
                 live.process.metrics.upstream_failed(live.route.path, exc.reason)
             raise
         finally:
-            self.long_lived -= is_long
+            live.process.draining.leave_out(-is_long)
             _ = live.upstream.streams.pop(passage, None)
             seconds = None if is_long else world.monotonic() - started
             live.process.metrics.passed(live.route.path, TrafficEra.MODERN, outcome, seconds)

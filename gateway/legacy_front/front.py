@@ -51,17 +51,10 @@ class LegacyFront:
     """The sessions of one process."""
 
     def __init__(self, process: ProcessScope, ids: SessionIds, table: SessionTable, router: Router) -> None:
-        self.in_flight = 0
-        """HTTP requests that are being served here, streams included."""
         self._process = process
         self._ids = ids
         self.sessions = table
         self._router = router
-
-    @property
-    def busy(self) -> int:
-        """How much more a drain waits for than for the HTTP requests, of which it needs not wait for any."""
-        return self.sessions.open_requests - self.in_flight
 
     async def begin(self, front: Front, at: Arrival, connect: Connect) -> Response:
         """Serve a request that begins a session."""
@@ -94,11 +87,11 @@ class LegacyFront:
             at.incoming.found_session()
         if not at.is_own(found.owner, found.epoch):
             is_stream = at.incoming.method == "GET"
-            self.in_flight += is_stream
+            self._process.draining.leave_out(is_stream)
             try:
                 return await forward(self._router, found.owner, given, at.incoming, at.reply)
             finally:
-                self.in_flight -= is_stream
+                self._process.draining.leave_out(-is_stream)
         session = self.sessions.find(found.name)
         if session is None:
             raise session_gone()
@@ -107,13 +100,16 @@ class LegacyFront:
 
     @contextmanager
     def _serving(self, session: FrontSession) -> Iterator[None]:
-        """Count a request of a session, and keep the session from being idle."""
-        self.in_flight += 1
+        """Count a request of a session, and keep the session from being idle.
+
+        A drain waits for the requests of clients that are open in it instead.
+        """
+        self._process.draining.leave_out(1)
         try:
             with session.in_use():
                 yield
         finally:
-            self.in_flight -= 1
+            self._process.draining.leave_out(-1)
             self._process.metrics.passed(session.live.route.path, TrafficEra.LEGACY, Passed.RELAYED, None)
 
     def session_id(self, session: FrontSession, at: Arrival) -> str:

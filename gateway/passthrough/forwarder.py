@@ -43,14 +43,8 @@ class Passthrough:
 
     def __init__(self, in_force: InForce[Config], endpoints: EndpointRewriter, process: ProcessScope) -> None:
         self._draining = process.draining
-        self._streams: set[Passage] = set()
         self._headers = HeaderRules(in_force, process.epoch)
         self._endpoints = endpoints
-
-    @property
-    def long_lived(self) -> int:
-        """The number of open streams that a drain does not wait for."""
-        return len(self._streams)
 
     async def legacy(
         self, incoming: Incoming, reply: HttpReply, live: LiveRoute, *, withheld: Collection[int] = ()
@@ -67,7 +61,7 @@ class Passthrough:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
             incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
-        passage = Passage(incoming, reply, live, TrafficEra.LEGACY, self._streams)
+        passage = Passage(incoming, reply, live, TrafficEra.LEGACY)
         with passage:
             said = await passage.open(*self._request(passage))
             if withheld and said.status in withheld:
@@ -90,7 +84,7 @@ class Passthrough:
         assert probe is not None, "a child process is never modern"
         if not (probe.known or await probe.is_modern(self._headers.on_behalf(incoming, live.route), waits=waits)):
             return None
-        passage = Passage(incoming, reply, live, TrafficEra.MODERN, self._streams)
+        passage = Passage(incoming, reply, live, TrafficEra.MODERN)
         if self._draining.has_begun and (self._draining.refuses_calls or passage.is_long_lived):
             raise ShuttingDown("call again")
         with passage:

@@ -34,10 +34,7 @@ class Passage:
     subscription (modern). A drain ends such a stream instead of waiting for it.
     """
 
-    def __init__(
-        self, incoming: Incoming, reply: HttpReply, live: LiveRoute, era: TrafficEra, streams: "set[Passage]"
-    ) -> None:
-        """`streams` has the open long-lived streams of the listener."""
+    def __init__(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, era: TrafficEra) -> None:
         assert live.upstream.era is not None, "nothing passes to a child process"
         self.incoming = incoming
         self.reply = reply
@@ -52,7 +49,6 @@ class Passage:
         )
         self.is_ended = False
         """Whether `end` was called."""
-        self._streams = streams
         self._said: AwaitedReply | None = None
         """The upstream's reply, once its head is here."""
         self._is_relayed = False
@@ -63,7 +59,7 @@ class Passage:
         self._started = world.monotonic()
         if self.is_long_lived:
             self.live.upstream.streams[self] = None
-            self._streams.add(self)
+            self.live.process.draining.leave_out(1)
         return self
 
     def _weigh(self) -> Weight:
@@ -96,7 +92,7 @@ class Passage:
         metrics.passed(path, self.era, self.outcome, seconds)
         if self.is_long_lived:
             _ = self.live.upstream.streams.pop(self, None)
-            self._streams.discard(self)
+            self.live.process.draining.leave_out(-1)
 
     async def open(self, target: URL | None, headers: HeaderLines) -> AwaitedReply:
         """Send the request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.

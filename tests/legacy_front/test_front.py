@@ -265,7 +265,7 @@ async def test_a_client_of_2025_11_25_comes_back_for_what_it_missed(stand: Stand
     again.close()
     assert await client.answer(asked) == 202
     await sse_server.heard("answer")
-    await eventually(lambda: stand.gateway.downstream.front.in_flight == 0, "the gateway has noticed")
+    await eventually(lambda: stand.gateway.draining.unawaited == 0, "the gateway has noticed")
     finish(sse_server)
     await eventually(lambda: stand.gateway.downstream.front.sessions.open_requests == 0)
     for _ in range(2):  # the end of the stream may be lost too
@@ -289,7 +289,7 @@ async def test_an_older_client_gets_no_event_ids_and_its_questions_on_the_stream
     assert (bool(event.data), event.id) == (True, None)
     call.close()
     stream = await client.listen()
-    await eventually(lambda: stand.gateway.downstream.front.in_flight == 1)
+    await eventually(lambda: stand.gateway.draining.unawaited == 1)
     ask(sse_server)
     assert (await stream.message())["id"] == "q"
     finish(sse_server)

@@ -72,8 +72,6 @@ class Mirror:
         self._shared = Shared(tokens, self.lot)
         self._homes = Homes(tokens, results)
         self._calls = CallContinuation(self._shared, self._homes, router)
-        self.long_lived = 0
-        """Standalone streams, which a drain does not wait for."""
         self._subscribing: set[tuple[str, bytes]] = set()
         """The requests about subscriptions that are not answered yet, as in `Shared.running`."""
 
@@ -222,14 +220,14 @@ class Mirror:
         self._check_home(at)
         if self.draining.has_begun:
             raise ShuttingDown("open the stream again")
-        self.long_lived += 1
+        self.draining.leave_out(1)
         try:
             found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is None:
                 home = self._homes.of(session, at.live)
                 found = await home.write(at.reply, at.headers, subscribed)
         finally:
-            self.long_lived -= 1
+            self.draining.leave_out(-1)
         return found[0]
 
     def _check_home(self, at: MirrorArrival) -> None:
