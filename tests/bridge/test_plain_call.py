@@ -90,24 +90,6 @@ async def test_a_question_makes_it_an_exchange(
     assert len(upstream.of("tools/call")) == 2, "the call was sent once"
 
 
-async def test_its_progress_reaches_the_client_before_the_result(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    await warm(client, upstream)
-
-    async def work(turn: Turn) -> None:
-        token = turn.body["params"]["_meta"]["progressToken"]
-        for number in range(3):
-            await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": number})
-        await turn.result(text("done"))
-
-    upstream.tool(work)
-    reply = await client.call(meta={"progressToken": "mine"})
-    assert [note["params"]["progress"] for note in reply.notifications] == [0, 1, 2]
-    assert {note["params"]["progressToken"] for note in reply.notifications} == {"mine"}
-    assert reply.text == "done"
-
-
 async def test_its_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
     await warm(client, upstream)
 

@@ -22,7 +22,7 @@ from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.support.gateway_process import Gateway, gateway
-from tests.support.host import META, call, fake, initialize, legacy, modern
+from tests.support.host import META, call, fake, modern
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
@@ -112,20 +112,6 @@ async def test_a_log_message_reaches_the_only_request_that_wants_logs(
     assert len(messages) == 1
 
 
-async def test_a_client_that_leaves_cancels_its_request(gw: Gateway, http: aiohttp.ClientSession) -> None:
-    message = call("later", 1)
-    before = int(await text(http, gw, call("cancelled")))
-    leaving = asyncio.get_running_loop().create_task(post(http, gw, message))
-    while not (waiting := int(await text(http, gw, call("waiting")))):
-        pass
-    assert waiting == 1, "the child has it"
-    leaving.cancel()
-    _ = await asyncio.wait((leaving,))
-    async with asyncio.timeout(SECONDS):
-        while int(await text(http, gw, call("cancelled"))) == before:
-            pass
-
-
 async def test_a_subscription_gets_its_changes_under_the_clients_own_id(
     gw: Gateway, http: aiohttp.ClientSession
 ) -> None:
@@ -187,17 +173,6 @@ async def test_requests_of_a_child_that_dies_are_lost_and_the_next_one_starts_an
     assert lost["id"] == 3
     assert "may have had effects" in lost["error"]["message"]
     assert await text(http, gw, call("pid")) != before
-
-
-async def test_a_legacy_client_of_a_modern_only_child_is_mirrored(gw: Gateway, http: aiohttp.ClientSession) -> None:
-    accept = {"Accept": "application/json, text/event-stream"}
-    async with asyncio.timeout(SECONDS):
-        async with http.post(gw.url, json=initialize(), headers=accept) as reply:
-            assert reply.status == 200
-            session = {mcp.SESSION_ID: reply.headers[mcp.SESSION_ID], **accept}
-        echo = legacy("tools/call", 1, name="echo", arguments={"x": 1})
-        async with http.post(gw.url, json=echo, headers=session) as reply:
-            assert '{\\"x\\": 1}' in await reply.text()
 
 
 async def test_the_route_may_name_the_legacy_side_of_a_command() -> None:

@@ -16,7 +16,7 @@ from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refu
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.mirror.conftest import Begin
-from tests.support.fake_modern import FORM, FakeModern
+from tests.support.fake_modern import FakeModern
 from tests.support.fake_server import FakeServer, Sent
 from tests.support.legacy_client import SseClient
 from tests.support.workbench import eventually
@@ -93,27 +93,6 @@ async def host() -> AsyncIterator[Host]:
     assert all(each.is_aborted for each in found.server.of(mcp.LISTEN)[-1:])
 
 
-async def test_a_call_with_its_rounds(host: Host) -> None:
-    first = await host.call()
-    assert first.request.headers == {"Authorization": "x"}
-    first.says(method=mcp.PROGRESS, params={"progress": 1})
-    first.asks(a=FORM, b=FORM)
-    progress, one, other = host.link.sent
-    assert (progress[0]["method"], progress[1]) == (mcp.PROGRESS, b"1")
-    assert {one[0]["method"], other[0]["method"]} == {"elicitation/create"}
-    assert one[1] == other[1] == b"1"
-    assert one[0]["id"] != other[0]["id"]
-    host.says(id=other[0]["id"], result=ACCEPT)
-    host.says(id=one[0]["id"], result=ACCEPT)
-    host.says(id=one[0]["id"], result={"action": "decline"})
-    await eventually(lambda: len(host.server.of("tools/call")) == 2)
-    second = host.server.of("tools/call")[1]
-    assert second.params["inputResponses"] == {"b": ACCEPT, "a": ACCEPT}
-    second.completes(content=[])
-    assert host.link.sent[-1] == ({"jsonrpc": "2.0", "id": 1, "result": {"content": []}}, b"1")
-    assert len(host.server.of("tools/call")) == 2
-
-
 async def test_a_cancelled_call_ends_at_the_server_without_a_response(host: Host) -> None:
     sent = await host.call()
     host.says(method=mcp.CANCELLED, params={"requestId": 1})
@@ -137,12 +116,6 @@ async def test_a_cancelled_call_takes_no_place_in_a_session_over_http_sse(begin:
     assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": call["id"]}}))[0] == 202
     assert stand.gateway.downstream.front.sessions.open_requests == 0
     client.stream.close()
-
-
-async def test_a_failure_of_the_server_is_refused(host: Host) -> None:
-    (await host.call()).fails(CallLost("gone"))
-    await eventually(lambda: host.link.refused)
-    assert [(id_, error.message) for id_, error in host.link.refused] == [(b"1", "gone")]
 
 
 async def test_requests_that_are_no_calls(host: Host) -> None:

@@ -69,13 +69,6 @@ async def test_a_late_question_of_a_cancelled_call_is_no_question_of_the_next_on
     assert asked["result"]["resultType"] == "input_required"
 
 
-async def test_a_question_of_a_legacy_child_is_a_round_of_its_modern_host(old: Host) -> None:
-    asked = await old.ask(call("ask"))
-    (key,) = asked["result"]["inputRequests"]
-    more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
-    assert await old.text(call("ask", 2, more=more)) == "Ann"
-
-
 async def test_all_calls_of_a_host_meet_the_same_child(old: Host) -> None:
     pid = await old.text(call("pid"))
     asked = await old.ask(call("ask", 2))
@@ -119,16 +112,6 @@ async def test_a_host_that_gives_up_its_probe_goes_on_as_a_legacy_host(old: Host
 # --- a legacy host of a legacy server ---
 
 
-async def test_a_legacy_host_of_a_legacy_child_is_relayed(old: Host) -> None:
-    answer = await old.ask(initialize())
-    assert answer["result"]["serverInfo"] == {"name": "fake", "version": "1"}
-    old.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
-    old.write(legacy("tools/call", 5, name="ask", arguments={}))
-    question = await old.until(method="elicitation/create")
-    old.write({"jsonrpc": "2.0", "id": question["id"], "result": ANN})
-    assert (await old.until(id=5))["result"]["content"][0]["text"] == "Ann"
-
-
 async def test_a_batch_of_a_legacy_host_is_refused(old: Host) -> None:
     _ = await old.ask(initialize())
     old.write([legacy("ping", 1), legacy("ping", 2)])
@@ -161,19 +144,6 @@ async def test_answers_of_a_modern_child_come_in_its_own_order(new: Host) -> Non
     assert await new.text(call("echo", 3)) == "{}"
 
 
-async def test_progress_of_a_modern_child_has_the_token_of_the_host(new: Host) -> None:
-    new.write(call("progress", 1, meta={"progressToken": "mine"}))
-    assert (await new.until(method="notifications/progress"))["params"] == {"progressToken": "mine", "progress": 1}
-
-
-async def test_a_modern_host_cancels_a_call_of_a_modern_child(new: Host) -> None:
-    new.write(call("later", 2))
-    _ = await new.text(call("echo", 1))  # by its answer, the child has the other call too
-    new.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}})
-    assert await new.text(call("cancelled", 3)) == "1"
-    assert await new.text(call("now", 4)) == "now"
-
-
 async def test_changes_of_a_modern_child_reach_the_subscription_of_the_host(new: Host) -> None:
     listen = modern("subscriptions/listen", 9, notifications={"toolsListChanged": True})
     new.write(listen)
@@ -190,13 +160,6 @@ async def test_a_modern_child_that_died_is_started_again(new: Host) -> None:
     lost = await new.ask(call("die", 1))
     assert "had effects" in lost["error"]["message"]
     assert await new.text(call("echo", 2, x=1)) == '{"x": 1}'
-
-
-async def test_a_legacy_host_is_mirrored_where_the_child_refuses_initialize(new: Host) -> None:
-    answer = await new.ask(initialize())
-    assert answer["result"]["protocolVersion"] == "2025-11-25"
-    new.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
-    assert await new.text(legacy("tools/call", 5, name="echo", arguments={"x": 1})) == '{"x": 1}'
 
 
 async def test_a_host_is_told_of_a_server_that_knows_no_version_of_it() -> None:

@@ -34,7 +34,7 @@ class Call:
 
     def __init__(self, body: Json, headers: Any, stream: "_Stream") -> None:
         self.body, self.headers = body, headers
-        self.send, self.write = stream.send, stream.write
+        self.send, self.write, self.abort = stream.send, stream.write, stream.abort
         self.params: Json = body["params"]
         self.answers: Json = self.params.get("inputResponses") or {}
         self.state: str | None = self.params.get("requestState")
@@ -180,6 +180,11 @@ class _Stream:
             self._response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await self._response.prepare(self._http)
         await self._response.write(data)
+
+    def abort(self) -> None:
+        """Break the connection."""
+        assert self._http.transport is not None
+        self._http.transport.abort()
 
     async def end(self, message: Json) -> web.StreamResponse:
         if self._response is None:

@@ -103,6 +103,7 @@ class LegacyClient:
         self.headers = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
         if authorization is not None:
             self.headers["Authorization"] = authorization
+        self.capabilities: Json = {"elicitation": {}}
         self.ids = itertools.count(1)
 
     async def initialize(self) -> "LegacyClient":
@@ -117,7 +118,7 @@ class LegacyClient:
 
     def begin_message(self) -> Json:
         info = {"name": "old", "version": "1"}
-        params = {"protocolVersion": self.version, "capabilities": {"elicitation": {}}, "clientInfo": info}
+        params = {"protocolVersion": self.version, "capabilities": self.capabilities, "clientInfo": info}
         return {"id": 0, "method": mcp.INITIALIZE, "params": params}
 
     async def open(self, message: Json | bytes, url: str = "") -> Stream:

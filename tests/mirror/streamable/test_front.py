@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
-from tests.support.fake_modern import FORM, PAGE, SAMPLE, Call, FakeModern, Json
+from tests.support.fake_modern import FORM, PAGE, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import eventually, jwt
 
@@ -46,32 +46,6 @@ async def test_a_result_comes_back_without_the_fields_of_2026(client: LegacyClie
     assert listed["result"].keys() == {"tools"}
 
 
-async def test_a_question_becomes_a_nested_request(client: LegacyClient, server: FakeModern) -> None:
-    server.tools["ask"] = ask
-    async with client.call("ask") as stream:
-        question = await stream.message()
-        assert question["method"] == "elicitation/create"
-        assert question["params"] == FORM["params"]
-        assert len(question["id"]) <= 3_000
-        assert await client.answer(question, ACCEPT) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
-    first, second = server.of("tools/call")
-    assert "requestState" not in first["params"]
-    assert second["params"]["requestState"] == "state"
-    assert second["params"]["arguments"] == first["params"]["arguments"]
-
-
-async def test_questions_of_one_round_are_asked_at_once(client: LegacyClient, server: FakeModern) -> None:
-    server.tools["many"] = lambda call: call.text(sorted(call.answers)) if call.answers else call.ask(a=FORM, b=SAMPLE)
-    async with client.call("many") as stream:
-        questions = [await stream.message(), await stream.message()]
-        assert [each["method"] for each in questions] == ["elicitation/create", "sampling/createMessage"]
-        for question in reversed(questions):
-            assert await client.answer(question, ACCEPT) == 202
-        assert text(await stream.message()) == ["a", "b"]
-    assert len(server.of("tools/call")) == 2
-
-
 async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -> None:
     server.tools["ask"] = ask
     async with client.call("ask") as stream:
@@ -91,32 +65,6 @@ async def test_a_url_question_gets_an_elicitation_id(client: LegacyClient, serve
         assert question["params"] == PAGE["params"]
         _ = await client.answer(question, {"action": "accept"})
         assert text(await stream.message()) == "seen"
-
-
-async def test_a_question_that_the_client_cannot_answer_ends_the_call(begin: Begin, server: FakeModern) -> None:
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url, capabilities={})
-    _ = await client.initialize()
-    server.tools["ask"] = ask
-    async with client.call("ask") as stream:
-        result = (await stream.message())["result"]
-    assert result["isError"] is True
-    assert "elicitation" in result["content"][0]["text"]
-    assert len(server.of("tools/call")) == 1
-
-
-async def test_a_refused_question_ends_the_call_with_the_clients_words(
-    client: LegacyClient, server: FakeModern
-) -> None:
-    server.tools["ask"] = ask
-    async with client.call("ask") as stream:
-        question = await stream.message()
-        refusal = {"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "User rejected"}}
-        async with client.post(refusal) as posted:
-            assert posted.response.status == 202
-        result = (await stream.message())["result"]
-    assert (result["isError"], "User rejected" in result["content"][0]["text"]) == (True, True)
-    assert len(server.of("tools/call")) == 1
 
 
 async def test_an_older_client_gets_no_event_ids(begin: Begin, server: FakeModern) -> None:
@@ -147,22 +95,6 @@ async def test_progress_and_logs_reach_the_client(client: LegacyClient, server: 
         assert (await stream.message())["params"] == {"progressToken": 7, "progress": 1}
         assert (await stream.message())["params"]["data"] == "error"
         assert text(await stream.message()) == "done"
-
-
-async def test_a_cancelled_call_is_cancelled_at_the_server(client: LegacyClient, server: FakeModern) -> None:
-    began = asyncio.Event()
-
-    async def hang(call: Call) -> Json:
-        began.set()
-        await asyncio.Event().wait()
-        return call.text("never")
-
-    server.tools["hang"] = hang
-    async with client.request("tools/call", {"name": "hang", "arguments": {}}, id_="c1") as stream:
-        await began.wait()
-        assert await client.notify(mcp.CANCELLED, {"requestId": "c1"}) == 202
-        await eventually(lambda: server.left == 1)
-        assert not (await stream.event()).data, "the client gets no response"
 
 
 @pytest.mark.parametrize("taken", [1, "a"])

@@ -61,17 +61,6 @@ async def test_the_handshake_opens_the_stream_and_posts_where_it_says(old: FakeS
     assert len(old.streams) == 1, "the session is used again"
 
 
-async def test_a_question_and_its_answer_go_over_the_one_stream(old: FakeSse, begin: Start) -> None:
-    client = (await sse(begin, old)).client()
-    asked = await parked(old, client)
-    call = (await old.heard("tools/call"))[0]
-    answering = asyncio.get_running_loop().create_task(client.answer(asked))
-    answer = (await old.heard("answer"))[0]
-    assert (answer["id"], answer["result"]["action"]) == (0, "accept")
-    old.streams[0].say(id=call["id"], result=text("thanks"))
-    assert (await answering).text == "thanks"
-
-
 async def test_a_session_that_is_given_up_is_closed(old: FakeSse, begin: Start) -> None:
     stand = await sse(begin, old, sessions={"idle_seconds": 0})
     assert (await stand.client().call()).text == "done"
@@ -359,16 +348,6 @@ async def test_an_event_without_an_end_ends_the_session(old: FakeSse, begin: Sta
     reply = await (await sse(begin, old, limits={"event_bytes": 65_536})).client().call()
     assert reply.outcome == (200, -32603, "call_lost")
     assert "limits.event_bytes" in reply.error["message"]
-
-
-async def test_a_call_whose_client_leaves_is_cancelled_upstream(old: FakeSse, begin: Start) -> None:
-    old.tool = silent
-    client = (await sse(begin, old)).client()
-    leaving = asyncio.get_running_loop().create_task(client.call())
-    call = (await old.heard("tools/call"))[0]
-    _ = leaving.cancel()
-    cancelled = (await old.heard("notifications/cancelled"))[0]
-    assert cancelled["params"]["requestId"] == call["id"]
 
 
 async def test_credentials_that_are_refused_are_told_to_the_client(old: FakeSse, begin: Start) -> None:
