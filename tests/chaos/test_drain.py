@@ -10,7 +10,7 @@ from tests.chaos.stage import Call, Gate, built, steps
 from tests.e2e.wire import Wire, wire
 from tests.parts.launch import old_server
 from tests.support.cluster import cluster, installed
-from tests.support.gateway_process import HELD, Gateway
+from tests.support.gateway_process import Gateway
 
 pytestmark = [
     pytest.mark.real,
@@ -142,21 +142,3 @@ async def test_calls_left_at_the_deadline_continue_elsewhere_or_are_lost(
         assert (waited.runs, waited.answers) == (runs, runs)
         assert (await steps(c.living))[step] == 2
         await c.settled()
-
-
-async def test_a_second_signal_ends_the_gateway_at_once() -> None:
-    hold = {"drain_delay_seconds": 30, "drain_seconds": 60}
-    async with old_server("py130") as server, cluster(server.url, hold=hold) as c, wire(c.url) as client:
-        owner, other, _ = c.replicas
-        call = Call(server, "ask_slow", "hurry")
-        state = await call.begin(client.on(owner.url))
-        await drains(owner)
-        assert await owner.metric(HELD) == 1
-        owner.terminate()
-        assert await owner.exited(3) == 0
-        assert call.outcome(await call.retry(client.on(other.url), state)) == "owner_lost"
-        assert (call.runs, call.answers) == (1, 0)
-        for replica in (other, c.replicas[2]):
-            await drains(replica)
-            replica.terminate()
-            assert await replica.exited(3) == 0

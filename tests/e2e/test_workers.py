@@ -20,11 +20,9 @@ import aiohttp
 import pytest
 
 from gateway.protocol import mcp
-from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server
+from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import (
     FAILURES,
-    HELD,
     START_SECONDS,
     STATE_KEY,
     Gateway,
@@ -428,46 +426,3 @@ async def test_a_second_program_cannot_share_the_port() -> None:
             async with gateway(NOBODY, check=False, workers=2, listen=gw.config["listen"]):
                 pass
         await refused(gw, 10)
-
-
-# Questions.
-
-
-@pytest.mark.real
-@pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
-async def test_an_answer_may_reach_another_worker_than_the_question() -> None:
-    async with old_server("py130") as server, gateway(server.url, workers=2) as gw, wire(gw.url) as client:
-        crossed = "mcp_gateway_continuations_total"
-        for number in range(1, 1000):
-            asks = await client.call("ask")
-            final = await client.call("ask", state=asks.state, answers=dict.fromkeys(asks.asks, ACCEPT))
-            assert final.text == NAMED
-            if number >= 20 and await gw.metric(crossed, step="forwarded") >= 20:
-                break
-        assert await gw.metric(crossed, step="forwarded") >= 20
-        assert await gw.metric(crossed) >= number
-        assert len(server.ledger("run", "ask")) == len(server.ledger("answered", "ask")) == number
-        await gw.settled()
-
-
-@pytest.mark.real
-@pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run")
-async def test_a_stopping_host_completes_parked_calls_whichever_worker_gets_the_answers() -> None:
-    async with (
-        old_server("py130") as server,
-        gateway(server.url, workers=2, hold={"drain_seconds": 20}) as gw,
-        wire(gw.url) as client,
-    ):
-        parked = [await client.call("ask") for _ in range(8)]
-        assert await gw.metric(HELD) == 8
-        gw.terminate()
-
-        async def both_drain() -> bool:
-            return len(gw.log("server.draining")) == 2
-
-        await gw.until(both_drain, "both drain")
-        for asks in parked:
-            final = await client.call("ask", state=asks.state, answers=dict.fromkeys(asks.asks, ACCEPT))
-            assert final.text == NAMED
-        assert await gw.exited(5) == 0, "it waits for what is parked, not for the whole drain"
-        assert len(server.ledger("run", "ask")) == len(server.ledger("answered", "ask")) == 8
