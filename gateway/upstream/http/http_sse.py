@@ -28,7 +28,7 @@ from gateway.upstream.http.http_errors import (
     read_refusal,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.reply_reader import ReplyReader, redirected
+from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, redirected
 from gateway.upstream.http.stream_timeouts import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
@@ -42,17 +42,10 @@ _UNREAD: Final = frozenset(range(300, 500)) - {401, 403}
 """Statuses of a GET whose body does not matter."""
 
 
-class _Stream(ReplyReader, kw_only=True):
+class _Stream(StreamReply, kw_only=True):
     """The stream of a session."""
 
     channel: "HttpSseChannel"
-
-    def accepted(self) -> None:
-        """Only a stream is what was asked for."""
-        if self.status != 200:
-            self.is_stream = False
-        if not self.is_stream:
-            self._end(None)
 
     def take(self, event: sse.Event) -> None:
         """The first event names the address for messages."""
@@ -89,8 +82,6 @@ class HttpSseChannel(Channel):
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
         self._stream: _Stream | None = None
         """The reply to the GET, while it is open. No task reads it, because it is silent most of the time."""
-        self._named: asyncio.Future[None]
-        """Done when the first event named the address for messages, or when it will not."""
         self._messages: URL | None = None
         """The address for messages, while the stream is open."""
         self._waiting: _Waiting | None = None
@@ -122,7 +113,6 @@ class HttpSseChannel(Channel):
     async def connect(self, headers: Headers) -> None:
         """Open the stream and wait for its endpoint. Raises WrongTransport, Unreachable or Refused."""
         where, seconds = self._endpoint.where, self._times.endpoint_seconds
-        stream: _Stream | None = None
         try:
             async with asyncio.timeout(seconds):
                 await self._open_stream(headers)
@@ -143,7 +133,6 @@ class HttpSseChannel(Channel):
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
 
         async def send() -> ReplyReader:
-            self._named = asyncio.get_running_loop().create_future()
             stream = self._stream = _Stream(
                 Callbacks(self._receive, self._receive),
                 client.limits.event_bytes,
@@ -153,14 +142,12 @@ class HttpSseChannel(Channel):
                 unread=_UNREAD,
                 channel=self,
             )
-            stream.pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
-            await self._named
-            return stream
+            return await stream.over(client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True))
 
         stream = await redirected(endpoint, send)
         if self._messages is not None:
             return
-        if stream.is_stream or stream.failure is not None:
+        if stream.is_stream or stream.is_done or stream.failure is not None:
             raise self._loss(stream)
         assert stream.head is not None, "it is a reply"
         if stream.status >= 400 and stream.status not in _UNREAD:
@@ -192,17 +179,16 @@ class HttpSseChannel(Channel):
         if self._messages is not None:
             return True
         self._messages = self._named_endpoint(event)
-        if not self._named.done():  # else its time is over
-            self._named.set_result(None)
+        if self._stream is not None:
+            self._stream.wake()
         return False
 
     def _over(self) -> None:
         """The stream has ended, or there is none."""
         stream = self._stream
         assert stream is not None, "it was not closed"
-        if self._messages is None and not self._named.done():
-            self._named.set_result(None)  # who waits for it looks why
-            return
+        if self._messages is None:
+            return  # `connect` waits for it
         self._end(self._loss(stream))
         if stream.failure is not None and not isinstance(stream.failure, _FAILURES):
             raise stream.failure  # a bug
@@ -224,8 +210,6 @@ class HttpSseChannel(Channel):
             return
         stream.close()
         self._messages = None
-        if not self._named.done():
-            self._named.set_exception(ended)
         if self._waiting is not None:
             cause = ended.message.partition(";")[0]
             self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))

@@ -90,6 +90,11 @@ class ReplyReader(msgspec.Struct, eq=False):
                 raise
         return self
 
+    def wake(self) -> None:
+        """Have who waits for the end go on."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
     @property
     def status(self) -> int:
         """The status code; 0 before the head is here."""
@@ -235,10 +240,27 @@ class ReplyReader(msgspec.Struct, eq=False):
         del self.hearer, self.ended
         if self.arrival is not None:
             self.arrival.release()
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        if self.waiter is not None:
+            self.wake()
         return ended
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
         self.arrival = self.arriving.arriving(self.arrival, size, self.pending)
+
+
+class StreamReply(ReplyReader):
+    """The reply to a GET: an event stream that is silent most of the time, or else nothing."""
+
+    opened: Callable[[], None] = nothing
+    """Called when the stream is here."""
+
+    def accepted(self) -> None:
+        """Only a stream is what was asked for."""
+        if self.is_stream and self.status == 200:
+            self.head, self.pending.is_silent = None, True
+            opened, self.opened = self.opened, nothing
+            opened()
+        else:
+            self.is_stream = False
+            self._end(None)

@@ -30,7 +30,7 @@ from gateway.upstream.http.http_errors import (
     stream_cut,
 )
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.reply_reader import ReplyReader, nothing
+from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, nothing
 from gateway.upstream.http.resumption import Resumption, asked_seconds
 from gateway.upstream.http.stream_timeouts import StreamTimes
 
@@ -142,21 +142,10 @@ class CallReply(ReplyReader, kw_only=True):
             super().on_failed(failure)
 
 
-class ResumedReply(ReplyReader, kw_only=True):
+class ResumedReply(StreamReply, kw_only=True):
     """The stream of a request, opened again behind one of its events."""
 
-    attached: Callable[[], None]
-    """Called when the stream is open."""
     resumption: Resumption
-    is_attached: bool = False
-
-    def accepted(self) -> None:
-        """Only a stream is what was asked for."""
-        if self.is_stream and self.status == 200:
-            self.is_attached = self.pending.is_silent = True
-            self.attached()
-        else:
-            self._end(None)
 
     def take(self, event: sse.Event) -> None:
         """Leave out an event that was handed over before."""
@@ -370,7 +359,7 @@ class ResumableChannel(Channel):
             client.arriving,
             0.0,  # a resumed stream stays open after the answer
             unread=_MAY_PASS,
-            attached=attached,
+            opened=attached,
             resumption=resumption,
         )
         get = self.get_headers(request.headers) | {mcp.LAST_EVENT_ID: resumption.place}
@@ -382,7 +371,7 @@ class ResumableChannel(Channel):
             is_late = True
         finally:
             request.silence = None
-        if not reply.is_attached:
+        if not reply.is_stream:
             if is_late:
                 failed = RetryLater(f"{self._endpoint.where} broke the connection (TimeoutError)")
             else:

@@ -17,7 +17,7 @@ from gateway.protocol import sse
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.reply_reader import ReplyReader
+from gateway.upstream.http.reply_reader import StreamReply
 from gateway.upstream.http.resumable_channel import ResumableChannel
 
 _STABLE_SECONDS: Final = 1.0
@@ -26,22 +26,6 @@ _UNKNOWN: Final = 404
 _UNREAD: Final = range(300, 1000)
 _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
-
-
-class _Reply(ReplyReader, kw_only=True):
-    """The reply to a GET."""
-
-    owner: "StandaloneStream"
-
-    def accepted(self) -> None:
-        """Only a stream is what was asked for."""
-        if self.status != 200:
-            self.is_stream = False
-        if not self.is_stream:
-            self._end(None)
-        else:
-            self.pending.is_silent, self.head = True, None
-            self.owner.opened()
 
 
 class StandaloneStream:
@@ -75,7 +59,7 @@ class StandaloneStream:
         self._was_open = False
         """Whether there ever was a stream; `is_open` may be a guess."""
         self._is_closing = False
-        self._reply: _Reply | None = None
+        self._reply: StreamReply | None = None
         """To the GET in flight."""
         self._timer: asyncio.TimerHandle | None = None
         """The pause before the next GET."""
@@ -122,8 +106,8 @@ class StandaloneStream:
         try:
             newest = self._owner.get_headers(self._headers)
             client, url = self._upstream.client, self._upstream.endpoint.url
-            reply = self._reply = _Reply(
-                self, client.limits.event_bytes, client.arriving, 0.0, self._over, unread=_UNREAD, owner=self
+            reply = self._reply = StreamReply(
+                self, client.limits.event_bytes, client.arriving, 0.0, self._over, unread=_UNREAD, opened=self._opened
             )
             reply.pending = client.begin("GET", url, newest, b"", reply)
         except BaseException:
@@ -172,7 +156,7 @@ class StandaloneStream:
 
     # -- the reply to a GET -------------------------------------------------------------------------------------
 
-    def opened(self) -> None:
+    def _opened(self) -> None:
         """The server answered with a stream."""
         listener = self._listener
         assert listener is not None, "nothing is heard after the end"
@@ -207,7 +191,7 @@ class StandaloneStream:
                 self._end()
                 raise bug
 
-    def _refused(self, reply: ReplyReader) -> None:
+    def _refused(self, reply: StreamReply) -> None:
         """The server answered with something else than a stream."""
         if reply.status in REDIRECTS:
             assert reply.head is not None, "it has a status"
