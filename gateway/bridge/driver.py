@@ -308,12 +308,21 @@ class Driver:
         # Only while a client waits: of two replicas whose clients have left, each would leave the call to the other.
         is_answered = exchange.round == round_ and exchange.state in (RUNNING, ASKING)
         is_ours = exchange.round > round_ or is_answered or self._is_of_another_replica
-        return is_ours and self._upstream_call.runs == 0
+        return is_ours and self._is_first_run
 
     @property
     def _is_of_another_replica(self) -> bool:
         begun = self._takeover
         return begun is not None and (begun.cold is None or begun.cold.is_taken_over)
+
+    @property
+    def _is_first_run(self) -> bool:
+        """Whether the call was neither run again, nor sent here after visits to URLs that another replica asked for.
+
+        Then the other replica has a call of its own, which nobody but it cancels.
+        """
+        begun = self._takeover
+        return self._upstream_call.runs == 0 and not (begun is not None and begun.envelope.state == REFERRED)
 
     def stop(self, error: GatewayError) -> None:
         """Give the exchange up, and end its waiting legs with this error."""
@@ -359,7 +368,7 @@ class Driver:
         """Let go of a parked call that its state alone continues; any other one is looked at again later."""
         call, due = self._upstream_call, self._timers.deadline(TTL)
         upstream = call.whereabouts() if call.can_be_left else None
-        is_taken_over = self._is_of_another_replica and call.runs == 0
+        is_taken_over = self._is_of_another_replica and self._is_first_run
         record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):
             self._timers.arm(COLD, self)
