@@ -41,12 +41,14 @@ class Kernel:
         """What is due at each time; a list, in the order in which it was asked for, only if there is more than one."""
         self.runnable: list[Loop] = []
         """The processes that have something to run."""
+        self.running: Loop | None = None
+        """The process that was the last to run: to say so to asyncio takes a system call."""
         self.turns = 0
         self.last_turn = 0
         """By this turn some time must have passed."""
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
-        """Have the world itself do something: no process is running then."""
+        """Have the world itself do something; which process was the last to run must not matter to that."""
         self.add(when, Handle(callback, args))
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> None:
@@ -66,6 +68,13 @@ class Kernel:
 
     def run(self, until: float) -> None:
         """Let time pass up to a moment."""
+        try:
+            self._run(until)
+        finally:
+            self.running = None
+            _set_running_loop(None)
+
+    def _run(self, until: float) -> None:
         runnable, times, due, bits = self.runnable, self._times, self._due, self.random.getrandbits
         when, entries = self.now, list[Handle]()
         self.last_turn = self.turns + _MAX_TURNS
@@ -261,7 +270,9 @@ class Loop(asyncio.AbstractEventLoop):
         """
         process, kernel, ready, runnable = self.process, self._kernel, self._ready, self._runnable
         next_handle = ready.popleft
-        _set_running_loop(self)
+        if kernel.running is not self:
+            kernel.running = self
+            _set_running_loop(self)
         try:
             while not process.is_frozen and process.is_alive:
                 for _ in range(len(ready)):
@@ -280,7 +291,6 @@ class Loop(asyncio.AbstractEventLoop):
                     break
                 kernel.turns += 1
         finally:
-            _set_running_loop(None)
             if ready and not process.is_frozen and process.is_alive:
                 runnable.append(self)
             else:

@@ -1,7 +1,7 @@
 """Plain HTTP/1.1 for the simulated servers and clients: enough for MCP, and no more."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,7 +107,7 @@ def first_request(data: bytes) -> tuple[str, str, Headers, bytes, bytes] | None:
 class ServerConnection(asyncio.Protocol):
     """One connection of a simulated server."""
 
-    def __init__(self, serve: Callable[[Request], Awaitable[None]], idle_seconds: float) -> None:
+    def __init__(self, serve: Callable[[Request], Coroutine[Any, Any, None]], idle_seconds: float) -> None:
         self._serve = serve
         self._idle_seconds = idle_seconds
         self._transport: Any = None
@@ -142,10 +142,7 @@ class ServerConnection(asyncio.Protocol):
             self._idle = None
         request = self._now = Request(method, path, headers, body, self)
         loop = running_loop()
-        loop.process.keep(loop.create_task(self._run(request)))
-
-    async def _run(self, request: Request) -> None:
-        await self._serve(request)
+        loop.process.keep(loop.create_task(self._serve(request)))
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
@@ -172,7 +169,7 @@ class ServerConnection(asyncio.Protocol):
 
 
 async def serve(
-    host: str, port: int, handler: Callable[[Request], Awaitable[None]], idle_seconds: float = 60.0
+    host: str, port: int, handler: Callable[[Request], Coroutine[Any, Any, None]], idle_seconds: float = 60.0
 ) -> Any:
     """Listen, in the process that runs."""
     loop = asyncio.get_running_loop()
