@@ -172,7 +172,7 @@ class PeerClient:
             kind=kind, to=member, issued=world.wall(), nonce=messages.nonce(), path=about, body=detail
         )
         answers = await self._connections.question(address, peer_request, self.question_seconds, most=most)
-        words = [frame.word for frame in answers if isinstance(frame, messages.Answer)]
+        words = [frame.word for frame in answers if isinstance(frame, messages.Told)]
         return words[0] if words else "unknown"
 
     async def reach(self, member: str) -> str:

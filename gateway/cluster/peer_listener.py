@@ -141,9 +141,9 @@ class PeerListener:
         elif not self._membership.is_meant(peer_request.to, is_local=is_local):
             await reply.frame(messages.Gone(host))
         elif kind == "status":
-            await reply.frame(messages.Answer(await self._tell_status(is_local)))
+            await reply.frame(messages.Told(await self._tell_status(is_local)))
         elif kind in ("reach", "holds"):
-            await reply.frame(messages.Answer(await self._witness.tell(peer_request, is_local=is_local)))
+            await reply.frame(messages.Told(await self._witness.tell(peer_request, is_local=is_local)))
         else:
             try:
                 _ = await self._serve(_incoming(peer_request, is_local=is_local), reply)

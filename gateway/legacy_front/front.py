@@ -79,7 +79,7 @@ class LegacyFront:
         if given is None:
             return None
         try:
-            found = self._ids.of(at.bearer, given)
+            found = self._ids.open(given, at.bearer)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None

@@ -55,15 +55,19 @@ def digest(bearer: Bearer, names: Sequence[str]) -> bytes:
     return hashlib.sha256(bearer.principal + bearer.credentials(names)).digest()
 
 
-class SessionIds(Claims[SessionId]):
+class SessionIds:
     """Seals and opens session ids."""
 
     def __init__(self, keys: InForce[Keys]) -> None:
-        super().__init__(keys, PURPOSE, SessionId, _MAX_CHARACTERS, opens_former=True)
+        self._claims = Claims(keys, PURPOSE, SessionId, _MAX_CHARACTERS, opens_former=True)
 
-    def of(self, bearer: Bearer, given: str) -> SessionId:
+    def seal(self, session_id: SessionId) -> str:
+        """The id as the client gets it."""
+        return self._claims.seal(session_id)
+
+    def open(self, given: str, bearer: Bearer) -> SessionId:
         """What an id says, if it is authentic and belongs to this route and caller; raises InvalidState."""
-        found = self.open(given)
+        found = self._claims.open(given)
         if found.version != _VERSION:
             raise InvalidState("version")
         if found.route != bearer.route:

@@ -22,15 +22,15 @@ PURPOSE: Final = "client state"
 _MAX_CHARACTERS: Final = 2_048
 
 
-class _State(msgspec.Struct):
+class _KeptState(msgspec.Struct):
     scopes: tuple[str, ...] = ("session", "server")
 
 
-class _Declared(msgspec.Struct):
-    state: _State | None = None
+class _KeepsState(msgspec.Struct):
+    state: _KeptState | None = None
 
 
-_decode_declared = msgspec.json.Decoder(_Declared).decode
+_decode_declared = msgspec.json.Decoder(_KeepsState).decode
 
 
 def declares(capabilities: bytes | Raw, scope: str = "session") -> bool:

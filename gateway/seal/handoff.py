@@ -8,17 +8,17 @@ from msgspec.structs import force_setattr, replace
 from gateway.exchange.input_requests import Question, question_digest
 from gateway.exchange.machine import Snapshot, State
 from gateway.protocol.errors import InvalidState
-from gateway.seal.request_state import Envelope, Open, unpack_record
+from gateway.seal.request_state import Envelope, OpenQuestion, unpack_record
 
 
-def opened(question: Question) -> Open:
+def opened(question: Question) -> OpenQuestion:
     """A question that the client has, with everything that another process needs to continue."""
     upstream_id = bytes(question.upstream_id) if question.upstream_id is not None else None
     params = bytes(question.params) if question.params is not None else None
     digest = question_digest(question)
     if question.digest is None:
         force_setattr(question, "digest", digest)  # the record of its answer needs it again
-    return Open(question.key, question.method, upstream_id, digest, params)
+    return OpenQuestion(question.key, question.method, upstream_id, digest, params)
 
 
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:

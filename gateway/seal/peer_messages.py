@@ -113,13 +113,13 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, tag="me"):
     id: str
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer to `reach` (`reached`, `silent`, `unknown`), `holds` (`yes`, `no`, `unknown`) or `status` (JSON)."""
 
     word: str
 
 
-Frame = Head | Data | End | Whole | Gone | Identity | Answer
+Frame = Head | Data | End | Whole | Gone | Identity | Told
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(PeerRequest).decode

@@ -49,7 +49,7 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 _REPEATED: Final = ("route", "method", "target", "arguments", "principal")
 
 
-class Open(msgspec.Struct, frozen=True, array_like=True):
+class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
     """One question that the client has; `params` are dropped if the state would be too large."""
 
     key: str
@@ -98,7 +98,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     epoch: str
     state: str
     sheds: int = 0
-    open: tuple[Open, ...] = ()
+    open: tuple[OpenQuestion, ...] = ()
     upstream: Upstream | None = None
     record: bytes | None = None
     trace: bytes | None = None

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gateway.admin import cluster_view
 from gateway.admin.cluster_status import STATUS_BYTES
 from gateway.cluster.worker import Worker
-from gateway.seal.peer_messages import Answer
+from gateway.seal.peer_messages import Told
 from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Silent
@@ -164,7 +164,7 @@ async def test_what_is_no_status_of_that_replica_is_not_shown(cluster: Cluster, 
     async def answer(asked: Asked) -> None:
         _ = await asked.take()
         await asked.begin()
-        await asked.say(Answer(lie))
+        await asked.say(Told(lie))
         await asked.end()
 
     liar = await cluster.fake(FakePeer(answer))
@@ -184,7 +184,7 @@ async def test_hostile_texts_of_another_replica_stay_text(cluster: Cluster) -> N
     async def answer(asked: Asked) -> None:
         _ = await asked.take()
         await asked.begin()
-        await asked.say(Answer(body))
+        await asked.say(Told(body))
         await asked.end()
 
     other = await cluster.fake(FakePeer(answer))
@@ -202,7 +202,7 @@ async def test_views_at_the_same_time_ask_once(cluster: Cluster) -> None:
         _ = await asked.take()
         await go.wait()
         await asked.begin()
-        await asked.say(Answer(json.dumps(told())))
+        await asked.say(Told(json.dumps(told())))
         await asked.end()
 
     other = await cluster.fake(FakePeer(answer))

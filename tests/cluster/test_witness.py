@@ -16,7 +16,7 @@ from gateway.cluster.worker import Address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from gateway.seal.peer_messages import Answer, Gone, PeerRequest
+from gateway.seal.peer_messages import Gone, PeerRequest, Told
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_store import FakeStore
@@ -231,7 +231,7 @@ async def test_a_candidate_tries_to_reach_a_silent_owner_unless_it_has_just_trie
     asked = await one.client().call()
     if not tries:
         reach = replaced(peer_request_for("gw-2", "reach"), "gw-1")
-        assert await frames_of(cluster, "gw-2", reach) == [Answer("silent")]
+        assert await frames_of(cluster, "gw-2", reach) == [Told("silent")]
     _ = await frames_of(cluster, "gw-2", peer_request_for("gw-2", "resume", asked, two.client()))
     assert steps(two) == {"resumed": 1}
     assert asked_peers(two) == tries
@@ -328,7 +328,7 @@ async def test_a_replica_that_cannot_tell_does_not_testify(
         if word == "silence":
             await asked.silence()
         await asked.begin()
-        await asked.say(Answer(word))
+        await asked.say(Told(word))
         await asked.end()
 
     peer = await cluster.fake(FakePeer(script))
@@ -351,7 +351,7 @@ async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
         kinds.append(peer_request.kind)
         if peer_request.kind == "reach":
             await asked.begin()
-            await asked.say(Answer("silent"))
+            await asked.say(Told("silent"))
             await asked.end()
         else:
             asked.die()
@@ -376,7 +376,7 @@ async def test_many_retries_cost_one_round_of_questions(
         await asked.take()
         await go.wait()
         await asked.begin()
-        await asked.say(Answer("unknown"))
+        await asked.say(Told("unknown"))
         await asked.end()
 
     go = asyncio.Event()
@@ -402,7 +402,7 @@ async def test_many_retries_cost_one_round_of_questions(
 async def test_a_witness_that_waits_in_vain_reports_silence(cluster: Cluster, hole: Address) -> None:
     await cluster.begin("gw-1", fakes={"gw-4": hole}, timeouts={"peer_connect_seconds": 0.1})
     reach = replaced(peer_request_for("gw-1", "reach"), "gw-4")
-    assert await frames_of(cluster, "gw-1", reach) == [Answer("silent")]
+    assert await frames_of(cluster, "gw-1", reach) == [Told("silent")]
 
 
 async def test_a_witness_reports_its_own_attempt_to_connect(cluster: Cluster) -> None:
@@ -413,12 +413,12 @@ async def test_a_witness_reports_its_own_attempt_to_connect(cluster: Cluster) ->
     for name in ("gw-1", "gw-2", *at, "gw-9"):
         words[name] = await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "reach"), name))
     assert words == {
-        "gw-1": [Answer("unknown")],
-        "gw-2": [Answer("reached")],
-        "gw-5": [Answer("silent")],
-        "gw-6": [Answer("unknown")],
-        "gw-7": [Answer("unknown")],
-        "gw-9": [Answer("unknown")],
+        "gw-1": [Told("unknown")],
+        "gw-2": [Told("reached")],
+        "gw-5": [Told("silent")],
+        "gw-6": [Told("unknown")],
+        "gw-7": [Told("unknown")],
+        "gw-9": [Told("unknown")],
     }
 
 
@@ -435,9 +435,9 @@ async def test_a_replica_tells_whether_it_continued_an_exchange(upstream: FakeUp
     async def told(about: str, round_: int) -> Any:
         return await frames_of(cluster, "gw-1", replaced(peer_request_for("gw-1", "holds"), about, b"%d" % round_))
 
-    assert await told(exchange, 0) == [Answer("yes")]
-    assert await told(exchange, 1) == [Answer("no")], "it is in that round itself, as the asking replica is"
-    assert await told("other", 0) == [Answer("no")]
+    assert await told(exchange, 0) == [Told("yes")]
+    assert await told(exchange, 1) == [Told("no")], "it is in that round itself, as the asking replica is"
+    assert await told("other", 0) == [Told("no")]
     assert json.loads((await one.client().answer(asked)).text) == ACCEPT
 
 
@@ -471,7 +471,7 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsew
     async def script(asked: Asked) -> None:
         await asked.take()
         await asked.begin()
-        await asked.say(Answer(word))
+        await asked.say(Told(word))
         await asked.end()
 
     third = await cluster.fake(FakePeer(script))
@@ -535,7 +535,7 @@ def telling(*words: str) -> FakePeer:
             await asked.refuse(503)
             return
         await asked.begin()
-        await asked.say(Answer(word))
+        await asked.say(Told(word))
         await asked.end()
 
     return FakePeer(script)
@@ -608,7 +608,7 @@ async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
         arrived.set()
         await go.wait()
         await asked.begin()
-        await asked.say(Answer("no"))
+        await asked.say(Told("no"))
         await asked.end()
 
     arrived, go = asyncio.Event(), asyncio.Event()

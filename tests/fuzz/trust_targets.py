@@ -19,7 +19,7 @@ from gateway.identity.jwt_verification import BadToken, read_keys, verify
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable import tokens
-from gateway.mirror.streamable.tokens import Mark, Nested, NoSession, Place, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, NoSession, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.claims import Bearer
@@ -48,10 +48,10 @@ PEERS = Keyring([KEY], "peer")
 TOKENS = Tokens(STATE_KEYS)
 SESSION = Session("s", "/mcp", b"p" * 32, NOW, Profile("2025-11-25", b"{}", b"{}"))
 FOREIGN = replace(SESSION, key="t")
-PLACE = Place("s", "x", "gw-1", "e", NOW)
+PLACE = CallPlace("s", "x", "gw-1", "e", NOW)
 CALL = Request(b"1", "tools/call", b'{"name":"t"}')
 ROUND = Progress(1, b'"state"')
-NESTED = Nested(PLACE, 1, "k", CALL, ROUND, ("k",), has_state=True)
+NESTED = NestedId(PLACE, 1, "k", CALL, ROUND, ("k",), has_state=True)
 MARK = Mark(PLACE, 1, b"1", request=CALL, progress=ROUND, asking=(Question("k", "roots/list", b"{}"),))
 _RINGS = {kind[7:8]: Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT)} | {
     "r": Keyring([KEY], tokens.STATE)
@@ -253,5 +253,5 @@ def _opening(token: str) -> set[str]:
     return found
 
 
-def _echoed(state: str, _: Session) -> Nested:
+def _echoed(state: str, _: Session) -> NestedId:
     return TOKENS.echoed(state, NESTED)

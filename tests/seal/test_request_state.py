@@ -26,7 +26,7 @@ from gateway.seal.request_state import (
     VERSION,
     Binding,
     Envelope,
-    Open,
+    OpenQuestion,
     Sealer,
     Upstream,
     bind,
@@ -69,7 +69,7 @@ def opened(by: Sealer, state: str, now: float = NOW, binding: Binding | None = N
 
 
 BINDING = bound("/mcp", request(), PRINCIPAL)
-QUESTION = Open("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
+QUESTION = OpenQuestion("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
 WHERE = Upstream("s", "2025-11-25", b'"c"', b'{"name":"old"}', "9")
 RECORD = (Recorded("k", b"d" * 16, 0, b'{"action":"accept"}'), Recorded("l", b"e" * 16, 1, b"{}"))
 ENVELOPE = Envelope(

@@ -15,7 +15,7 @@ from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.nested_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
-from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session
+from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session
 from gateway.mirror.upstream import server_of
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc
@@ -58,7 +58,7 @@ class CallContinuation:
         return await at.accept()
 
     def _restored(
-        self, at: MirrorArrival, session: Session, nested: Nested, *, is_proven: bool
+        self, at: MirrorArrival, session: Session, nested: NestedId, *, is_proven: bool
     ) -> StreamedCall | None:
         """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
         if nested.request is None or self._is_over(at, nested.place, nested.progress):
@@ -70,12 +70,12 @@ class CallContinuation:
         return held
 
     def _taken_over(
-        self, at: MirrorArrival, session: Session, place: Place, request: Request, progress: Progress
+        self, at: MirrorArrival, session: Session, place: CallPlace, request: Request, progress: Progress
     ) -> StreamedCall:
         level = self._homes.level(session)
         return StreamedCall(self._shared, at, session, place.exchange, request, level, progress)
 
-    def _is_over(self, at: MirrorArrival, place: Place, progress: Progress) -> bool:
+    def _is_over(self, at: MirrorArrival, place: CallPlace, progress: Progress) -> bool:
         """Whether a call of a replica that has died cannot go on."""
         return place.exchange in self._shared.ended or _is_old(at, place, progress)
 
@@ -146,7 +146,7 @@ class CallContinuation:
         return catalog.find(at.caller_key, request.target).ephemeral
 
 
-def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: Nested) -> None:
+def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: NestedId) -> None:
     """Check that a state counts now; raises InvalidRequestState."""
     if held is None:
         is_expired = not at.holds(nested.place) and _is_old(at, nested.place, nested.progress)
@@ -155,7 +155,7 @@ def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: Nested) ->
         raise InvalidRequestState("answered")
 
 
-def _is_old(at: MirrorArrival, place: Place, progress: Progress) -> bool:
+def _is_old(at: MirrorArrival, place: CallPlace, progress: Progress) -> bool:
     config = at.live.config
     seconds = config.state.ttl_seconds if progress.task is None else config.tasks.ttl_seconds
     return place.issued + seconds < world.wall()

@@ -10,7 +10,7 @@ from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.http.reply import OneStream
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.streamable.tokens import Nested, NoSession, Place, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, NestedId, NoSession, Session, Tokens
 from gateway.mirror.tool_catalog import CallerKey
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, InvalidState
@@ -44,7 +44,7 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
             seconds = self.live.config.state.session_ttl_seconds
             return tokens.session(token, self.bearer, seconds)
 
-    def nested(self, message: jsonrpc.Message, tokens: Tokens, session: Session) -> Nested:
+    def nested(self, message: jsonrpc.Message, tokens: Tokens, session: Session) -> NestedId:
         """The nested request that a response answers; raises InvalidRequest."""
         token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
         try:
@@ -53,16 +53,16 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
         except InvalidState as exc:
             raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
 
-    def new_place(self, session: str, exchange: str) -> Place:
+    def new_place(self, session: str, exchange: str) -> CallPlace:
         """The place of a call that this process holds."""
         process = self.live.process
-        return Place(session, exchange, process.owner, process.epoch, world.wall())
+        return CallPlace(session, exchange, process.owner, process.epoch, world.wall())
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: CallPlace) -> bool:
         """Whether this process holds the call, or held it."""
         return self.is_own(place.owner, place.epoch)
 
-    async def route(self, router: Router, place: Place) -> Replied | TakeOver:
+    async def route(self, router: Router, place: CallPlace) -> Replied | TakeOver:
         """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
         found = await router.route(place, self.incoming, OneStream(self.reply))
         if not isinstance(found, TakeOver):

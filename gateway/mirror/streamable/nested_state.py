@@ -10,7 +10,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.mirror.call_rounds import Question
-from gateway.mirror.streamable.tokens import Nested, Tokens
+from gateway.mirror.streamable.tokens import NestedId, Tokens
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
 
@@ -39,12 +39,12 @@ def with_state(question: Question, state: str) -> Question:
     return replace(question, params=jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
 
 
-def is_echo(nested: Nested, message: jsonrpc.Message) -> bool:
+def is_echo(nested: NestedId, message: jsonrpc.Message) -> bool:
     """Whether a response must bring a state."""
     return nested.has_state and not isinstance(message.error, Raw)
 
 
-def taken(nested: Nested, message: jsonrpc.Message, tokens: Tokens) -> tuple[Nested, jsonrpc.Message]:
+def taken(nested: NestedId, message: jsonrpc.Message, tokens: Tokens) -> tuple[NestedId, jsonrpc.Message]:
     """What the state of a response says, and the response without it; raises InvalidRequestState."""
     result = jsonrpc.members(message.result)
     meta = jsonrpc.members(result.get("_meta"))

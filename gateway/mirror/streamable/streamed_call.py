@@ -26,7 +26,7 @@ from gateway.mirror.modern_server import ModernServer
 from gateway.mirror.streamable import nested_state
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.tokens import Mark, Nested, Place, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import Upstream
 from gateway.protocol import jsonrpc, mcp, sse
@@ -211,7 +211,7 @@ class StreamedCall:
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    def _placed(self) -> Place:
+    def _placed(self) -> CallPlace:
         return replace(self._place, issued=world.wall())
 
     def _mark(self) -> Mark:
@@ -249,7 +249,7 @@ class StreamedCall:
         """The nested request of a question."""
         call, tokens = self.call, self._shared.tokens
         has_state = self.session.profile.echoes_state and nested_state.DIALECT in self._live.route.dialects
-        nested = Nested(
+        nested = NestedId(
             self._placed(),
             call.progress.round,
             question.key,
@@ -266,11 +266,11 @@ class StreamedCall:
 
     # -- from the client ----------------------------------------------------------------------------------------
 
-    def is_open(self, nested: Nested) -> bool:
+    def is_open(self, nested: NestedId) -> bool:
         """Whether a nested request waits for its response."""
         return nested.round == self.call.progress.round and nested.key in self.call.open
 
-    def answer(self, nested: Nested, message: jsonrpc.Message, headers: Headers) -> None:
+    def answer(self, nested: NestedId, message: jsonrpc.Message, headers: Headers) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
         if not self.is_open(nested):
             return

@@ -44,7 +44,7 @@ class Session(msgspec.Struct, frozen=True, array_like=True):
     profile: Profile
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class CallPlace(msgspec.Struct, frozen=True, array_like=True):
     """Where a call is: its session's key, its own id, and the process that holds it."""
 
     session: str
@@ -59,14 +59,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         return False
 
 
-class Nested(msgspec.Struct, frozen=True, array_like=True):
+class NestedId(msgspec.Struct, frozen=True, array_like=True):
     """The content of a nested request's id, and of its state.
 
     `request` and `progress` continue the call, and `keys` are all questions of the round; None or empty if they did
     not fit. `has_state` says whether the client must echo a state.
     """
 
-    place: Place
+    place: CallPlace
     round: int
     key: str
     request: Request | None = None
@@ -75,9 +75,9 @@ class Nested(msgspec.Struct, frozen=True, array_like=True):
     has_state: bool = False
 
     @property
-    def brief(self) -> "Nested":
+    def brief(self) -> "NestedId":
         """The same question without what continues the call."""
-        return Nested(self.place, self.round, self.key, has_state=self.has_state)
+        return NestedId(self.place, self.round, self.key, has_state=self.has_state)
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -88,7 +88,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     last event of a call `is_final`.
     """
 
-    place: Place
+    place: CallPlace
     number: int
     rpc_id: bytes
     is_final: bool = False
@@ -103,7 +103,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
         return Mark(self.place, self.number, self.rpc_id, self.is_final)
 
 
-Content = TypeVar("Content", Nested, Mark)
+Content = TypeVar("Content", NestedId, Mark)
 
 
 class Subscribed(msgspec.Struct, frozen=True, array_like=True):
@@ -134,8 +134,8 @@ class Tokens:
         """`of` names a dialect that has tokens of its own."""
         self.sessions = Claims(keys, of + SESSION, Session, _MAX_TOKEN, opens_former=True)
         self._standalone = Claims(keys, of + SESSION, Subscribed, _MAX_TOKEN, opens_former=True)
-        self.nested = Claims(keys, of + NESTED, Nested, _MAX_TOKEN, _MAX_NESTED)
-        self._states = Claims(keys, of + STATE, Nested, _MAX_TOKEN)
+        self.nested = Claims(keys, of + NESTED, NestedId, _MAX_TOKEN, _MAX_NESTED)
+        self._states = Claims(keys, of + STATE, NestedId, _MAX_TOKEN)
         self._events = Claims(keys, of + EVENT, Mark, _MAX_TOKEN, _MAX_EVENT)
 
     # -- sessions -----------------------------------------------------------------------------------------------
@@ -177,19 +177,19 @@ class Tokens:
 
     # -- nested requests ----------------------------------------------------------------------------------------
 
-    def nested_id(self, nested: Nested) -> bytes:
+    def nested_id(self, nested: NestedId) -> bytes:
         """The id of a nested request, as JSON."""
         return b'"%b"' % self.nested.seal(*_forms(nested, _MAX_NESTED)).encode()
 
-    def asked(self, token: str, session: Session) -> Nested:
+    def asked(self, token: str, session: Session) -> NestedId:
         """The nested request that a client answers; raises InvalidState."""
         return _of_session(self.nested.open(token), session)
 
-    def state(self, nested: Nested) -> str:
+    def state(self, nested: NestedId) -> str:
         """The state of a nested request (SEP-1685)."""
         return self._states.seal(*_forms(nested, _MAX_TOKEN))
 
-    def echoed(self, state: str, nested: Nested) -> Nested:
+    def echoed(self, state: str, nested: NestedId) -> NestedId:
         """What the state of a nested request says, which `nested` names; raises InvalidState."""
         found = self._states.open(state)
         if found.brief != nested.brief:
@@ -212,7 +212,7 @@ def _forms(content: Content, most: int) -> tuple[Content, ...]:
     bulk = len(content.progress.state or b"")
     if content.request is not None:
         bulk += len(content.request.params)
-    if isinstance(content, Nested):
+    if isinstance(content, NestedId):
         bulk += sum(map(len, content.keys))
     else:
         bulk += sum(len(question.params) for question in content.asking)

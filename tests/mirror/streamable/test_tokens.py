@@ -11,10 +11,10 @@ from gateway.config import InForce
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable.tokens import (
+    CallPlace,
     Mark,
-    Nested,
+    NestedId,
     NoSession,
-    Place,
     Session,
     Tokens,
 )
@@ -26,7 +26,7 @@ KEY, OTHER = bytes(32), bytes(range(32))
 NOW = 1_800_000_000.0
 DAY = 86_400.0
 PROFILE = Profile("2025-11-25", b'{"name":"c","version":"1"}', b'{"elicitation":{}}')
-PLACE = Place("s", "x", "gw-1", "e", NOW)
+PLACE = CallPlace("s", "x", "gw-1", "e", NOW)
 
 
 def tokens(*keys: bytes, former: tuple[bytes, ...] = ()) -> Tokens:
@@ -87,7 +87,7 @@ def test_a_former_key_opens_session_ids_and_nothing_else() -> None:
     old, new = tokens(OTHER), tokens(KEY, former=(OTHER,))
     session = session_of(old, "s")
     assert opened(old.new_session(bearer(), PROFILE), new).profile == PROFILE
-    nested = json.loads(old.nested_id(Nested(PLACE, 1, "name")))
+    nested = json.loads(old.nested_id(NestedId(PLACE, 1, "name")))
     with pytest.raises(InvalidState):
         _ = new.asked(nested, session)
     with pytest.raises(InvalidState):
@@ -98,7 +98,7 @@ def test_a_former_key_opens_session_ids_and_nothing_else() -> None:
 def test_no_kind_of_token_opens_as_another() -> None:
     by = tokens()
     session = session_of(by, "s")
-    nested, event = json.loads(by.nested_id(Nested(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
+    nested, event = json.loads(by.nested_id(NestedId(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
     assert by.asked(nested, session).key == "name"
     assert by.mark(event, session).rpc_id == b"1"
     for odd in (event, by.new_session(bearer(), PROFILE)):
@@ -112,7 +112,7 @@ def test_no_kind_of_token_opens_as_another() -> None:
 
 def test_a_token_of_another_session_counts_for_nothing() -> None:
     by = tokens()
-    nested, event = json.loads(by.nested_id(Nested(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
+    nested, event = json.loads(by.nested_id(NestedId(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
     other = session_of(by, "t")
     with pytest.raises(InvalidState, match="requestState") as refused:
         _ = by.asked(nested, other)
@@ -126,7 +126,7 @@ def test_a_nested_id_has_at_most_3000_characters_and_carries_the_call_if_it_fits
     by = tokens()
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
     progress = Progress(1, b'"state"')
-    id_ = by.nested_id(Nested(PLACE, 1, "name", request, progress, ("name",)))
+    id_ = by.nested_id(NestedId(PLACE, 1, "name", request, progress, ("name",)))
     assert len(json.loads(id_)) <= 3_000
     nested = by.asked(json.loads(id_), session_of(by, "s"))
     assert (nested.place, nested.round, nested.key) == (PLACE, 1, "name")
@@ -143,7 +143,7 @@ def test_what_cannot_fit_is_not_even_encoded() -> None:
     keys, asking = ("k" * 900,) * 4_000, (Question("name", "elicitation/create", request.params),)
     tracemalloc.start()
     try:
-        for nested in (Nested(PLACE, 1, "name", request), Nested(PLACE, 1, "name", keys=keys)):
+        for nested in (NestedId(PLACE, 1, "name", request), NestedId(PLACE, 1, "name", keys=keys)):
             _ = by.nested_id(nested), by.state(nested)
         for mark in (Mark(PLACE, 1, b"7", request=request), Mark(PLACE, 1, b"7", asking=asking)):
             _ = by.event_id(mark)
@@ -174,7 +174,7 @@ def test_an_id_of_the_standalone_stream_carries_the_subscriptions_of_its_session
     assert by.subscribed(token, session_of(by, "t")) is None
     assert not by.sessions.opens(token)
     assert tokens(KEY, former=(OTHER,)).subscribed(tokens(OTHER).standalone_id(session, ()), session) == ()
-    nested, event = json.loads(by.nested_id(Nested(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
+    nested, event = json.loads(by.nested_id(NestedId(PLACE, 1, "name"))), by.event_id(Mark(PLACE, 1, b"1"))
     for odd in ("", "x" * 100_000, nested, event, by.new_session(bearer(), PROFILE)):
         assert by.subscribed(odd, session) is None
     with pytest.raises(InvalidState):
