@@ -15,7 +15,7 @@ PURE := $(addprefix tests/,exchange protocol identity seal config property test_
 PROGRAMS := $(addprefix --ignore=tests/,e2e chaos conformance parts deploy demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick unit test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-instructions image interop release clean
+.PHONY: help demo quick unit smoke test fuzz soak simulate plant coverage check format lint types install parts conformance bench bench-instructions image interop release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ quick: $(VENV)/stamp ## the tests of the pure parts, in about 10 seconds
 # Three workers, because many of these tests wait for a time to pass.
 unit: $(VENV)/stamp ## quick, and every other test that starts no program, in about 90 seconds
 	$(PYTEST) -n $(or $(WORKERS),3) --dist worksteal -q $(PROGRAMS) -m "not processes and not real"
+
+smoke: $(VENV)/stamp parts ## ten pairs of a published client and a published server, in three minutes
+	$(PYTEST) -n 2 --dist worksteal -q -m smoke tests/e2e/test_table.py
 
 # In the order of the folders, because few tests may take long: a long file that comes last leaves a worker idle.
 test: $(VENV)/stamp parts ## every test, with real servers and clients and the official conformance suite

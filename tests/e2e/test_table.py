@@ -147,10 +147,21 @@ UNFINISHED: Final[dict[tuple[str, str], str]] = {}
 """What does not work, with the reason, by client and server."""
 
 
+SMOKE: Final = {
+    *(("mcp 2.3, HTTP", server) for server in SERVERS),
+    *((client, "server 2.4, HTTP") for client in ("mcp 1.30, HTTP", "mcp 1.30, HTTP+SSE", "mcp 1.30, stdio")),
+    ("mcp 2.3, stdio", "mcp 1.30, stdio"),
+    ("mcp 1.30, HTTP", "mcp 1.30, stdio"),
+}
+"""What `make smoke` plays: each face and each link, and each way that a call can take."""
+
+
 def cell(client: str, server: str) -> Any:
     """One parameter of the test."""
     reason = UNFINISHED.get((client, server))
     marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+    if (client, server) in SMOKE:
+        marks.append(pytest.mark.smoke)
     return pytest.param(client, server, marks=marks, id=f"{client} - {server}")
 
 
