@@ -1,10 +1,17 @@
 """One request of a legacy client, on its way to what serves it."""
 
 import msgspec
+from msgspec import Raw
 
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
+from gateway.http.upstream_headers import for_call, own_headers
+from gateway.legacy_front.backend import ClientMessage
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import InvalidRequest, ParseError
+from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
+from gateway.protocol.reply_messages import is_response
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.claims import Bearer
 from gateway.telemetry import COMPLETE
@@ -34,6 +41,45 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         process = self.live.process
         return (owner, epoch) == (process.owner, process.epoch)
 
+    def message(self) -> ClientMessage:
+        """The message in the body, with the headers that go upstream; raises ParseError or InvalidRequest."""
+        incoming, route = self.incoming, self.live.route
+        message = self.opened()
+        headers = for_call(route, incoming.headers)
+        _ = headers.pop(self.caller.distrusted_header or "", None)
+        headers.update(own_headers(route))
+        return ClientMessage(incoming.body, message, headers)
+
+    def opened(self) -> jsonrpc.Message:
+        """The message alone; raises ParseError or InvalidRequest."""
+        body = self.incoming.body
+        try:
+            check_bounds(body)
+            _ = jsonrpc.distinct(body)
+            message = jsonrpc.message(body)
+        except jsonrpc.RepeatedKey as exc:
+            raise InvalidRequest("The message repeats a key; send each key once") from exc
+        except msgspec.ValidationError as exc:
+            raise InvalidRequest(
+                "The body must be one JSON-RPC object; a batch is not served in this session, send each message alone"
+            ) from exc
+        except TooMany as exc:
+            raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
+        except ValueError as exc:
+            raise ParseError(f"The body is not valid JSON: {exc}") from exc
+        _check(message)
+        return message
+
     async def accept(self) -> Response:
         """Reply that a notification or a response was taken."""
         return await self.reply.only(b"", 202, NO_HEADERS, COMPLETE)
+
+
+def _check(message: jsonrpc.Message) -> None:
+    if message.jsonrpc != "2.0":
+        raise InvalidRequest('"jsonrpc" must be "2.0"')
+    if isinstance(message.id, Raw) and not jsonrpc.is_id(message.id):
+        raise InvalidRequest('"id" must be a string or an integer')
+    answers = is_response(message)
+    if (message.method is None) is not answers or (answers and not isinstance(message.id, Raw)):
+        raise InvalidRequest("The message is neither a request, nor a notification, nor a response")

@@ -12,7 +12,6 @@ from gateway.cluster.router import Router
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
-from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.replica_forwarding import forward
@@ -141,7 +140,7 @@ class LegacyFront:
 
     async def _initialize(self, session: FrontSession, at: Arrival) -> Response:
         """Answer `initialize` with one JSON body, whose headers name the session."""
-        stream = session.take(incoming_message.read(at))
+        stream = session.take(at.message())
         assert stream is not None, "`initialize` is a request"
         with stream.read_by(at.reply, 0):
             while not isinstance(last := await stream.next(at.reply), FinalMessage):
@@ -168,7 +167,7 @@ class LegacyFront:
     async def _post(self, session: FrontSession, at: Arrival) -> Response:
         if session.is_initialized:
             at.incoming.found_session()  # over HTTP+SSE, it exists before
-        message = incoming_message.read(at)
+        message = at.message()
         try:
             stream = session.take(message)
         except GatewayError as exc:

@@ -18,7 +18,6 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
-from gateway.legacy_front.incoming_message import read
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import initialize, params_of, request_of
@@ -81,19 +80,15 @@ class Stateless:
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
         assert incoming.caller is not None, "the caller is identified before"
-        sent = read(Arrival(incoming, reply, live, incoming.caller))
+        sent = Arrival(incoming, reply, live, incoming.caller).message()
         at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         del sent
-        try:
-            if message.method is None:
-                return await self._answered(at, message)
-            serving = self._notified(at, message) if id_ is None else self._request(at, id_, message)
-            del message  # a call keeps the params alone, and these coroutines wait for its end
-            return await serving
-        except GatewayError as exc:
-            exc.request_id = exc.request_id or id_
-            raise
+        if message.method is None:
+            return await self._answered(at, message)
+        serving = self._notified(at, message) if id_ is None else self._request(at, id_, message)
+        del message  # a call keeps the params alone, and these coroutines wait for its end
+        return await serving
 
     def end_all(self, error: GatewayError) -> None:
         """End the calls that wait for answers: nobody could go on with them."""

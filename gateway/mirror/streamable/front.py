@@ -20,7 +20,6 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
-from gateway.legacy_front import incoming_message
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect, cancelled
 from gateway.mirror.call_rounds import Request
@@ -99,25 +98,21 @@ class Mirror:
     async def _post(self, at: MirrorArrival) -> Response:
         message = self._opened(at)
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
-        try:
-            if message.method == mcp.INITIALIZE and id_ is not None:
-                return await self._initialize(at, id_, message)
-            session = self._session(at)
-            if message.method is None:
-                return await self._calls.answer(at, session, message)
-            if id_ is None:
-                return await self._notified(at, session, message)
-            serving = self._request(at, session, id_, message)
-            del message  # a call keeps the params alone, and these coroutines wait for its end
-            return await serving
-        except GatewayError as exc:
-            exc.request_id = exc.request_id or id_
-            raise
+        if message.method == mcp.INITIALIZE and id_ is not None:
+            return await self._initialize(at, id_, message)
+        session = self._session(at)
+        if message.method is None:
+            return await self._calls.answer(at, session, message)
+        if id_ is None:
+            return await self._notified(at, session, message)
+        serving = self._request(at, session, id_, message)
+        del message  # a call keeps the params alone, and these coroutines wait for its end
+        return await serving
 
     def _opened(self, at: MirrorArrival) -> jsonrpc.Message:
         """The message of a request; raises ParseError or InvalidRequest."""
         try:
-            return incoming_message.opened(at.incoming)
+            return at.opened()
         except GatewayError:
             with suppress(GatewayError):
                 _ = self._session(at)  # an unreadable message does not end the session in which it came
