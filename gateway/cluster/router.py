@@ -177,7 +177,8 @@ class Router:
         """Have the process that follows a task already serve a request that would have this one take it over.
 
         A task keeps its handle, so when its owner is restarted, or a process is added, that one may be the first
-        candidate, though another one has gone on with the task. None if no process in reach follows it.
+        candidate, though another one has gone on with the task. So may a restarted owner of a call whose client did
+        not read what another one told it. None if no process in reach follows it.
         """
         for known in (self._followers.pop(task.exchange, None), None):
             member = known or await self._witness.follower(task.exchange)

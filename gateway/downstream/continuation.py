@@ -75,6 +75,9 @@ class Continuation:
         size = 2 * len(incoming.body)  # as it came, and sealed for the other replica
         with self._process.calls.take(round_.caller.principal, size, is_continued=True):
             found = await self._elsewhere(envelope, incoming, round_.reply)
+            if isinstance(found, TakeOver) and found.proven and envelope.owner == self._process.owner:
+                # A former process of this id held the call. Another replica may have gone on with it since.
+                found = await self.router.follower_serves(envelope, incoming, round_.reply) or found
         if isinstance(found, TakeOver):
             self._check_arguments(round_, envelope)
             return await self._take_over(round_, envelope, is_proven=found.proven)
