@@ -1,6 +1,6 @@
 """Reports how an exchange goes: to the log, the metrics, the traces, the status page."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway import world
 from gateway.bridge.call_context import Context
@@ -9,6 +9,7 @@ from gateway.exchange.machine import BROKEN, PARKED, REFERRED, RESTORED
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
 from gateway.routes.deadlines import wait_seconds
+from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Envelope
 from gateway.telemetry import COMPLETE, Ending, Event, Operation, Outcome, Span, Step, get_logger
 from gateway.telemetry.process_status import HeldStatus
@@ -22,6 +23,51 @@ _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""
 _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
+
+
+class Spoken(NamedTuple):
+    """What the log says of a call, whichever side takes rounds."""
+
+    live: LiveRoute
+    method: str
+    target: str
+    request_id: str | None
+
+    def taken_over(self, owner: str, round_: int, *, owner_is_dead: bool, is_resumable: bool = True) -> None:
+        """This replica continues a call that another one began."""
+        log.info(
+            Event.CALL_TAKEN_OVER,
+            route=self.live.route.path,
+            upstream=self.live.route.upstream.name,
+            target=self.target[:_TARGET_CHARACTERS],
+            owner=owner,
+            owner_is_dead=owner_is_dead,
+            round=round_,
+            resumable=is_resumable,
+            request_id=self.request_id,
+        )
+
+    def finished(self, rounds: int, outcome: Outcome, began: float, error: GatewayError | None, cause: str) -> None:
+        """A call of several rounds is over, or one without a result."""
+        route = self.live.route
+        self.live.process.metrics.exchange_finished(route.path, rounds)
+        to = log.bind()  # the proxy would look each method up anew
+        say = to.warning if isinstance(error, UpstreamError) else to.info
+        more = {"cause": cause} if cause else {}
+        if error is not None:
+            more["fix"] = error.fix
+        say(
+            Event.EXCHANGE_FINISHED,
+            route=route.path,
+            upstream=route.upstream.name,
+            method=self.method[:_TARGET_CHARACTERS],
+            target=self.target[:_TARGET_CHARACTERS],
+            rounds=rounds,
+            outcome=outcome,
+            seconds=round(world.monotonic() - began, 3),
+            request_id=self.request_id,
+            **more,
+        )
 
 
 class Report:
@@ -141,18 +187,8 @@ class Report:
 
     def taken_over(self, envelope: Envelope, *, owner_is_dead: bool) -> None:
         """This replica continues a call that another one sent."""
-        live, upstream = self._context.live, envelope.upstream
-        log.info(
-            Event.CALL_TAKEN_OVER,
-            route=live.route.path,
-            upstream=live.route.upstream.name,
-            target=self._context.request.target[:_TARGET_CHARACTERS],
-            owner=envelope.owner,
-            owner_is_dead=owner_is_dead,
-            round=envelope.round,
-            resumable=upstream is not None and upstream.is_resumable,
-            request_id=self._context.request_id,
-        )
+        owner, is_resumable = envelope.owner, envelope.is_resumable
+        self._spoken.taken_over(owner, envelope.round, owner_is_dead=owner_is_dead, is_resumable=is_resumable)
 
     def cooled(self) -> None:
         """The call is let go of, and nothing more is said about it until its client comes back."""
@@ -181,25 +217,11 @@ class Report:
     def finished(self) -> None:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
         self._call_span = None
-        request, live = self._context.request, self._context.live
         rounds = self._context.exchange.round + 1
-        if self._is_cold or (rounds == 1 and self._outcome is COMPLETE.outcome):
-            return
-        live.process.metrics.exchange_finished(live.route.path, rounds)
-        error, to = self._error, log.bind()  # the proxy would look each method up anew
-        say = to.warning if isinstance(error, UpstreamError) else to.info
-        more = {"cause": self._cause} if self._cause else {}
-        if error is not None:
-            more["fix"] = error.fix
-        say(
-            Event.EXCHANGE_FINISHED,
-            route=live.route.path,
-            upstream=live.route.upstream.name,
-            method=request.method,
-            target=request.target[:_TARGET_CHARACTERS],
-            rounds=rounds,
-            outcome=self._outcome,
-            seconds=round(world.monotonic() - self._started, 3),
-            request_id=self._context.request_id,
-            **more,
-        )
+        if not self._is_cold and (rounds > 1 or self._outcome is not COMPLETE.outcome):
+            self._spoken.finished(rounds, self._outcome, self._started, self._error, self._cause)
+
+    @property
+    def _spoken(self) -> Spoken:
+        context, request = self._context, self._context.request
+        return Spoken(context.live, request.method, request.target, context.request_id)

@@ -65,7 +65,7 @@ class CallContinuation:
             return None
         held = self._taken_over(at, session, nested.place, nested.request, nested.progress)
         held.reopen((Question(key, "", b"{}") for key in nested.keys), at.headers)
-        held.report.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
+        held.report.spoken.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
         held.wait()
         return held
 
@@ -106,7 +106,7 @@ class CallContinuation:
             if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
                 raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
             if held is not None:
-                held.report.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
+                held.report.spoken.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
                 step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
         at.continued(Step.LOST if held is None else step)
         if held is None:

@@ -3,19 +3,17 @@
 from typing import Final
 
 from gateway import world
+from gateway.bridge.call_report import Spoken
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
 from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question
 from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, UpstreamError
+from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
-from gateway.telemetry import COMPLETE, Ending, Event, NestedOutcome, Operation, Outcome, Span, get_logger
+from gateway.telemetry import COMPLETE, Ending, NestedOutcome, Operation, Outcome, Span
 from gateway.upstream.channel import NO_HEADERS, Headers
 
-log = get_logger()
-
-_TARGET_CHARACTERS: Final = 200
 _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 
 
@@ -83,22 +81,10 @@ class CallReport:
         """The client has answered."""
         self._count(question, NestedOutcome.ANSWERED)
 
-    def taken_over(self, owner: str, round_: int, *, owner_is_dead: bool) -> None:
-        """This replica continues a call that another one began."""
-        log.info(
-            Event.CALL_TAKEN_OVER,
-            **self._about,
-            owner=owner,
-            owner_is_dead=owner_is_dead,
-            round=round_,
-            resumable=True,
-        )
-
     @property
-    def _about(self) -> dict[str, str]:
-        """What every event in the log says."""
-        route, target = self._live.route, self._request.target[:_TARGET_CHARACTERS]
-        return {"route": route.path, "upstream": route.upstream.name, "target": target, "request_id": self.request_id}
+    def spoken(self) -> Spoken:
+        """The call, as the log speaks of it."""
+        return Spoken(self._live, self._request.method, self._request.target, self.request_id)
 
     def failed(self, error: GatewayError) -> None:
         """The call ends with an error of the gateway."""
@@ -128,14 +114,5 @@ class CallReport:
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:
             return
-        metrics.exchange_finished(path, rounds)
-        say = log.warning if isinstance(error, UpstreamError) else log.info
-        say(
-            Event.EXCHANGE_FINISHED,
-            **self._about,
-            method=self._request.method[:_TARGET_CHARACTERS],
-            rounds=rounds,
-            outcome=ending.outcome,
-            seconds=round(seconds, 3),
-            **({"cause": error.message, "fix": error.fix} if error is not None else {}),
-        )
+        cause = "" if error is None else error.message
+        self.spoken.finished(rounds, ending.outcome, self._started, error, cause)
