@@ -197,7 +197,10 @@ class Client:
             works = [self._until_told(state, each) for each in (answers, other)]
             told = await asyncio.gather(*works)
             found = [each for each in told if each is not None]
-            good = sorted((each for each in found if each.error is None), key=_is_question)  # a result ends the call
+            # A result ends the call, and of two questions the newer one is open.
+            good = sorted(
+                (each for each in found if each.error is None), key=lambda each: (_is_question(each), -each.at)
+            )
             truest = [each for each in found if each.reason != "invalid_request_state"]
             # Whose state is invalid knows nothing of the call. The other one does, even if it gave up.
             return (good or truest or ([None] if None in told else found))[0]
