@@ -385,7 +385,7 @@ def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     if told.unheard_since is not None and _arrived(outcome, told) - told.unheard_since > grace_seconds:
         # It lost its connection, and then asked replicas that could not answer.
         return bool(met(outcome, record, DEATHS | SILENCES, until=told.at))
-    if (lost := _leg_cut_at(outcome, record, told)) is not None and _arrived(outcome, told) - lost > grace_seconds:
+    if (lost := _leg_lost_at(outcome, record, told)) is not None and _arrived(outcome, told) - lost > grace_seconds:
         return True
     left = record.left.get(told.state or "", math.inf)
     came = (each for each in record.told if each.state == told.state and each.at > left)
@@ -393,12 +393,16 @@ def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     return back - left > grace_seconds
 
 
-def _leg_cut_at(outcome: Outcome, record: Record, told: Told) -> float | None:
-    """When the connection of a replica to the owner was reset, between which no link led; the client waited there."""
+def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:
+    """When an owner lost the leg of a client which was told then, where no link led to the owner, to come again.
+
+    The connection of the replica where it waited was reset, or that replica ended.
+    """
     before = [each for each in record.told if each.state == told.state and each.at <= told.sent]
     parted = [each for each in before if _is_parted_from_owner(outcome, each)]
     cuts = [begins(each) for each in outcome.faults if each.kind == "cut"]
-    return min((at for at in cuts for each in parted if each.sent <= at <= each.at), default=None)
+    cut = [at for at in cuts for each in parted if each.sent <= at <= each.at]
+    return min([*cut, *(each.unheard_since for each in parted if each.unheard_since is not None)], default=None)
 
 
 def _arrived(outcome: Outcome, told: Told) -> float:

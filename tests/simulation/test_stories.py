@@ -70,6 +70,21 @@ def test_only_a_leg_that_was_cut_while_no_link_led_to_its_owner_excuses_that_its
         assert any("its state is invalid" in each for each in complaints(outcome)), kind
 
 
+@pytest.mark.parametrize("is_parted", [True, False])
+def test_only_a_leg_that_was_lost_before_its_owner_was_cut_off_excuses_that_its_client_came_back_late(
+    is_parted: bool,  # noqa: FBT001
+) -> None:
+    outcome = story("a_leg_is_lost_with_a_replica_and_its_owner_is_cut_off_then")
+    (record,) = outcome.records
+    assert any(told.reason == "owner_stalled" and told.unheard_since is not None for told in record.told)
+    if is_parted:
+        for told in record.told:
+            told.unheard_since = None
+    else:
+        outcome.faults = [fault for fault in outcome.faults if fault.kind != "part"]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
 @pytest.mark.parametrize("change", ["not cancelled", "cancelled before", "cancelled after", "keys"])
 def test_only_a_call_that_was_cancelled_by_a_drain_ends_with_the_keys_of_its_process(change: str) -> None:
     outcome = story("a_process_that_ends_with_its_keys_has_given_its_calls_up")
