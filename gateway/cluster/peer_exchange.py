@@ -8,6 +8,7 @@ from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
 from gateway.cluster.worker import Address
 from gateway.config import Timeouts
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_reply import AwaitedReply
@@ -136,7 +137,7 @@ class PeerExchange(AwaitedReply):
                 raise OwnerSilent(member, why, is_local=True)
             case Whole() if head is None:
                 ended = ending(frame)
-                return await reply.whole(frame.data, frame.status, dict(frame.headers), ended), ended
+                return await reply.whole(FinalMessage(frame.data, frame.status, dict(frame.headers), ended)), ended
             case messages.Head():
                 self._reply_head = frame
                 if frame.streamed and not reply.started:
@@ -149,7 +150,9 @@ class PeerExchange(AwaitedReply):
                 ended = ending(frame)
                 if head.streamed:
                     return await reply.end(ended), ended
-                return await reply.whole(bytes(self._body), head.status, dict(head.headers), ended), ended
+                return await reply.whole(
+                    FinalMessage(bytes(self._body), head.status, dict(head.headers), ended)
+                ), ended
             case _:
                 raise ReplyBroken(f"{member} sent a frame that does not belong in a reply")
         return None

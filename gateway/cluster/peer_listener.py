@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Final
@@ -16,6 +16,7 @@ from gateway.cluster.peer_errors import PeerFailed, PeerReplaced
 from gateway.cluster.witness import Witness
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead
@@ -211,13 +212,17 @@ class PeerReply(ReplyWriter):
         data = b"".join([self._frames.seal(frame) for frame in frames])
         await self._stream.write(data, self._send_seconds)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
+    async def only(self, final: FinalMessage) -> Response:
         """Send a whole reply."""
+        body, headers = final.body, tuple(final.headers.items())
         if self._is_accepted or len(body) > _PIECE_BYTES:
-            await self.frame(*_whole(body, status, headers, ending))
+            # In frames that replicas of every version take.
+            pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
+            head = messages.Head(final.status, headers, streamed=False)
+            await self.frame(head, *pieces, messages.End(*final.ending))
             return self._stream
         self._is_accepted = True  # by the reply itself
-        sealed = self._frames.seal(messages.Whole(status, tuple(headers.items()), body, *ending))
+        sealed = self._frames.seal(messages.Whole(final.status, headers, body, *final.ending))
         self._whole = WholeResponse(sealed, headers={"Content-Type": CONTENT_TYPE})
         return self._whole
 
@@ -280,12 +285,6 @@ def _decoded(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[s
 
 
 _known_headers: Final = lru_cache(_KNOWN)(_decoded)
-
-
-def _whole(body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> list[messages.Frame]:
-    """The frames of a whole reply, which replicas of every version take."""
-    pieces = [messages.Data(body[start : start + _PIECE_BYTES]) for start in range(0, len(body), _PIECE_BYTES)]
-    return [messages.Head(status, tuple(headers.items()), streamed=False), *pieces, messages.End(*ending)]
 
 
 def _text(raw: bytes) -> str:

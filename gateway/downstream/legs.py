@@ -9,7 +9,7 @@ from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.round import Round
-from gateway.upstream.channel import NO_HEADERS
+from gateway.http.outbox import FinalMessage
 
 
 class Legs:
@@ -45,7 +45,7 @@ class Legs:
             _ = self._plain.pop(plain, None)
         if plain.final is not None:
             body, ending = plain.final
-            return round_.reply.plain(body) or await round_.reply.whole(body, 200, NO_HEADERS, ending), ending
+            return round_.reply.plain(body) or await round_.reply.whole(FinalMessage(body, ending=ending)), ending
         return await self.write(round_, plain.promote(), plain.queue)
 
     async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:

@@ -5,7 +5,7 @@ item goes to that replica. An item that does not open, or whose replica does not
 request gets a session of its own, and the result a new item.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from msgspec import Raw
@@ -16,6 +16,7 @@ from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter, WrappedReply
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
@@ -23,7 +24,6 @@ from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import ProcessScope
 from gateway.seal import client_state
 from gateway.seal.client_state import Item
-from gateway.telemetry import Ending
 
 NAME: Final = "mrtr-gateway/upstream-session"
 _FREE: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS | {mcp.LISTEN}
@@ -90,6 +90,6 @@ class _ReplyWithItem(WrappedReply):
     def started(self) -> bool:  # type: ignore[override]
         return self._reply.started
 
-    def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Awaitable[Response]:
+    def whole(self, final: FinalMessage) -> Awaitable[Response]:
         """See `ReplyWriter`; it ends every round."""
-        return self._reply.whole(client_state.with_item(body, NAME, self._item), status, headers, ending)
+        return self._reply.whole(replace(final, body=client_state.with_item(final.body, NAME, self._item)))

@@ -67,7 +67,7 @@ class Rejections:
         may_parse = isinstance(exc, GatewayError) or incoming.opened is not None
         id_ = error.request_id or (incoming.rpc_id if may_parse and not isinstance(exc, Forbidden) else None)
         last = FinalMessage.of_error(error, id_, incoming.request_id, in_session=incoming.in_session)
-        return await reply.whole(last.body, last.status, last.headers, last.ending)
+        return await reply.whole(last)
 
     def _record(self, error: GatewayError, incoming: Incoming) -> None:
         """Count an error, and log it if an operator can do something about it."""

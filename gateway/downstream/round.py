@@ -22,7 +22,7 @@ from gateway.protocol.request_meta import Declarations
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Envelope
 from gateway.sessions.call import PoolKey
-from gateway.telemetry import COMPLETE, Ending, Operation, Outcome, Span, Step
+from gateway.telemetry import Ending, Operation, Outcome, Span, Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 LEFT: Final = Ending(Outcome.CANCELLED)
@@ -93,8 +93,7 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     async def answer(self, result: bytes) -> Replied:
         """Write a result that no call had to be made for."""
-        body = jsonrpc.result(self.request.id, result)
-        return await self.reply.whole(body, 200, NO_HEADERS, COMPLETE), COMPLETE
+        return await self.finish(FinalMessage(jsonrpc.result(self.request.id, result)))
 
     async def write(self, queue: Outbox) -> Replied:
         """Write messages as they come: one JSON body if the final message comes first, else a stream."""
@@ -108,7 +107,7 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     async def finish(self, last: FinalMessage) -> Replied:
         """Write the final message."""
-        return await self.reply.whole(last.body, last.status, last.headers, last.ending), last.ending
+        return await self.reply.whole(last), last.ending
 
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""

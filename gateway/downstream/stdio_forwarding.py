@@ -140,7 +140,7 @@ class _Passage:
             _ = sending.cancel()
         if isinstance(last.cause, UpstreamError) and not self._reply.started:
             raise last.cause
-        return await self._reply.whole(last.body, last.status, last.headers, last.ending)
+        return await self._reply.whole(last)
 
     async def _send(self, send: Send) -> None:
         with telling(self._fail):

@@ -10,6 +10,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.http.outbox import FinalMessage
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import BODILESS, JsonResponse, Response, StreamResponse, WholeResponse
 from gateway.protocol import sse
@@ -52,20 +53,20 @@ class ReplyWriter(ABC):
     def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
         """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
 
-    def whole(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Awaitable[Response]:
+    def whole(self, final: FinalMessage) -> Awaitable[Response]:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
-        return self._last(body, ending) if self.started else self.only(body, status, headers, ending)
+        return self._last(final) if self.started else self.only(final)
 
     def plain(self, body: bytes) -> Response | None:  # noqa: ARG002  (for clients of HTTP)
         """The response with one body of status 200, if nothing has to be awaited for it; no other reply follows."""
         return None
 
-    async def _last(self, body: bytes, ending: Ending) -> Response:
-        await self.write(sse.encode(body))
-        return await self.end(ending)
+    async def _last(self, final: FinalMessage) -> Response:
+        await self.write(sse.encode(final.body))
+        return await self.end(final.ending)
 
     @abstractmethod
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
+    async def only(self, final: FinalMessage) -> Response:
         """Send one body and nothing else."""
 
 
@@ -91,9 +92,9 @@ class WrappedReply(ReplyWriter):
         """See `ReplyWriter`."""
         return await self._reply.end(ending)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], ending: Ending) -> Response:
+    async def only(self, final: FinalMessage) -> Response:
         """See `ReplyWriter`."""
-        return await self._reply.only(body, status, headers, ending)
+        return await self._reply.only(final)
 
 
 class OneStream(WrappedReply):
@@ -134,7 +135,7 @@ class Discarded(ReplyWriter):
         """See `ReplyWriter`."""
         return NO_RESPONSE
 
-    async def only(self, *_: object) -> Response:
+    async def only(self, _: FinalMessage) -> Response:
         """See `ReplyWriter`."""
         return NO_RESPONSE
 
@@ -173,8 +174,9 @@ class HttpReply(ReplyWriter):
         self._challenge = challenge
         self._stream: StreamResponse
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
+    async def only(self, final: FinalMessage) -> Response:
         """Return one JSON body, which the connection writes."""
+        body, status, headers = final.body, final.status, final.headers
         if "WWW-Authenticate" in headers:
             headers = CIMultiDict(headers)
             self.rewrite_challenges(headers)

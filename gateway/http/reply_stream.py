@@ -39,7 +39,7 @@ async def write(
 async def finish(reply: ReplyWriter, last: FinalMessage, event: bytes = b"") -> tuple[Response, Ending]:
     """Write the final message, which may be empty: as one JSON body, or in a stream as `event` if that is given."""
     if last.body and not (event and reply.started):
-        return await reply.whole(last.body, last.status, last.headers, last.ending), last.ending
+        return await reply.whole(last), last.ending
     if not reply.started:
         await reply.start()
     if last.body:

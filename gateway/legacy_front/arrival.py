@@ -4,6 +4,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.http.incoming import Caller, Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_headers import for_call, own_headers
@@ -14,8 +15,6 @@ from gateway.protocol.json_text.json_bounds import TooMany, check_bounds
 from gateway.protocol.reply_messages import is_response
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.claims import Bearer
-from gateway.telemetry import COMPLETE
-from gateway.upstream.channel import NO_HEADERS
 
 
 class Arrival(msgspec.Struct, frozen=True, eq=False):
@@ -72,7 +71,7 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
 
     async def accept(self) -> Response:
         """Reply that a notification or a response was taken."""
-        return await self.reply.only(b"", 202, NO_HEADERS, COMPLETE)
+        return await self.reply.only(FinalMessage(b"", 202))
 
 
 def _check(message: jsonrpc.Message) -> None:

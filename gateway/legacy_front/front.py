@@ -18,12 +18,12 @@ from gateway.legacy_front.replica_forwarding import forward
 from gateway.legacy_front.session import FrontSession, session_gone
 from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
 from gateway.legacy_front.session_table import SessionTable
-from gateway.legacy_front.stream import Stream
+from gateway.legacy_front.stream import ENDED, Stream
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.routes.live_route import ProcessScope
-from gateway.telemetry import COMPLETE, Passed, TrafficEra
+from gateway.telemetry import Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
 
 _METHODS: Final = "GET, POST, DELETE"
@@ -149,7 +149,7 @@ class LegacyFront:
         if last.cause is not None:
             raise last.cause
         given = {mcp.SESSION_ID: self.session_id(session, at)} if session.is_initialized else NO_HEADERS
-        return await at.reply.only(last.body, 200, given, COMPLETE)
+        return await at.reply.only(FinalMessage(last.body, headers=given))
 
     async def _serve(self, session: FrontSession, at: Arrival) -> Response:
         method = at.incoming.method
@@ -160,7 +160,7 @@ class LegacyFront:
                 return await self._get(session, at)
             case "DELETE" if session.front == "http":
                 session.end(InvalidRequest("The client has ended the session"))
-                return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
+                return await at.reply.only(ENDED)
         allowed = _METHODS if session.front == "http" else "POST"
         raise NotAllowed(f"HTTP {method[:20]} is not served in a session", allowed=allowed)
 

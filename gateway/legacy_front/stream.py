@@ -21,7 +21,6 @@ from gateway.runtime.budget import Budget
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn
 from gateway.telemetry import COMPLETE
-from gateway.upstream.channel import NO_HEADERS
 
 _EVENT_BYTES: Final = 256
 """What an event costs besides its message."""
@@ -102,7 +101,7 @@ class Stream(Outbox):
             if isinstance(first, FinalMessage) and first.body:
                 if first.cause is not None:
                     raise first.cause
-                return await reply.only(first.body, 200, NO_HEADERS, COMPLETE)
+                return await reply.only(first)
             return await self._write(reply, first)
 
     async def write(self, reply: ReplyWriter, position: int) -> Response:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gateway.cluster.router import Router, TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
@@ -38,7 +39,7 @@ from gateway.sep_1442.listening import Listening
 from gateway.sep_1442.own_server import OwnServer, OwnSide
 from gateway.sep_1442.stateless_call import StatelessCall
 from gateway.sep_1442.vocabulary import Declared, InvalidSession
-from gateway.telemetry import COMPLETE, Step
+from gateway.telemetry import Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _KEY: Final = vocabulary.VERSION.encode()
@@ -206,4 +207,4 @@ def _stateless(at: MirrorArrival, profile: Profile = _NOBODY) -> Session:
 
 
 async def _result(at: MirrorArrival, id_: bytes, result: bytes, headers: Headers = NO_HEADERS) -> Response:
-    return await at.reply.only(jsonrpc.result(id_, result), 200, headers, COMPLETE)
+    return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers=headers))

@@ -1,6 +1,6 @@
 """This gateway as the modern server of the dialect's calls: their rounds are bridged like those of modern clients."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.modern_server import Hear, Outgoing
@@ -17,7 +18,6 @@ from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
-from gateway.telemetry import Ending
 
 _PLAIN: Final = (200, 400, 404)
 """Statuses that tell a client no more than the error in the body does."""
@@ -96,20 +96,20 @@ class _Messages(MessageReply):
         except (ValueError, RecursionError) as exc:
             self.error = CallLost(f"The server's answer is malformed ({exc}); the call may have had effects")
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
-        if status in _PLAIN:
-            await self.take(body)
+    async def only(self, final: FinalMessage) -> Response:
+        if final.status in _PLAIN:
+            await self.take(final.body)
         else:
-            self.error = _refusal(body, status, headers)
+            self.error = _refusal(final)
         return NO_RESPONSE
 
 
-def _refusal(body: bytes, status: int, headers: Mapping[str, str]) -> GatewayError:
+def _refusal(final: FinalMessage) -> GatewayError:
     """The error of a reply whose status or headers tell the client what to do, such as to sign in."""
-    raw = jsonrpc.message(body).error
+    raw = jsonrpc.message(final.body).error
     said = jsonrpc.error(raw) if isinstance(raw, Raw) else jsonrpc.Error(mcp.INTERNAL_ERROR, "The call failed")
     data: Any = jsonrpc.value(said.data) if isinstance(said.data, Raw) else None
     error = GatewayError(said.message, data=data if isinstance(data, dict) else None)
-    error.code, error.status = said.code, status
-    error.headers.update(headers)
+    error.code, error.status = said.code, final.status
+    error.headers.update(final.headers)
     return error

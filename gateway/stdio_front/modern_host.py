@@ -1,7 +1,6 @@
 """The requests of a modern host, of which several are in flight at the same time."""
 
 import asyncio  # noqa: TC003  (one import style; it costs nothing here)
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -11,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway import world
 from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.outbox import error_response
+from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import NO_RESPONSE, MessageReply
 from gateway.http.server import request_id as ids
 from gateway.http.server.response import Response
@@ -23,7 +22,7 @@ from gateway.protocol.request import ParsedBody
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Share
 from gateway.stdio_front.host import HOST, Host
-from gateway.telemetry import Direction, Ending, bodies
+from gateway.telemetry import Direction, bodies
 
 _CALLER: Final = Caller(HOST, None)
 """The only caller there is."""
@@ -115,9 +114,9 @@ class LineReply(MessageReply):
             bodies.show(Direction.TO_CLIENT, message, route="stdio", request_id=self._request_id)
         await self._host.write(message)
 
-    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _ending: Ending) -> Response:
+    async def only(self, final: FinalMessage) -> Response:
         """Write the only message."""
-        await self.take(body)
+        await self.take(final.body)
         return NO_RESPONSE
 
 

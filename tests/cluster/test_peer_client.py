@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.config import InForce
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.runtime.budget import Budget, Share
@@ -72,8 +73,8 @@ async def test_a_retry_through_another_replica_needs_the_same_credentials(
 class Recorder(ReplyWriter):
     """Keeps a whole reply."""
 
-    async def only(self, body: bytes, status: int, headers: Any, ending: Any) -> Response:
-        self.body, self.status = body, status
+    async def only(self, final: FinalMessage) -> Response:
+        self.body, self.status = final.body, final.status
         return WholeResponse()
 
     def share_unread(self) -> Share:

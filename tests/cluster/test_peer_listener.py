@@ -15,13 +15,13 @@ from gateway.cluster import peer_connections, peer_listener
 from gateway.cluster.peer_listener import PeerHeads, PeerReply
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
+from gateway.http.outbox import FinalMessage
 from gateway.http.server import connection as connections
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
 from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
-from gateway.telemetry import COMPLETE
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -487,7 +487,7 @@ async def test_a_whole_reply_is_not_accepted_once_more() -> None:
     wire = Mock()
     http = HttpRequest(ReceivedHead("POST", "/peer", NO_HEADERS, URL("/peer")), RequestBody(), wire)
     reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), 1, accept_seconds=60)
-    whole_reply = await reply.only(b"{}", 200, {}, COMPLETE)
+    whole_reply = await reply.only(FinalMessage(b"{}"))
     reply._accept_late()
     reply.stop_timer()
     assert await reply.close() is whole_reply

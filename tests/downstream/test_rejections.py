@@ -1,7 +1,7 @@
 """Errors: what they name, and the secrets that never leave the gateway."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.downstream.rejections import Rejections
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import mcp
@@ -188,9 +189,9 @@ class FakeReply(ReplyWriter):
     def share_unread(self) -> Share:
         raise NotImplementedError
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
-        self.status, self.body = status, body
-        return WholeResponse(headers=headers)
+    async def only(self, final: FinalMessage) -> Response:
+        self.status, self.body = final.status, final.body
+        return WholeResponse(headers=final.headers)
 
     async def start(self) -> None:
         raise NotImplementedError

@@ -1,6 +1,5 @@
 """The messages of a queue on their way to a reply."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -61,8 +60,8 @@ class FakeReply(ReplyWriter):
         self.got.append("end")
         return NO_RESPONSE
 
-    async def only(self, body: bytes, _status: int, _headers: Mapping[str, str], _: Ending) -> Response:
-        self.got.append(f"only {body.decode()}")
+    async def only(self, final: FinalMessage) -> Response:
+        self.got.append(f"only {final.body.decode()}")
         return NO_RESPONSE
 
 

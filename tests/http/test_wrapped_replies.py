@@ -1,15 +1,13 @@
 """Replies that stand before another one, or whose reader is in this process."""
 
-from collections.abc import Mapping
-
 import pytest
 
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import NO_RESPONSE, MessageReply, WrappedReply
 from gateway.http.server.response import Response
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
-from gateway.telemetry import COMPLETE, Ending
-from gateway.upstream.channel import NO_HEADERS
+from gateway.telemetry import COMPLETE
 
 
 class Reader(MessageReply):
@@ -25,8 +23,8 @@ class Reader(MessageReply):
     async def take(self, message: bytes) -> None:
         self.calls.append(message)
 
-    async def only(self, body: bytes, status: int, headers: Mapping[str, str], _: Ending) -> Response:
-        self.calls.append((body, status, headers))
+    async def only(self, final: FinalMessage) -> Response:
+        self.calls.append(final)
         return NO_RESPONSE
 
 
@@ -36,7 +34,7 @@ async def test_a_reader_takes_each_message_of_a_stream_once_however_it_is_cut() 
     stream = sse.encode(b'{"a":1}') + sse.KEEP_ALIVE + b"id: 7\ndata: \n\n" + sse.encode(b'{"b":2}')
     for byte in stream:
         await reader.write(bytes((byte,)))
-    assert await reader.whole(b'{"c":3}', 200, NO_HEADERS, COMPLETE) is NO_RESPONSE
+    assert await reader.whole(FinalMessage(b'{"c":3}')) is NO_RESPONSE
     assert reader.calls == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
 
@@ -45,17 +43,17 @@ async def test_a_wrapped_reply_writes_to_the_other_one() -> None:
     wrapped = WrappedReply(reader)
     with pytest.raises(NotImplementedError):
         _ = wrapped.share_unread()
-    await wrapped.only(b"{}", 404, {"a": "b"}, COMPLETE)
+    await wrapped.only(FinalMessage(b"{}", 404))
     await wrapped.start()
     await wrapped.write(sse.encode(b'{"a":1}'))
     assert await wrapped.end(COMPLETE) is NO_RESPONSE
     assert reader.started
-    assert reader.calls == [(b"{}", 404, {"a": "b"}), b'{"a":1}']
+    assert reader.calls == [FinalMessage(b"{}", 404), b'{"a":1}']
 
 
 async def test_a_wrapped_reply_knows_only_itself_whether_it_is_a_stream() -> None:
     reader = Reader()
     wrapped = WrappedReply(reader)
     await wrapped.start()
-    _ = await wrapped.whole(b"{}", 200, NO_HEADERS, COMPLETE)
-    assert reader.calls == [(b"{}", 200, NO_HEADERS)], "a subclass decides what counts"
+    _ = await wrapped.whole(FinalMessage(b"{}"))
+    assert reader.calls == [FinalMessage(b"{}")], "a subclass decides what counts"

@@ -6,11 +6,12 @@ from typing import Any
 from unittest.mock import Mock
 
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import NO_RESPONSE, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.modern_host import ModernHost
-from gateway.telemetry import COMPLETE, Metrics
+from gateway.telemetry import Metrics
 
 
 class Handler:
@@ -25,7 +26,7 @@ class Handler:
         await self.may_answer.wait()
         await reply.start()
         await reply.write(b"event: message\ndata: {}\n\n: a comment\n\n")
-        await reply.whole(b"[]", 200, {}, COMPLETE)
+        await reply.whole(FinalMessage(b"[]"))
         return NO_RESPONSE
 
 

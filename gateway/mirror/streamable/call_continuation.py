@@ -6,7 +6,7 @@ It is here, at the replica that its place names, or continued from the id alone 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.router import Router, TakeOver
-from gateway.http.outbox import error_response
+from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.server.response import Response
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_requests import initialize
@@ -20,8 +20,7 @@ from gateway.mirror.upstream import server_of
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled
-from gateway.telemetry import COMPLETE, Step
-from gateway.upstream.channel import NO_HEADERS
+from gateway.telemetry import Step
 
 
 class CallContinuation:
@@ -165,4 +164,4 @@ async def _lost(at: MirrorArrival, mark: Mark) -> Response:
     """Tell the client that its call is lost, as the response to it."""
     await at.reply.start()
     body = error_response(mark.rpc_id, owner_lost(mark.place.owner))
-    return await at.reply.whole(body, 200, NO_HEADERS, COMPLETE)
+    return await at.reply.whole(FinalMessage(body))

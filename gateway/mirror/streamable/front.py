@@ -18,6 +18,7 @@ from gateway.cluster.peer_errors import PeerReplaced
 from gateway.cluster.router import Router
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
+from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
@@ -43,8 +44,6 @@ from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.runtime.budget import Budget
 from gateway.seal import client_state
-from gateway.telemetry import COMPLETE
-from gateway.upstream.channel import NO_HEADERS
 
 _METHODS: Final = "POST, GET, DELETE"
 _MAX_ID_BYTES: Final = 1_000
@@ -139,7 +138,7 @@ class Mirror:
         profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
         token = self._shared.tokens.new_session(at.bearer, profile)
-        return await at.reply.only(jsonrpc.result(id_, result), 200, {mcp.SESSION_ID: token}, COMPLETE)
+        return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
 
     async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
         if message.method == mcp.CANCELLED:
@@ -184,7 +183,7 @@ class Mirror:
                 del message
                 at.incoming.drop_body(id_)
                 return await self._call(at, session, request)
-        return await at.reply.whole(response, 200, NO_HEADERS, COMPLETE)
+        return await at.reply.whole(FinalMessage(response))
 
     async def _subscribe(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response | None:
         """Have the home of a session serve resources/subscribe or resources/unsubscribe; None if that is here."""
@@ -239,7 +238,7 @@ class Mirror:
             held.abandon()
         self._homes.end(session)
         await self._router.to_all(at.incoming)
-        return await at.reply.only(b"", 200, NO_HEADERS, COMPLETE)
+        return await at.reply.only(FinalMessage(b""))
 
     # -- the upstream -------------------------------------------------------------------------------------------
 
