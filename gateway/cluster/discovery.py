@@ -12,6 +12,7 @@ from typing import Final
 from gateway import world
 from gateway.cluster.worker import Address, host_id
 from gateway.config import InForce, Replica, split_address
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 
 Resolve = Callable[[str, int], Awaitable[list[Address]]]
@@ -67,7 +68,7 @@ class Discovery:
         """The hosts that the last lookup found."""
         self._greeted: dict[str, tuple[Address, float]] = {}
         """Replicas that introduced themselves, and until when that counts."""
-        self._last: dict[str, Address] = {}
+        self._last: Newest[str, Address] = Newest(MAX_REMEMBERED)
         """The last address of each host, including those that the name service has dropped: they may live there."""
         self._born = world.monotonic()
         self._looked = float("-inf")
@@ -140,13 +141,7 @@ class Discovery:
             return
         if name == host:
             self._greeted[host] = (address, world.monotonic() + _GREETED_SECONDS)
-            self._remember(host, address)
-
-    def _remember(self, host: str, address: Address) -> None:
-        self._last.pop(host, None)
-        self._last[host] = address
-        if len(self._last) > MAX_REMEMBERED:
-            del self._last[next(iter(self._last))]
+            _ = self._last.keep(host, address)
 
     # -- lookups ------------------------------------------------------------------------------------------------
 
@@ -185,7 +180,7 @@ class Discovery:
                 if isinstance(name, str) and name != self._host
             }
             for name, address in self.found.items():
-                self._remember(name, address)
+                _ = self._last.keep(name, address)
                 self._on_answer(name)
         finally:
             self._looked = world.monotonic()

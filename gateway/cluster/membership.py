@@ -18,6 +18,7 @@ from gateway.cluster.discovery import MAX_REMEMBERED, AskName, Discovery, Resolv
 from gateway.cluster.worker import Address, Worker, host_id, member_id
 from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
+from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 
 _SILENT_SECONDS: Final = 2.0
@@ -54,7 +55,7 @@ class Membership:
         self.discovery = Discovery(replica, tasks, ask_name, resolve, lambda host: self.note(host, "answered"))
         self._silent: dict[str, float] = {}
         replica.after_replace(lambda _: self._silent.clear())
-        self.seen: dict[str, Seen] = {}
+        self.seen: Newest[str, Seen] = Newest(MAX_REMEMBERED)
         """By worker on this host, and by host elsewhere."""
 
     @property
@@ -206,11 +207,8 @@ class Membership:
         if state == "answered" and seen is not None and seen.state == state:
             seen.answered = world.monotonic()
             return
-        seen = self.seen.pop(name, None)
         answered = world.monotonic() if state == "answered" else seen.answered if seen is not None else None
-        self.seen[name] = Seen(state, answered)
-        if len(self.seen) > MAX_REMEMBERED:
-            del self.seen[next(iter(self.seen))]
+        _ = self.seen.keep(name, Seen(state, answered))
 
 
 def _weight(member: str, exchange: str) -> bytes:
