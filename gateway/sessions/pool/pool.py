@@ -436,30 +436,27 @@ class Pool:
         elif session.in_flight is not None:
             self._move(session, SessionState.QUARANTINED)
             self._tasks.spawn(self._quarantine(session), "quarantine")
-        elif (clean or _is_orderly(session)) and self._may_keep(session):
-            self._keep(session)
-        else:
+        elif not ((clean or _is_orderly(session)) and self._keep(session)):
             self._drop(session)
 
-    def _may_keep(self, session: Session) -> bool:
-        if session.group.is_affine and session.group.main is not session:
-            return False  # all calls go to the main one
-        is_useless = session.lost or session.adopted or self.closed
-        return not (is_useless or self._settings.value.config.sessions.idle_seconds == 0)
-
-    def _keep(self, session: Session) -> None:
+    def _keep(self, session: Session) -> bool:
+        """Keep a session without a call in flight for the next one; returns False if it is of no use for that."""
         group = session.group
+        is_apart = group.is_affine and group.main is not session  # all calls go to the main one
+        is_useless = is_apart or session.lost or session.adopted or self.closed
+        if is_useless or self._settings.value.config.sessions.idle_seconds == 0:
+            return False
         group.used = session.idle_since = world.monotonic()
         self._move(session, _IDLE)
         self._capacity.rested(session, group)
         self._assign(group)
+        return True
 
     async def _quarantine(self, session: Session) -> None:
         """Wait for the end of a call that was given up; only then may its session be ended."""
         session.channel.give_up()
         await session.settled(self.config.sessions.quarantine_seconds)
-        if not session.pending and _is_orderly(session) and self._may_keep(session):
-            self._keep(session)
+        if not session.pending and _is_orderly(session) and self._keep(session):
             return
         self._drop(session)
         session.abandon()
