@@ -80,7 +80,7 @@ LIBRARIES: dict[str, set[str]] = {
     "process": {"msgspec"},
     "cluster": {"msgspec", "multidict", "yarl"},
     "auth": {"msgspec", "multidict", "yarl"},
-    "http_client": {"aiohappyeyeballs", "httptools", "yarl"},
+    "http_client": {"aiohappyeyeballs", "httptools", "msgspec", "yarl"},
     "http": {"msgspec", "multidict", "yarl"},
     "http/server": {"httptools", "msgspec", "multidict", "yarl"},
     "runtime": {"uvloop"},

@@ -57,26 +57,18 @@ class Form:
     """How such a head goes on to a client, once one has."""
 
 
-class FamiliarReply(ReplyHead):
+class FamiliarReply(ReplyHead, eq=False, kw_only=True):
     """A reply of a known form, as far as it was read at first; most of the values of its head are never looked at."""
 
-    __slots__ = ("form", "has_more", "missing", "parts", "values")
-
-    def __init__(
-        self, form: Form, values: re.Match[bytes], parts: tuple[bytes, ...], missing: int, *, has_more: bool
-    ) -> None:
-        # Without the constructor of the class: every call comes here.
-        self.status, self.version, self.raw_reason = form.status, "1.1", form.reason
-        self._fields = self._first = None
-        self.form = form
-        self.values = values
-        """Has a group for the value of each header."""
-        self.parts = parts
-        """The body so far; none is empty."""
-        self.missing = missing
-        """How many bytes of a body of known length are still to come."""
-        self.has_more = has_more
-        """Whether any part of the body is still to come."""
+    form: Form
+    values: re.Match[bytes]
+    """Has a group for the value of each header."""
+    parts: tuple[bytes, ...]
+    """The body so far; none is empty."""
+    missing: int
+    """How many bytes of a body of known length are still to come."""
+    has_more: bool
+    """Whether any part of the body is still to come."""
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
@@ -123,7 +115,17 @@ class FamiliarHeads:
                 if has_more:
                     # The head stays while the rest comes, and must not keep the part of the body that came with it.
                     found = form.pattern.match(data[:begin]) or found
-                return FamiliarReply(form, found, parts, missing, has_more=has_more)
+                return FamiliarReply(
+                    form.status,
+                    "1.1",
+                    None,
+                    form.reason,
+                    form=form,
+                    values=found,
+                    parts=parts,
+                    missing=missing,
+                    has_more=has_more,
+                )
         return None
 
     def learn(self, data: bytes) -> None:

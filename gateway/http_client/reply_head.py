@@ -4,24 +4,23 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What a client waits for that holds its body back, as the gateway writes it."""
 _TIMEOUT: Final = re.compile(rb"(?:^|[,;\s])timeout\s*=\s*\"?(\d{1,6})", re.IGNORECASE)
 _PRINTABLE: Final = re.compile(rb"[\x20-\x7e\x80-\xff]*")
 
 
-class ReplyHead:
+class ReplyHead(msgspec.Struct, eq=False):
     """The head of one reply."""
 
-    __slots__ = ("_fields", "_first", "raw_reason", "status", "version")
-
-    def __init__(self, status: int, version: str, fields: list[tuple[bytes, bytes]], raw_reason: bytes = b"") -> None:
-        self.status = status
-        self.version = version
-        """`1.0` or `1.1`."""
-        self.raw_reason = raw_reason
-        self._fields: list[tuple[bytes, bytes]] | None = fields
-        self._first: dict[bytes, bytes] | None = None
+    status: int
+    version: str
+    """`1.0` or `1.1`."""
+    _fields: list[tuple[bytes, bytes]] | None
+    raw_reason: bytes = b""
+    _first: dict[bytes, bytes] | None = None
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
