@@ -77,12 +77,12 @@ class PlainCall:
         session = pool.take(group)
         if session is None:
             return False
-        is_begun, calls, principal = False, live.process.calls, asked.key.principal
+        is_begun, calls, principal, unusual = False, live.process.calls, asked.key.principal, self._unusual
         try:
             calls.reserve(principal, 2 * asked.body_bytes)
             self._size = 2 * asked.body_bytes
             call = self._call = legacy_call(request, live.process.call_id(), self)
-            is_begun = session.begin(call, asked.headers, self._unusual)
+            is_begun = session.begin(call, asked.headers, unusual)
         finally:
             if not is_begun:
                 pool.release(session, clean=True)
@@ -92,7 +92,7 @@ class PlainCall:
             return False
         self._session, self._started = session, call.sent
         self.waiter = asyncio.get_running_loop().create_future()
-        live.deadlines.plain.arm(self, self._unusual)
+        live.deadlines.plain.arm(self, unusual)
         return True
 
     def leave(self) -> None:

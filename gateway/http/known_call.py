@@ -17,6 +17,9 @@ from gateway.protocol.request_meta import Declarations
 
 _LARGEST: Final = 32_768
 """A larger body is not copied so often: it is read as a whole, and its parts are views."""
+_DEPTH: Final = MAX_DEPTH - 2
+_FLAT: Final = 2 * _DEPTH
+"""A shorter text that is JSON cannot nest deeper than that."""
 _DIGITS: Final = 20
 _ZERO: Final = b"0"[0]
 _ID: Final = b"98765432198765432"
@@ -53,8 +56,7 @@ class KnownCall(msgspec.Struct, frozen=True):
             return None
         if not id_.isdigit() or len(id_) > _DIGITS or (id_[0] == _ZERO and id_ != b"0"):
             return None
-        is_long = len(arguments) > 2 * (MAX_DEPTH - 2)  # a shorter text that is JSON cannot nest so deep
-        if is_long and may_nest_deeper(arguments, MAX_DEPTH - 2):
+        if len(arguments) > _FLAT and may_nest_deeper(arguments, _DEPTH):
             return None
         try:
             if not arguments.isascii():

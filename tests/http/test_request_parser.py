@@ -164,8 +164,8 @@ class Requests:
         self.heads = heads or KnownHeads()
         self.parser = RequestParser(self._begun, self.failures.append, self.heads)
 
-    def _begun(self, head: ReceivedHead) -> RequestBody:
-        self.found.append((head, RequestBody()))
+    def _begun(self, head: ReceivedHead, whole: bytes) -> RequestBody:
+        self.found.append((head, RequestBody(is_complete=True, parts=[whole]) if whole else RequestBody()))
         return self.found[-1][1]
 
     def feed(self, data: bytes) -> None:

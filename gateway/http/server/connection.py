@@ -218,9 +218,9 @@ class Connection(asyncio.Protocol):
         self._pieces = None
         self.wire.resume_reading()
 
-    def _begun(self, head: ReceivedHead) -> RequestBody:
-        """The head of a request is here."""
-        body = RequestBody(self.wire)
+    def _begun(self, head: ReceivedHead, whole: bytes) -> RequestBody:
+        """The head of a request is here, perhaps with its whole body."""
+        body = RequestBody(self.wire, is_complete=True, parts=[whole]) if whole else RequestBody(self.wire)
         self._queue.append(HttpRequest(head, body, self.wire))
         self._serve_soon()
         return body

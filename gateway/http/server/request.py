@@ -77,10 +77,8 @@ class RequestBody(msgspec.Struct, eq=False):
         if self.waiter is not None:
             self._wake()
 
-    def finish(self, whole: bytes = b"") -> None:
-        """All of it was fed, or is given now."""
-        if whole:
-            self.parts.append(whole)
+    def finish(self) -> None:
+        """All of it was fed."""
         self.is_complete = True
         if self.waiter is not None:
             self._wake()

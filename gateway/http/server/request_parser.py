@@ -60,11 +60,11 @@ class RequestParser:
 
     def __init__(
         self,
-        begun: Callable[[ReceivedHead], RequestBody],
+        begun: Callable[[ReceivedHead, bytes], RequestBody],
         failed: Callable[[Malformation], None],
         heads: KnownHeads,
     ) -> None:
-        """`begun` gets each head, and returns what takes its body.
+        """`begun` gets each head, with the whole body if that is here, and returns what takes its body.
 
         `failed` is called once, with the kind of the error after which nothing is parsed any more. Heads among `heads`
         are not parsed.
@@ -133,11 +133,10 @@ class RequestParser:
             start, end, rest = data.partition(HEAD_END)
             if end and (known := self._heads.find(start)) is not None:
                 self._keeps_alive = True
-                body = self._begun(known)
                 if len(rest) == known.length:
-                    body.finish(rest)
+                    _ = self._begun(known, rest)
                     return b""
-                self.body, self._left = body, known.length
+                self.body, self._left = self._begun(known, b""), known.length
                 return rest
             self._llhttp, self._line = httptools.HttpRequestParser(self), 0
             self._target, self._fields, self._is_complete, self._has_extra = b"", [], False, False
@@ -220,7 +219,7 @@ class RequestParser:
         self._fields = []
         if is_in_one:
             self._heads.learn(whole, message, fields)
-        body = self.body = self._begun(message)
+        body = self.body = self._begun(message, b"")
         self._left = message.length
         if message.is_chunked:
             self._is_complete, self._other_bytes = False, 0

@@ -110,9 +110,10 @@ class TextResponse(WholeResponse):
 class JsonResponse(WholeResponse):
     """One JSON body of status 200, in reply to a POST: what nearly every response is."""
 
+    status = 200
+
     def __init__(self, body: bytes) -> None:
         self.body = body
-        self.status = 200
 
     @property
     def headers(self) -> CIMultiDict[str]:  # type: ignore[override]
