@@ -60,6 +60,8 @@ class Form:
 class FamiliarReply(ReplyHead, eq=False, kw_only=True):
     """A reply of a known form, as far as it was read at first; most of the values of its head are never looked at."""
 
+    content_type: str
+    """A field, because a property takes as long as a call."""
     form: Form
     values: re.Match[bytes]
     """Has a group for the value of each header."""
@@ -76,11 +78,6 @@ class FamiliarReply(ReplyHead, eq=False, kw_only=True):
         if self._fields is None:
             self._fields = list(zip(self.form.names, self.values.groups(), strict=True))
         return self._fields
-
-    @property
-    def content_type(self) -> str:
-        """See `ReplyHead`."""
-        return self.form.content_type
 
 
 class FamiliarHeads:
@@ -120,6 +117,7 @@ class FamiliarHeads:
                     "1.1",
                     None,
                     form.reason,
+                    content_type=form.content_type,
                     form=form,
                     values=found,
                     parts=parts,

@@ -250,7 +250,7 @@ class ResumableChannel(Channel):
             hearer,
             client.limits.event_bytes,
             client.arriving,
-            self.times.drain_seconds,
+            self._upstream.times.drain_seconds,  # without the property: every call comes here
             ended,
             channel=self,
             message=message,
