@@ -18,6 +18,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
+from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.throttle import Throttle
 
 _ONE_BYTE: Final = b"Content-Length: 1\r\n\r\n"
@@ -79,6 +80,8 @@ class Client:
         """The limits of new requests."""
         self.timeouts: Timeouts = bounds.timeouts
         """The timeouts of new requests."""
+        self.answering = CoarseTimer(bounds.timeouts.answer_seconds, self._calls.tasks, "answer")
+        """The deadline of messages that need no reply but that the server has accepted them."""
 
     async def send(  # noqa: PLR0913  (what one request consists of)
         self,

@@ -29,7 +29,7 @@ class HttpClient:
     def __init__(
         self, tasks: Tasks, keep_alive_seconds: float = KEEP_ALIVE_SECONDS, connector: Connector | None = None
     ) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self._connector = connector or Connector()
         self._idle = IdleConnections(tasks, keep_alive_seconds)
         self.freed = self._idle.put
@@ -95,7 +95,7 @@ class HttpClient:
         self._connect(pending, opening(failure=None if is_idempotent else NoReply()))
 
     def _connect(self, pending: PendingRequest, opening: Coroutine[Any, Any, None]) -> None:
-        task = self._tasks.start(opening, "connect upstream")
+        task = self.tasks.start(opening, "connect upstream")
         self._connecting[task] = None
         pending.connecting(task)
         task.add_done_callback(lambda task: self._connected(pending, task))
@@ -179,4 +179,4 @@ class HttpClient:
         def raise_again() -> NoReturn:
             raise error
 
-        self._tasks.guard(raise_again, "upstream reply")()
+        self.tasks.guard(raise_again, "upstream reply")()

@@ -100,9 +100,9 @@ class Passage:
         Returns when the reply's head is here; raises Unreachable or CallLost, and Stopping if this process ends first.
         """
         incoming, upstream, endpoint = self.incoming, self.live.upstream, self.probe.endpoint
-        deadlines, waits = self.live.deadlines, self._waits()
+        waits = self._waits()
         try:
-            with CoarseTimeout(deadlines.idle if waits else deadlines.answer):
+            with CoarseTimeout(self.live.deadlines.idle if waits else upstream.client.answering):
                 for _ in range(2):
                     url = target or _with_query(endpoint.url, incoming.url.raw_query_string)
                     reply = await upstream.client.send(incoming.method, url, headers, incoming.body, is_lenient=True)

@@ -26,9 +26,8 @@ class Deadlines:
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, answer, silence, leg, ttl, linger, cold, quiet = lengths(config)
+        self.lengths = idle, silence, leg, ttl, linger, cold, quiet = lengths(config)
         self.idle = CoarseTimer(idle, tasks, "idle")
-        self.answer = CoarseTimer(answer, tasks, "answer")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
         self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
@@ -47,7 +46,6 @@ def lengths(config: Config) -> tuple[float, ...]:
     timeouts = config.timeouts
     return (
         timeouts.idle_seconds,
-        timeouts.answer_seconds,
         timeouts.keepalive_seconds,
         config.legs.limit_seconds,
         wait_seconds(config),

@@ -18,6 +18,7 @@ from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import jsonrpc, lost_session, mcp, reply_messages
 from gateway.protocol.errors import CallLost, NoHandshake, SessionLost, Unreachable
+from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.upstream.channel import Callbacks, Headers, Receive, SideListener
 from gateway.upstream.http.http_errors import (
     InitializeAnswer,
@@ -153,7 +154,7 @@ class StreamableChannel(ResumableChannel):
         """POST an answer or a notification; done when the server accepts it."""
         reply = self._reader(lambda _: False, needs_body=False)
         try:
-            async with asyncio.timeout(self._client.timeouts.answer_seconds):
+            with CoarseTimeout(self._client.answering):
                 _ = await reply.over(self.post(message, headers, reply, is_repeatable=True))
                 if not reply.is_done:
                     raise await self._refused(reply, headers)
