@@ -38,17 +38,17 @@ class ReplyWriter(ABC):
     def share_unread(self) -> Share:
         """Return a share for what waits for the other side; if it must give way, the connection is closed."""
 
-    @abstractmethod
     async def start(self) -> None:
-        """Make the reply a stream."""
+        """Make the reply a stream, which needs no head where nobody reads HTTP."""
+        self.started = True
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
         """Send SSE bytes; raises ConnectionError when the other side does not read them."""
 
-    @abstractmethod
-    async def end(self, ending: Ending) -> Response:
-        """Complete the stream."""
+    async def end(self, ending: Ending) -> Response:  # noqa: ARG002  (for other replicas)
+        """Complete the stream, which needs no end where nobody reads HTTP."""
+        return NO_RESPONSE
 
     def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
         """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
@@ -124,16 +124,8 @@ class Discarded(ReplyWriter):
         """See `ReplyWriter`; a reply of one small message needs none."""
         raise NotImplementedError
 
-    async def start(self) -> None:
-        """See `ReplyWriter`."""
-        self.started = True
-
     async def write(self, data: bytes) -> None:
         """See `ReplyWriter`."""
-
-    async def end(self, _: Ending) -> Response:
-        """See `ReplyWriter`."""
-        return NO_RESPONSE
 
     async def only(self, _: FinalMessage) -> Response:
         """See `ReplyWriter`."""
@@ -150,19 +142,11 @@ class MessageReply(ReplyWriter):
     async def take(self, message: bytes) -> None:
         """Take one message."""
 
-    async def start(self) -> None:
-        """Begin a stream, which needs no head here."""
-        self.started = True
-
     async def write(self, data: bytes) -> None:
         """Take the messages of a part of a stream."""
         for event in self._parser.feed(data):
             if event.data:
                 await self.take(event.data)
-
-    async def end(self, _: Ending) -> Response:
-        """End a stream, whose last message has been taken."""
-        return NO_RESPONSE
 
 
 class HttpReply(ReplyWriter):
