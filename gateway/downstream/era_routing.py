@@ -1,10 +1,7 @@
 """Decides whether a request is bridged, or passed through because the client is legacy or the upstream is modern."""
 
-from collections.abc import Awaitable
-
 from gateway.auth.authenticator import Authenticator
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
@@ -12,7 +9,6 @@ from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_headers import asks_as_client
 from gateway.passthrough.forwarder import Passthrough
-from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
 from gateway.protocol.era import names_modern
@@ -29,7 +25,6 @@ class EraRouting:
         authenticator: Authenticator,
         continuation: Continuation,
         passthrough: Passthrough,
-        legacy: LegacyRouting,
         task_requests: TaskRequests,
     ) -> None:
         self._authenticator = authenticator
@@ -37,7 +32,6 @@ class EraRouting:
         self._task_requests = task_requests
         self._passthrough = passthrough
         self._stdio = StdioForwarding()
-        self._legacy = legacy
 
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether it is clear at once that a request is bridged, as it is for most."""
@@ -50,28 +44,10 @@ class EraRouting:
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         return incoming.method == "POST" and (version in mcp.SUPPORTED_VERSIONS or names_modern(version))
 
-    async def stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
-        """Serve a request of SEP-1442; raises GatewayError."""
-        _ = await self._caller(incoming, live)
-        return await self._legacy.stateless.serve(incoming, reply, live)
-
-    def passed(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response | None]:
-        """Return a modern upstream's own reply to a modern request; None if the request must be bridged."""
-        if incoming.method != "POST":
-            raise not_allowed(incoming.method, "POST")
-        return self._passed_modern(incoming, reply, live)
-
     def is_legacy(self, incoming: Incoming) -> bool:
         """Whether a request is one of a legacy client."""
         version = incoming.headers.get(mcp.PROTOCOL_VERSION)
         return not eras.is_modern(incoming.method, version, incoming.body, incoming.parsed)
-
-    async def hop(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
-        """Return the reply to a request that another replica forwarded, if it is one of a legacy session."""
-        is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
-        if not is_relayed and not self.is_legacy(incoming):
-            return None
-        return await self._legacy.hop(incoming, reply, live, await self._caller(incoming, live), is_relayed=is_relayed)
 
     async def passed_after_all(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
         """Return the reply of an upstream that refused `initialize`, if a new probe finds that it is modern now.
@@ -81,12 +57,12 @@ class EraRouting:
         if live.upstream.era is None or not incoming.body or not isinstance(reply, HttpReply):
             return None
         live.upstream.era.doubt()
-        return await self._passed_modern(incoming, reply, live, waits=True)
+        return await self.passed(incoming, reply, live, waits=True)
 
-    async def _passed_modern(
+    async def passed(
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, *, waits: bool = False
     ) -> Response | None:
-        """Return a modern upstream's reply to a modern request; None if the request must be bridged."""
+        """Return a modern upstream's own reply to a modern request; None if the request must be bridged."""
         era = live.upstream.era
         if live.route.era == "bridge":
             return None

@@ -25,7 +25,9 @@ from gateway.http.server import request_id as ids
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import asks_as_client
+from gateway.legacy_front.arrival import Arrival
 from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.rejections import not_allowed
 from gateway.protocol.errors import GatewayError, Notification
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
@@ -58,7 +60,7 @@ class RequestHandler:
         self.stateless = legacy.stateless
         self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         pinned = PinnedClients(routes.process, continuation.router)
-        self._era_routing = EraRouting(authenticator, continuation, passthrough, legacy, task_requests)
+        self._era_routing = EraRouting(authenticator, continuation, passthrough, task_requests)
         self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned, self._era_routing)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
@@ -131,7 +133,7 @@ class RequestHandler:
         if live is None:
             return self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
-            return self._era_routing.stateless(incoming, reply, live)
+            return self._serve_stateless(incoming, reply, live)
         if self._era_routing.is_bridged(incoming, live):
             return self._bridge(incoming, reply, live)
         if not self._era_routing.is_legacy(incoming):
@@ -140,12 +142,18 @@ class RequestHandler:
             return self._pass_legacy(incoming, reply, live)
         return self._legacy.serve(incoming, reply, live, incoming.caller)
 
+    async def _serve_stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
+        """Serve a request of SEP-1442."""
+        return await self.stateless.serve(Arrival(incoming, reply, live, await self._caller(incoming, live)))
+
     async def _pass_legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
         """Serve a request of a legacy client whose head does not tell who it is."""
         return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
 
     async def _pass_modern(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Pass a modern request through, unless it turns out that it has to be bridged."""
+        if incoming.method != "POST":
+            raise not_allowed(incoming.method, "POST")
         passed = await self._era_routing.passed(incoming, reply, live)
         return passed if passed is not None else await self._bridge(incoming, reply, live)
 
@@ -158,9 +166,14 @@ class RequestHandler:
         if live is None:
             return await self._serve_without_route(incoming, reply)
         if live.route.dialects and self.stateless.claims(incoming, live):
-            return await self._era_routing.stateless(incoming, reply, live)
-        served = await self._era_routing.hop(incoming, reply, live)
-        return served if served is not None else await self._bridge(incoming, reply, live)
+            return await self._serve_stateless(incoming, reply, live)
+        is_relayed = incoming.peer_request is not None and incoming.peer_request.kind == "session"
+        if is_relayed or self._era_routing.is_legacy(incoming):
+            at = Arrival(incoming, reply, live, await self._caller(incoming, live))
+            served = await self._legacy.hop(at, is_relayed=is_relayed)
+            if served is not None:
+                return served
+        return await self._bridge(incoming, reply, live)
 
     async def _serve_without_route(self, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Serve a further round of a call that began while the path had a route; raises MethodNotFound for others."""

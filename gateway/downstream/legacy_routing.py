@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from gateway.http.incoming import Caller, Incoming
-from gateway.http.reply import HttpReply, ReplyWriter
+from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response, WholeResponse
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
@@ -104,17 +104,14 @@ class LegacyRouting:
             return False
         return live.upstream.era is not None or given_id(incoming) is not None
 
-    async def hop(
-        self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, caller: Caller, *, is_relayed: bool
-    ) -> Response | None:
+    async def hop(self, at: Arrival, *, is_relayed: bool) -> Response | None:
         """Serve a request of a session that another replica received; None if it belongs to no session."""
-        at = Arrival(incoming, reply, live, caller)
         if is_relayed:
             served = await self.front.continued(at)
             if served is None:
                 raise session_gone()
             return served
-        return await self.mirror.serve(at) if self.mirror.owns(incoming) else None
+        return await self.mirror.serve(at) if self.mirror.owns(at.incoming) else None
 
     def _passed(self, at: Arrival, *, names_session: bool) -> Awaitable[Response]:
         """Pass a request to the server, whose own the session is, unless it turns out that there is none."""

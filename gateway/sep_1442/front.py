@@ -15,7 +15,6 @@ from gateway.cluster.router import Router, TakeOver
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import cancelled
@@ -78,11 +77,10 @@ class Stateless:
             return vocabulary.is_declared(message)
         return isinstance(message.id, Raw) and self._shared.tokens.nested.opens(jsonrpc.text(message.id))
 
-    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
-        """Serve a request that `claims` is of the dialect, whose caller is known; raises GatewayError."""
-        assert incoming.caller is not None, "the caller is identified before"
-        sent = Arrival(incoming, reply, live, incoming.caller).message()
-        at, message = MirrorArrival(incoming, reply, live, incoming.caller, sent.headers), sent.opened
+    async def serve(self, came: Arrival) -> Response:
+        """Serve a request that `claims` is of the dialect; raises GatewayError."""
+        sent = came.message()
+        at, message = MirrorArrival(came.incoming, came.reply, came.live, came.caller, sent.headers), sent.opened
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         del sent
         if message.method is None:
