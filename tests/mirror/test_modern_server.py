@@ -2,14 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from gateway.config import InForce
 from gateway.mirror.call_runner import Runner
+from gateway.mirror.modern_server import _Reply
 from gateway.protocol import mcp
 from gateway.runtime.pieces import PIECE_BYTES
+from gateway.runtime.throttle import Throttle
+from gateway.upstream.channel import Callbacks
 from tests.mirror.conftest import Begin
+from tests.support.fake_carrier import FakeCarrier
 from tests.support.fake_modern import Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.turns import Turns
@@ -201,3 +207,37 @@ async def test_a_flood_of_log_messages_lets_others_run(
             while "result" not in await stream.message():
                 pass
     assert len(turns.noted) >= MESSAGES * 100 // PIECE_BYTES // 2
+
+
+class Rings:
+    """A FAKE timer, which rings when the test says so."""
+
+    def __init__(self) -> None:
+        self.ring: Callable[[], None] = lambda: None
+
+    def arm(self, _key: object, ring: Callable[[], None]) -> None:
+        self.ring = ring
+
+    def disarm(self, _key: object) -> None:
+        self.ring = lambda: None
+
+
+async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
+    carrier, timer = FakeCarrier(), Rings()
+    reply = _Reply(
+        Callbacks(bool, bool),
+        LARGE,
+        Throttle(InForce(LIMIT)),
+        0.0,
+        request=None,
+        idle=timer,  # type: ignore[arg-type]
+    )
+    over = asyncio.get_running_loop().create_task(reply.over(carrier.begin(reply)))
+    await asyncio.sleep(0)
+    reply.pending.pause_reading()
+    timer.ring()
+    assert not reply.is_over
+    reply.pending.resume_reading()
+    timer.ring()
+    assert isinstance((await over).failure, TimeoutError)
+    assert carrier.asked[-1] == "abort"

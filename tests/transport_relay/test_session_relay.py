@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from msgspec import structs
 
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
@@ -17,7 +18,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.legacy_client import ANSWER, LegacyClient, SseClient, later
 from tests.support.stand import Start
 from tests.support.turns import gives_way
-from tests.support.workbench import Stand, eventually, jwt
+from tests.support.workbench import SHORT_TIMES, Stand, eventually, jwt
 
 DONE = {"content": [{"type": "text", "text": "done"}]}
 
@@ -209,6 +210,25 @@ async def test_calls_of_one_session_run_at_once(begin: Start, upstream: FakeUpst
     found = {answer["id"]: answer for answer in [await client.stream.message() for _ in range(2)]}
     assert {id_: answer["result"] for id_, answer in found.items()} == {1: text("1"), 2: text("2")}
     assert len({turn.session for turn in running}) == 1
+    client.stream.close()
+    await eventually(lambda: client_sessions(stand) == 0)
+
+
+async def test_the_reply_of_an_answered_call_may_come_to_its_end(begin: Start, upstream: FakeUpstream) -> None:
+    @upstream.tool
+    async def tool(turn: Turn) -> None:
+        await turn.say({"id": turn.id, "result": text("done")})
+        await may_end.wait()
+
+    may_end = asyncio.Event()
+    stand = await before_http(begin, upstream, stream_times=structs.replace(SHORT_TIMES, drain_seconds=60))
+    client = await SseClient(stand).initialize()
+    for _ in range(2):
+        assert (await client.post(client.call_message()))[0] == 202
+        assert (await client.stream.message())["result"] == text("done")
+    first, _ = upstream.of(mcp.TOOLS_CALL)
+    assert not first.cut.is_set()
+    may_end.set()
     client.stream.close()
     await eventually(lambda: client_sessions(stand) == 0)
 
