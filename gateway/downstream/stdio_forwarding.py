@@ -19,7 +19,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import Hear, HttpServer, Outgoing
+from gateway.mirror.modern_server import Hear, HttpServer, ModernRequest
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import is_modern
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
@@ -85,7 +85,9 @@ class StdioForwarding:
             mirrored = self._catalog.find(caller, target).mirrored
             repeated = param_headers.headers_for(mirrored, parsed.params.get("arguments")) if mirrored else {}
         is_long = parsed.method == mcp.LISTEN
-        request = Outgoing(bytes(parsed.id), incoming.body, parsed.method, target, headers, repeated, is_long=is_long)
+        request = ModernRequest(
+            bytes(parsed.id), incoming.body, parsed.method, target, headers, repeated, is_long=is_long
+        )
         return partial(server.send, request)
 
     async def _counted(self, passage: "_Passage", send: Send) -> Response:

@@ -24,8 +24,8 @@ from gateway.mirror.call_rounds import (
     Step,
     with_trace,
 )
-from gateway.mirror.modern_server import Outgoing, ask
-from gateway.mirror.upstream import Upstream
+from gateway.mirror.modern_server import ModernRequest, ask
+from gateway.mirror.upstream import CallServer
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
 from gateway.runtime.own_ids import new_id
@@ -59,7 +59,7 @@ class Runner:
     """One call at work."""
 
     def __init__(
-        self, call: MirroredCall, upstream: Upstream, hears: Hears, log_level: Callable[[], str | None]
+        self, call: MirroredCall, upstream: CallServer, hears: Hears, log_level: Callable[[], str | None]
     ) -> None:
         self.call = call
         self.is_over = False
@@ -116,13 +116,13 @@ class Runner:
             return self._tried_again(exc)
         return taken
 
-    def _outgoing(self, method: str, target: str) -> Outgoing:
+    def _outgoing(self, method: str, target: str) -> ModernRequest:
         trace = NO_TRACE if method == mcp.TASKS_GET else self._hears.sending()
         try:
             id_ = new_id()
             body = self.call.sent(id_, self._log_level(), trace)
             headers = with_trace(self.headers, trace) if trace else self.headers
-            return Outgoing(id_, body, method, target, headers, self._param_headers(method, target))
+            return ModernRequest(id_, body, method, target, headers, self._param_headers(method, target))
         except ValueError as exc:
             raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 
@@ -161,7 +161,7 @@ class Runner:
         id_ = new_id()
         body = self.call.cancelling(task_id, id_)
         with suppress(GatewayError):
-            _ = await ask(self._upstream.server, Outgoing(id_, body, mcp.TASKS_CANCEL, task_id, self.headers))
+            _ = await ask(self._upstream.server, ModernRequest(id_, body, mcp.TASKS_CANCEL, task_id, self.headers))
 
     def _fail(self, error: GatewayError) -> None:
         if not self.is_over:

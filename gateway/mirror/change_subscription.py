@@ -17,7 +17,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.bridge.subscription import Filter
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernServer, Outgoing, in_time
+from gateway.mirror.modern_server import ModernRequest, ModernServer, in_time
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
@@ -49,12 +49,12 @@ class _Acknowledged(msgspec.Struct):
 _decode_acknowledged = msgspec.json.Decoder(_Acknowledged).decode
 
 
-def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> Outgoing:
+def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> ModernRequest:
     """The request for the changes of all lists, and of these resources."""
     wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
     params = {"notifications": Raw(jsonrpc.encode(wanted))}
     id_ = new_id()
-    return Outgoing(id_, modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers, is_long=True)
+    return ModernRequest(id_, modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers, is_long=True)
 
 
 class Changes:
@@ -77,8 +77,8 @@ class Changes:
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
         """Streams are opened one after another, so that the last one covers everything that is wanted."""
-        self._stream: _Stream | None = None
-        self._opening: _Stream | None = None
+        self._stream: _Listening | None = None
+        self._opening: _Listening | None = None
         """The stream that the server has not acknowledged yet."""
         self._headers: Headers = {}
         self._reopening: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class Changes:
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
         request = listening(self._profile, headers, uris)
-        stream = _Stream(self._server, request, self._tasks, self._deliver, self._lost)
+        stream = _Listening(self._server, request, self._tasks, self._deliver, self._lost)
         self._opening = stream
         try:
             honoured = await in_time(stream.acknowledged, mcp.LISTEN)
@@ -179,7 +179,7 @@ class Changes:
         if stream is not None:
             stream.close()
 
-    def _lost(self, stream: "_Stream") -> None:
+    def _lost(self, stream: "_Listening") -> None:
         if stream is not self._stream:
             return
         self._stream = None
@@ -222,16 +222,16 @@ class Changes:
             self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 
-class _Stream:
+class _Listening:
     """One subscriptions/listen in flight."""
 
     def __init__(
         self,
         server: ModernServer,
-        request: Outgoing,
+        request: ModernRequest,
         tasks: Tasks,
         deliver: Callable[[bytes], None],
-        lost: Callable[["_Stream"], None],
+        lost: Callable[["_Listening"], None],
     ) -> None:
         self.began = world.monotonic()
         self.is_over = False
@@ -245,7 +245,7 @@ class _Stream:
         if self._task is not asyncio.current_task():
             _ = self._task.cancel()
 
-    async def _run(self, server: ModernServer, request: Outgoing) -> None:
+    async def _run(self, server: ModernServer, request: ModernRequest) -> None:
         with telling(self.over):
             try:
                 await server.send(request, self._hear)

@@ -6,7 +6,7 @@ from msgspec import Raw
 
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernServer, Outgoing, ask
+from gateway.mirror.modern_server import ModernRequest, ModernServer, ask
 from gateway.mirror.translation import UNSERVED, initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, MethodNotFound, NoHandshake
@@ -21,7 +21,7 @@ async def initialize(server: ModernServer, profile: Profile, headers: Headers) -
     """The InitializeResult of a modern server; raises GatewayError."""
     id_ = new_id()
     body = modern_request(id_, mcp.DISCOVER, {}, profile)
-    found = await ask(server, Outgoing(id_, body, mcp.DISCOVER, "", headers))
+    found = await ask(server, ModernRequest(id_, body, mcp.DISCOVER, "", headers))
     if isinstance(found, jsonrpc.Error):
         raise NoHandshake(f"The server refused server/discover, so it is not a modern one: {found.message}")
     try:

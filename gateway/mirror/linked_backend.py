@@ -15,7 +15,7 @@ from gateway.mirror.call_runner import Runner
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import DEFAULT_LEVEL, initialize, level_of, params_of, request_of, uri_of
-from gateway.mirror.upstream import Upstream
+from gateway.mirror.upstream import CallServer
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId
@@ -25,7 +25,7 @@ from gateway.upstream.channel import NO_HEADERS, Headers
 class MirrorBackend:
     """One session of a legacy client before a modern server (`legacy_front.backend.Backend`)."""
 
-    def __init__(self, upstream: Upstream, link: ClientLink) -> None:
+    def __init__(self, upstream: CallServer, link: ClientLink) -> None:
         self.upstream = upstream
         self.link = link
         self.level = DEFAULT_LEVEL

@@ -28,7 +28,7 @@ ANSWER_SECONDS: Final = 30.0
 _ACCEPT: Final = "application/json, text/event-stream"
 
 
-class Outgoing(msgspec.Struct, frozen=True, eq=False):
+class ModernRequest(msgspec.Struct, frozen=True, eq=False):
     """One request to a modern server. Over stdio only `body` counts."""
 
     id: bytes
@@ -60,14 +60,14 @@ class ModernServer(Protocol):
     reads_headers: ClassVar[bool]
     """Whether headers must repeat the annotated arguments of a tool, whose schema has to be known for that."""
 
-    async def send(self, request: Outgoing, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hear: Hear) -> None:
         """Send a request, and hand over what answers it until the response is here; if cancelled, cancel it there.
 
         Raises GatewayError if the response will not come, and ValueError for headers that cannot be sent.
         """
 
 
-async def ask(server: ModernServer, request: Outgoing) -> Raw | jsonrpc.Error:
+async def ask(server: ModernServer, request: ModernRequest) -> Raw | jsonrpc.Error:
     """Send a request and wait for its response; raises GatewayError if there is none."""
     found: list[Raw | jsonrpc.Error] = []
 
@@ -97,7 +97,7 @@ class StdioServer(msgspec.Struct, frozen=True, eq=False):
     reads_headers: ClassVar[bool] = False
     modern: ModernStdio
 
-    async def send(self, request: Outgoing, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hear: Hear) -> None:
         """See `ModernServer`."""
         sending = self.modern.request(request.body, hear)
         del request  # it is sent once, and a call need not keep it
@@ -113,10 +113,10 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
     reads_headers: ClassVar[bool] = True
     live: LiveRoute
 
-    async def send(self, request: Outgoing, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hear: Hear) -> None:
         """See `ModernServer`."""
         live = self.live
-        sending = _Request(live, request, hear).run(request)
+        sending = _Sending(live, request, hear).run(request)
         del request
         try:
             await sending
@@ -127,10 +127,10 @@ class HttpServer(msgspec.Struct, frozen=True, eq=False):
             raise
 
 
-class _Reply(ReplyReader, kw_only=True):
+class _ModernReply(ReplyReader, kw_only=True):
     """The reply to a request."""
 
-    request: Outgoing | None
+    request: ModernRequest | None
     """As long as it may have to be sent again."""
     idle: CoarseTimer | None
     """Limits its silence."""
@@ -176,17 +176,17 @@ class _Reply(ReplyReader, kw_only=True):
             self._end(TimeoutError())
 
 
-class _Request:
+class _Sending:
     """One request over HTTP; the hearer of its reply."""
 
-    def __init__(self, live: LiveRoute, request: Outgoing, hear: Hear) -> None:
+    def __init__(self, live: LiveRoute, request: ModernRequest, hear: Hear) -> None:
         assert live.upstream.era is not None, "an upstream without a command has a URL"
         self._live = live
         self._client, self._endpoint = live.upstream.client, live.upstream.era.endpoint
         self._id = request.id
         self._hear = hear
 
-    async def run(self, request: Outgoing) -> None:
+    async def run(self, request: ModernRequest) -> None:
         """Send the request, and hand over its reply."""
         sending = self._sent(request)
         del request  # a call that waits need not keep it
@@ -198,7 +198,7 @@ class _Request:
         if not reply.is_done:
             self._read(reply)
 
-    def _sent(self, request: Outgoing) -> Awaitable[_Reply]:
+    def _sent(self, request: ModernRequest) -> Awaitable[_ModernReply]:
         """Send the request; what is returned waits for the end of its reply."""
         live, client = self._live, self._client
         headers = {
@@ -209,7 +209,7 @@ class _Request:
             **request.repeated,
         }
         limit = client.limits.event_bytes
-        reply = _Reply(
+        reply = _ModernReply(
             self,
             limit,
             client.arriving,
@@ -224,7 +224,7 @@ class _Request:
     def _lost(self, why: str) -> CallLost:
         return CallLost(f"{self._endpoint.where} {why}; the call may have had effects")
 
-    def _read(self, reply: _Reply) -> None:
+    def _read(self, reply: _ModernReply) -> None:
         """Read a reply that is over, in which the response was not found."""
         status, body = reply.status, reply.body
         match reply.failure:

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ANSWER_SECONDS, ModernServer, Outgoing, ask
+from gateway.mirror.modern_server import ANSWER_SECONDS, ModernRequest, ModernServer, ask
 from gateway.mirror.translation import modern_request
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
@@ -108,7 +108,7 @@ class ToolCatalog:
         async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
             id_ = new_id()
             body = modern_request(id_, mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)
-            return await ask(server, Outgoing(id_, body, mcp.TOOLS_LIST, "", headers))
+            return await ask(server, ModernRequest(id_, body, mcp.TOOLS_LIST, "", headers))
 
         _ = await read_pages(page, partial(self.learn, caller))
         self._known(caller).is_whole = True

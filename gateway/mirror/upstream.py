@@ -24,7 +24,7 @@ def server_of(live: LiveRoute) -> ModernServer:
     return HttpServer(live)
 
 
-class Upstream(msgspec.Struct, frozen=True, eq=False):
+class CallServer(msgspec.Struct, frozen=True, eq=False):
     """The server of a call, with what calls of the same caller share."""
 
     server: ModernServer
@@ -39,7 +39,7 @@ class Upstream(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(
         cls, live: LiveRoute, caller: CallerKey, catalog: ToolCatalog, server: ModernServer | None = None
-    ) -> "Upstream":
+    ) -> "CallServer":
         """The upstream of a route, whose own server is the default."""
         drives, seconds = live.route.tasks.undeclared == "drive", live.config.tasks.ttl_seconds
         return cls(server or server_of(live), catalog, caller, live.process.tasks, drives, seconds)

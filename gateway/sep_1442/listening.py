@@ -9,7 +9,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernServer, Outgoing
+from gateway.mirror.modern_server import ModernRequest, ModernServer
 from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.routes.live_route import LiveRoute
@@ -40,7 +40,7 @@ class Listening:
             _ = hearing.cancel()
             _ = streams.pop(self, None)
 
-    async def _listen(self, server: ModernServer, request: Outgoing) -> None:
+    async def _listen(self, server: ModernServer, request: ModernRequest) -> None:
         with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._request_id))):
             await server.send(request, self._hear)
 

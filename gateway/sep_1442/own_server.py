@@ -13,7 +13,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
 from gateway.http.server.response import Response
-from gateway.mirror.modern_server import Hear, Outgoing
+from gateway.mirror.modern_server import Hear, ModernRequest
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
@@ -41,7 +41,7 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
     reply: ReplyWriter
     live: LiveRoute
 
-    async def send(self, request: Outgoing, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hear: Hear) -> None:
         """See `ModernServer`; the headers are those that the client sent."""
         reply = _Messages(hear, self.reply, self.live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):
@@ -51,11 +51,11 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
         if not reply.is_over:
             raise CallLost("The gateway lost the call; it may have had effects")
 
-    def give_up(self, request: Outgoing) -> None:
+    def give_up(self, request: ModernRequest) -> None:
         """End the call that waits for this request, which will not be sent."""
         self.side.give_up(self._modern(request), self.live)
 
-    def _modern(self, request: Outgoing) -> Incoming:
+    def _modern(self, request: ModernRequest) -> Incoming:
         came = self.incoming
         return Incoming(
             came.path,
@@ -68,7 +68,7 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-def _headers(request: Outgoing) -> CIMultiDictProxy[str]:
+def _headers(request: ModernRequest) -> CIMultiDictProxy[str]:
     """The client's headers, with those of 2026-07-28 in place of its own."""
     kept = ((name, value) for name, value in request.headers.items() if not name.lower().startswith("mcp-"))
     return CIMultiDictProxy(CIMultiDict([*kept, *request.repeated.items()]))

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_rounds import Question, Request
-from gateway.mirror.modern_server import ModernServer, Outgoing
+from gateway.mirror.modern_server import ModernRequest, ModernServer
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -115,4 +115,4 @@ class StatelessCall(StreamedCall):
             self._is_held = False
             request, id_ = self.call.request, new_id()
             body = self.call.sent(id_, None)
-            self.bridge.give_up(Outgoing(id_, body, request.method, request.target, self.runner.headers))
+            self.bridge.give_up(ModernRequest(id_, body, request.method, request.target, self.runner.headers))

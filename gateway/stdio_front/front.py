@@ -17,7 +17,7 @@ from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Con
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream, is_modern
+from gateway.mirror.upstream import CallServer, is_modern
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
@@ -98,7 +98,7 @@ class StdioFront:
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, HOST)
-        return MirrorBackend(Upstream.of(self._live, caller, ToolCatalog()), link)
+        return MirrorBackend(CallServer.of(self._live, caller, ToolCatalog()), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes

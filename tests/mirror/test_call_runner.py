@@ -8,7 +8,7 @@ import pytest
 from gateway.mirror.call_rounds import Question
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream
+from gateway.mirror.upstream import CallServer
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.runtime.tasks import Tasks
@@ -58,7 +58,7 @@ class Stage:
         else:
             catalog.learn(("/mcp", b"ada"), b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}')
         self.call = call()
-        upstream = Upstream(self.server, catalog, ("/mcp", b"ada"), tasks, task_seconds=seconds)
+        upstream = CallServer(self.server, catalog, ("/mcp", b"ada"), tasks, task_seconds=seconds)
         self.runner = Runner(self.call, upstream, self.hears, lambda: None)
         self.runner.run(HEADERS)
 

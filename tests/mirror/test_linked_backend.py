@@ -10,7 +10,7 @@ import pytest
 from gateway.legacy_front.backend import ClientMessage
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream
+from gateway.mirror.upstream import CallServer
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks
@@ -56,7 +56,7 @@ class Host:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self.server, self.link = FakeServer(), FakeLink()
-        self.backend = MirrorBackend(Upstream(self.server, ToolCatalog(), ("/mcp", b"ada"), tasks), self.link)
+        self.backend = MirrorBackend(CallServer(self.server, ToolCatalog(), ("/mcp", b"ada"), tasks), self.link)
 
     def says(self, **message: Any) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()

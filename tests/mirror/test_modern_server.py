@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config import InForce
 from gateway.mirror.call_runner import Runner
-from gateway.mirror.modern_server import _Reply
+from gateway.mirror.modern_server import _ModernReply
 from gateway.protocol import mcp
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.throttle import Throttle
@@ -224,7 +224,7 @@ class Rings:
 
 async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
     carrier, timer = FakeCarrier(), Rings()
-    reply = _Reply(
+    reply = _ModernReply(
         Callbacks(bool, bool),
         LARGE,
         Throttle(InForce(LIMIT)),

@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from gateway.mirror.modern_server import Hear, Outgoing
+from gateway.mirror.modern_server import Hear, ModernRequest
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from tests.support.fake_modern import INFO
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 class Sent:
     """One request that the mirror sent."""
 
-    def __init__(self, request: Outgoing, hear: Hear) -> None:
+    def __init__(self, request: ModernRequest, hear: Hear) -> None:
         self.request, self._hear = request, hear
         self.body: Json = json.loads(request.body)
         self.params: Json = self.body["params"]
@@ -53,7 +53,7 @@ class FakeServer:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
-    async def send(self, request: Outgoing, hear: Hear) -> None:
+    async def send(self, request: ModernRequest, hear: Hear) -> None:
         sent = Sent(request, hear)
         self.sent.append(sent)
         try:

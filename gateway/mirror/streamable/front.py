@@ -34,7 +34,7 @@ from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
-from gateway.mirror.upstream import Upstream, server_of
+from gateway.mirror.upstream import CallServer, server_of
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
@@ -245,4 +245,4 @@ class Mirror:
     def connect(self, at: Arrival) -> Connect:
         """Make backends for links that hold their own state."""
         caller = at.incoming.path, at.caller.principal
-        return partial(MirrorBackend, Upstream.of(at.live, caller, self._shared.catalog))
+        return partial(MirrorBackend, CallServer.of(at.live, caller, self._shared.catalog))

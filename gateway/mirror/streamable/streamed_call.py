@@ -28,7 +28,7 @@ from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import Upstream
+from gateway.mirror.upstream import CallServer
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.held_calls import Lot
@@ -88,7 +88,7 @@ class StreamedCall:
         self._live = at.live
         self._place = at.new_place(session.key, exchange)
         self._is_continued = progress is not None
-        upstream = Upstream.of(at.live, at.caller_key, shared.catalog, server)
+        upstream = CallServer.of(at.live, at.caller_key, shared.catalog, server)
         progress = progress or Progress()
         drives = upstream.drives_tasks
         self.call = call = MirroredCall(request, session.profile, exchange, progress, drives_tasks=drives)

@@ -26,7 +26,7 @@ Take = Callable[[bytes], None]
 _DONE: Final = {"resultType": "complete"}
 
 
-class _ModernRequest(msgspec.Struct, eq=False):
+class _InFlight(msgspec.Struct, eq=False):
     """One request in flight, with what its client called it."""
 
     id: Raw
@@ -62,7 +62,7 @@ class ModernStdio:
         """The process that serves requests now, if there is one."""
         self._is_retired = False
         self._opening = asyncio.Lock()
-        self._requests: dict[bytes, _ModernRequest] = {}
+        self._requests: dict[bytes, _InFlight] = {}
         self._numbers = itertools.count(1)
 
     def use(self, child: Child) -> None:
@@ -108,7 +108,7 @@ class ModernStdio:
             request.answered.cancel()
             self._end_if_unused()
 
-    async def _answered(self, child: Child, request: _ModernRequest) -> None:
+    async def _answered(self, child: Child, request: _InFlight) -> None:
         """Wait for the answer; raises CallLost if the child ends first, and TimeoutError if it is silent for too long.
 
         A subscription may be silent for as long as nothing changes.
@@ -184,7 +184,7 @@ class ModernStdio:
             named = _named(params, request.id)
         _hand_over(request, jsonrpc.notification(method, named))
 
-    def _request_of(self, method: str, params: jsonrpc.Fields) -> _ModernRequest | None:
+    def _request_of(self, method: str, params: jsonrpc.Fields) -> _InFlight | None:
         if method == mcp.PROGRESS:
             return self._requests.get(bytes(params.get("progressToken", b"")))
         if method == mcp.LOG:
@@ -201,7 +201,7 @@ class ModernStdio:
             _hand_over(request, done, is_last=True)
 
 
-def _hand_over(request: _ModernRequest, message: bytes, *, is_last: bool = False) -> None:
+def _hand_over(request: _InFlight, message: bytes, *, is_last: bool = False) -> None:
     """Give a message to the client of a request, which hears nothing after the last one."""
     request.heard = asyncio.get_running_loop().time()
     try:
@@ -213,7 +213,7 @@ def _hand_over(request: _ModernRequest, message: bytes, *, is_last: bool = False
             request.answered.set_result(None)
 
 
-def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _ModernRequest]:
+def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _InFlight]:
     """Return the request as the child gets it, and what is remembered of it."""
     opened = jsonrpc.message(message)
     assert isinstance(opened.id, Raw), "notifications are not translated"
@@ -225,11 +225,11 @@ def _translated(message: bytes, number: bytes, take: Take) -> tuple[bytes, _Mode
         params["_meta"] = Raw(jsonrpc.encode({**meta, mcp.META_PROGRESS_TOKEN: Raw(number)}))
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     wants_logs = mcp.META_LOG_LEVEL in meta
-    request = _ModernRequest(opened.id, opened.method, token, wants_logs, take, answered)
+    request = _InFlight(opened.id, opened.method, token, wants_logs, take, answered)
     return jsonrpc.request(number, opened.method, params), request
 
 
-def _response(message: jsonrpc.Message, request: _ModernRequest) -> bytes:
+def _response(message: jsonrpc.Message, request: _InFlight) -> bytes:
     """Return the response with the client's ids; raises ValueError if it is malformed."""
     if isinstance(message.error, Raw):
         return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (bytes(request.id), bytes(message.error))

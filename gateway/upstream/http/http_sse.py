@@ -42,7 +42,7 @@ _UNREAD: Final = frozenset(range(300, 500)) - {401, 403}
 """Statuses of a GET whose body does not matter."""
 
 
-class _Stream(StreamReply, kw_only=True):
+class _SessionStream(StreamReply, kw_only=True):
     """The stream of a session."""
 
     channel: "HttpSseChannel"
@@ -80,7 +80,7 @@ class HttpSseChannel(Channel):
     def __init__(self, upstream: HttpUpstream) -> None:
         self._client, self._endpoint, _, self._times = upstream
         self._fixed: dict[str, str] = {"Accept": "application/json", "Content-Type": "application/json"}
-        self._stream: _Stream | None = None
+        self._stream: _SessionStream | None = None
         """The reply to the GET, while it is open. No task reads it, because it is silent most of the time."""
         self._messages: URL | None = None
         """The address for messages, while the stream is open."""
@@ -133,7 +133,7 @@ class HttpSseChannel(Channel):
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
 
         async def send() -> ReplyReader:
-            stream = self._stream = _Stream(
+            stream = self._stream = _SessionStream(
                 Callbacks(self._receive, self._receive),
                 client.limits.event_bytes,
                 client.arriving,
