@@ -140,7 +140,7 @@ class RequestHandler:
             return self._pass_modern(incoming, reply, live)
         if incoming.caller is None:
             return self._pass_legacy(incoming, reply, live)
-        return self._legacy.serve(incoming, reply, live, incoming.caller)
+        return self._legacy.serve(Arrival(incoming, reply, live, incoming.caller))
 
     async def _serve_stateless(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Serve a request of SEP-1442."""
@@ -148,7 +148,7 @@ class RequestHandler:
 
     async def _pass_legacy(self, incoming: Incoming, reply: HttpReply, live: LiveRoute) -> Response:
         """Serve a request of a legacy client whose head does not tell who it is."""
-        return await self._legacy.serve(incoming, reply, live, await self._caller(incoming, live))
+        return await self._legacy.serve(Arrival(incoming, reply, live, await self._caller(incoming, live)))
 
     async def _pass_modern(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Pass a modern request through, unless it turns out that it has to be bridged."""

@@ -8,8 +8,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
-from gateway.http.incoming import Caller, Incoming
-from gateway.http.reply import HttpReply
+from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response, WholeResponse
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
@@ -48,14 +47,13 @@ class LegacyRouting:
         self.mirror = mirror
         self.stateless = stateless
 
-    def serve(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, caller: Caller) -> Awaitable[Response]:
+    def serve(self, at: Arrival) -> Awaitable[Response]:
         """Serve a request of a legacy client; raises GatewayError.
 
         Each level of coroutines would cost a part of a request that passes through, so nothing on its way waits that
         need not.
         """
-        at = Arrival(incoming, reply, live, caller)
-        if given_id(incoming) is not None:
+        if given_id(at.incoming) is not None:
             return self._continued(at)
         return self._to_server(at, has_given_id=False)
 

@@ -407,6 +407,8 @@ async def test_notifications_that_no_client_reads_make_room_for_newer_ones(begin
         params = {"level": "info", "data": f"{number:0500}"}
         sse_server.streams[0].say(method=mcp.LOG, params=params)
     ask(sse_server)
+    (session,) = stand.gateway.downstream.front.sessions._sessions.values()
+    await eventually(lambda: session.standalone.last == 21, "all of it waits")
     stream = await client.listen()
     found = [await stream.message()]
     while found[-1].get("id") != "q":

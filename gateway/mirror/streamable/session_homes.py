@@ -13,7 +13,7 @@ from typing import Final
 from gateway.bridge.subscription import Filter
 from gateway.cluster.peer_exchange import Replied
 from gateway.http import reply_stream
-from gateway.http.outbox import FinalMessage, Item, Outbox
+from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
@@ -164,24 +164,19 @@ class Home:
         live = self.live
         self._end_stream()
         queue = self._queue = Outbox(live.deadlines.silence, live.config.limits.behind_bytes)
+        queue.ask(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)  # it begins the stream
         if self._had_stream:
             self._changes.tell_all(honoured)
         self._had_stream = True
         live.upstream.streams[self] = None
         live.process.metrics.subscribed(live.route.path, 1)
         try:
-            return await reply_stream.finish(reply, await reply_stream.write(queue, reply, self._first(queue, reply)))
+            return await reply_stream.finish(reply, await reply_stream.write(queue, reply))
         finally:
             live.process.metrics.subscribed(live.route.path, -1)
             if self._queue is queue:
                 self._queue = None
                 _ = live.upstream.streams.pop(self, None)
-
-    async def _first(self, queue: Outbox, reply: ReplyWriter) -> Item:
-        """The first change, after an event that begins the stream."""
-        await reply.start()
-        await reply.write(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)
-        return await queue.take()
 
     def end(self) -> None:
         """See `Endable`."""
