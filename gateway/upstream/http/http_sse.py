@@ -133,7 +133,7 @@ class HttpSseChannel(Channel):
         wanted = {**headers, "Accept": "text/event-stream", "Cache-Control": "no-store"}
 
         async def send() -> ReplyReader:
-            stream = self._stream = _SessionStream(
+            stream = _SessionStream(
                 Callbacks(self._receive, self._receive),
                 client.limits.event_bytes,
                 client.arriving,
@@ -142,7 +142,9 @@ class HttpSseChannel(Channel):
                 unread=_UNREAD,
                 channel=self,
             )
-            return await stream.over(client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True))
+            pending = client.begin("GET", endpoint.url, wanted, b"", stream, is_fresh=True)
+            self._stream = stream
+            return await stream.over(pending)
 
         stream = await redirected(endpoint, send)
         if self._messages is not None:

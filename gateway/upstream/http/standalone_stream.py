@@ -106,10 +106,11 @@ class StandaloneStream:
         try:
             newest = self._owner.get_headers(self._headers)
             client, url = self._upstream.client, self._upstream.endpoint.url
-            reply = self._reply = StreamReply(
+            reply = StreamReply(
                 self, client.limits.event_bytes, client.arriving, 0.0, self._over, unread=_UNREAD, opened=self._opened
             )
             reply.pending = client.begin("GET", url, newest, b"", reply)
+            self._reply = reply
         except BaseException:
             self._end()
             raise

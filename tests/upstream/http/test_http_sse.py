@@ -453,3 +453,14 @@ async def test_a_call_that_another_process_holds_over_streamable_http_is_not_los
     channel = stand.gateway.routes.live["/mcp"].upstream.pool._connect()
     channel.adopt("s1", "2025-11-25")
     assert channel.session_id == "s1"
+
+
+async def test_a_header_that_cannot_be_sent_is_what_keeps_a_session_from_being_opened(
+    old: FakeSse, begin: Start
+) -> None:
+    stand = await sse(begin, old)
+    channel = stand.gateway.routes.live["/mcp"].upstream.pool.new_channel()
+    with pytest.raises(ValueError, match="header"):
+        _ = await channel.initialize(b"{}", {"A": "b\r\nc"})
+    assert old.seen == []
+    await channel.close(end_session=True)

@@ -268,3 +268,11 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
             await closing
         await eventually(lambda: not it.calls.open_connections, "the stream is closed")
         it.client.close()
+
+
+async def test_a_stream_whose_headers_cannot_be_sent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Listening("http://127.0.0.1:9/mcp", (0.0,), SHORT.side_head_seconds)
+    monkeypatch.setattr(it, "get_headers", lambda _: {"A": "b\r\nc"})
+    await it.open()
+    assert (await it.ended(), it.stream.is_open) == (["changed False"], False)
+    assert it.tasks.failures == 1
