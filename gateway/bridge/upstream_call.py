@@ -136,7 +136,14 @@ class UpstreamCall(ABC):
         if (session_id := session.channel.session_id) is None:
             return None
         shaken = session.shaken
-        return Upstream(session_id, shaken.version, call.id, bytes(shaken.server_info), session.channel.cursor)
+        return Upstream(
+            session_id,
+            shaken.version,
+            call.id,
+            bytes(shaken.server_info),
+            session.channel.cursor,
+            may_have_others=session.group.is_affine and not session.shared.asked_aside,
+        )
 
     @property
     def _is_continued(self) -> bool:

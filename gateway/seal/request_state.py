@@ -63,7 +63,8 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True):
     """What another replica needs to resume the call: the upstream's session, the call's id, the last event id.
 
     `call` and `server_info` are JSON, `version` is the negotiated one. `task` is the upstream's id of the task that
-    the call has become, empty as long as the upstream has not told it, None if the call is no task.
+    the call has become, empty as long as the upstream has not told it, None if the call is no task. `may_have_others`:
+    other calls may run in the session, whose questions on the side stream nothing tells from those of this one.
     """
 
     session: str
@@ -72,6 +73,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True):
     server_info: bytes
     cursor: str | None
     task: str | None = None
+    may_have_others: bool = False
 
     @property
     def is_resumable(self) -> bool:

@@ -4,8 +4,9 @@ from typing import Any
 
 from gateway.protocol import mcp
 from tests.simulation import oracle
+from tests.simulation import test_stories_ownership as ownership
 from tests.simulation.history import History, Outcome
-from tests.simulation.plan import Call, Plan
+from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
 
 
@@ -55,3 +56,13 @@ def test_a_question_that_may_be_one_of_either_is_refused() -> None:
     _, run = outcome.ledger.of("c1")
     assert run.answers == [{"error": mcp.INVALID_PARAMS}]
     assert oracle.complaints(outcome) == []
+
+
+def test_a_call_that_is_taken_over_is_asked_on_the_side_stream_if_no_other_one_can_have_joined_its_session() -> None:
+    """Its first question came there, so nobody could join it before its replica ended."""
+    the_call = ownership.call(2, 1, questions=2, aside=True, between=3.0)
+    fault = Fault("kill", 2.0, 6.0, target=2)
+    outcome = ownership.played(the_call, fault, route={"sessions": {"affinity": "principal"}})
+    (record,) = outcome.records
+    assert (record.asked, record.outcome) == (["c1/0", "c1/1"], "result")
+    assert len(outcome.ledger.of("c1")) == 1

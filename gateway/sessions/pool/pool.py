@@ -286,6 +286,7 @@ class Pool:
         """
         shaken = negotiate.recalled(whereabouts.version, Raw(whereabouts.server_info))
         session = await self._obtain(self.group(key), is_fresh=True)
+        session.shared.has_stray = whereabouts.may_have_others
         await self._begin(session, session.adopt(whereabouts.session, shaken, headers, is_shared=is_shared))
         return session
 
