@@ -69,7 +69,7 @@ class Keyring:
             raise ValueError("a state key is repeated")
         self._purpose = purpose.encode()
         self._subkey = lru_cache(_SUBKEYS_KEPT)(self._derive)
-        self._first = key_id(keys[0])
+        self._first = next(iter(self._keys))
         self._head = f"{PREFIX}.{self._first}.".encode()
         self._salt: bytes
         self._sealer: AESGCM
