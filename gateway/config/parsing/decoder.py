@@ -199,12 +199,15 @@ class Walker:
         return self._formed(form, value, path, extra) if form else str(value)
 
     def _formed(self, form: Form, value: str, path: str, extra: _Extra) -> object:
-        told = "a secret" if extra.get("secret") else shown(value)
         try:
             normal = form.parse(str(value))  # a `Given` must not stay in the configuration
         except ValueError as exc:
-            return self._refuse(path, f"{told} {exc}")
-        return normal or self._refuse(path, f'{told} is not {form.name}; write "{_example(form, extra)}"')
+            problem = str(exc)
+        else:
+            if normal:
+                return normal
+            problem = f'is not {form.name}; write "{_example(form, extra)}"'
+        return self._refuse(path, f"{'a secret' if extra.get('secret') else shown(value)} {problem}")
 
 
 def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
