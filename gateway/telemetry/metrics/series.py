@@ -5,7 +5,7 @@ The library's own counters and histograms lock on every call.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, product
 from typing import Final
 
@@ -102,13 +102,18 @@ class Series(Collector):
     """The series of one registry, in the order in which they were declared."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.registry.register(self)
         self.declared: list[Counts | Histogram] = []
         self._of_routes: list[tuple[Counts, Zero]] = []
         self._routes: dict[str, None] = {}
         """Those whose series are created at the next reading: they are hundreds, and not every process is asked."""
+
+    @cached_property
+    def registry(self) -> CollectorRegistry:
+        """What the library reads; made at the first reading."""
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(self)
+        return registry
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, in the order in which they were declared."""
