@@ -143,8 +143,8 @@ FAULTS: Final = (
     Planted(
         "sessions: an adopted session is kept",
         "sessions/pool/pool.py",
-        "is_useless = session.lost or session.adopted or self.closed",
-        "is_useless = session.lost or self.closed",
+        "session.lost or session.adopted or self.closed",
+        "session.lost or self.closed",
     ),
     Planted(
         "sessions: idle sessions are not swept",
