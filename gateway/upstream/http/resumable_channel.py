@@ -146,6 +146,13 @@ class ResumedReply(StreamReply, kw_only=True):
     """The stream of a request, opened again behind one of its events."""
 
     resumption: Resumption
+    is_late: bool = False
+    """Whether it was given up before it was over."""
+
+    def close(self) -> None:
+        """See `ReplyReader`."""
+        self.is_late |= not self.is_over
+        super().close()
 
     def take(self, event: sse.Event) -> None:
         """Leave out an event that was handed over before."""
@@ -363,16 +370,15 @@ class ResumableChannel(Channel):
             resumption=resumption,
         )
         get = self.get_headers(request.headers) | {mcp.LAST_EVENT_ID: resumption.place}
-        is_late = False
         try:
             async with asyncio.timeout(self._upstream.times.resume_head_seconds) as deadline:
                 _ = await reply.over(client.begin("GET", self._endpoint.url, get, b"", reply))
         except TimeoutError:
-            is_late = True
+            pass  # `is_late`, unless the reply was over by then, in a process that has stood still
         finally:
             request.silence = None
         if not reply.is_stream:
-            if is_late:
+            if reply.is_late:
                 failed = RetryLater(f"{self._endpoint.where} broke the connection (TimeoutError)")
             else:
                 failed = await self._refused_resume(reply, newest)
@@ -381,7 +387,7 @@ class ResumableChannel(Channel):
                 cause = f"{failed.message.partition(';')[0]} when a running call was to be picked up"
                 raise CallLost(f"{cause}; the call may have had effects") from failed
             return pause_seconds
-        if is_late:
+        if reply.is_late:
             resumption.silent()
             return 0.0
         if reply.is_done:
