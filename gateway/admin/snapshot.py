@@ -21,6 +21,7 @@ from gateway.config import Config, cautions, digest
 from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
+from gateway.tasks.live_task import LiveTask
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics.saturation import Saturation
@@ -61,7 +62,7 @@ class SnapshotSource:
     rejected: tuple[str, ...] | None
     """What was wrong with the configuration file, if the last reload rejected it."""
     lot: Lot[Driver]
-    table: TaskTable
+    table: TaskTable[LiveTask]
     routes: RouteTable
     members: Membership
     metrics: Metrics

@@ -79,7 +79,7 @@ class Report:
         "_context",
         "_error",
         "_held_seconds",
-        "_is_cold",
+        "_is_told",
         "_outcome",
         "_parked_at",
         "_started",
@@ -96,7 +96,8 @@ class Report:
         self._outcome = COMPLETE.outcome
         self._cause = ""
         self._error: GatewayError | None = None
-        self._is_cold = False
+        self._is_told = False
+        """Whether nothing more is to be said of the exchange."""
         self._call_span: Span | None = None
         """The span of the upstream call, until the call is answered or the exchange is over."""
 
@@ -137,7 +138,7 @@ class Report:
         if self._call_span is not None:
             self._call_span.happened("unparked")
 
-    def answered(self, said: on.Resulted | on.Failed, translated: on.Event) -> None:
+    def answered(self, said: on.Resulted | on.Failed | on.Became, translated: on.Event) -> None:
         """The upstream has answered the call: count how, with the time that it took for that.
 
         The call ends by what the upstream said, unless that has no translation.
@@ -145,7 +146,7 @@ class Report:
         if isinstance(said, on.Failed):
             ending = Ending(Outcome.ERROR, str(said.error.code))
         else:
-            ending = self.ending if isinstance(translated, on.Resulted) else _NO_RESULT
+            ending = self.ending if isinstance(translated, on.Resulted | on.Became) else _NO_RESULT
         now, context = world.monotonic(), self._context
         until = self._parked_at if context.exchange.state in HELD else now
         seconds = until - self._started - self._held_seconds
@@ -158,6 +159,12 @@ class Report:
         """The call is sent once more."""
         self._call_span = None
         self.step(Step.REPLAYED)
+
+    def became_task(self, event: on.Became) -> None:
+        """The client gets the handle of a task, which has lines of its own in the log."""
+        self.answered(event, event)
+        self.finished()
+        self._is_told = True
 
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""
@@ -192,7 +199,7 @@ class Report:
 
     def cooled(self) -> None:
         """The call is let go of, and nothing more is said about it until its client comes back."""
-        self._is_cold = True
+        self._is_told = True
         live = self._context.live
         live.process.metrics.call_cooled(live.route.path)
         route = live.route.path
@@ -218,7 +225,7 @@ class Report:
         """The exchange is over. A plain call is counted by its request, so nothing is said about it here."""
         self._call_span = None
         rounds = self._context.exchange.round + 1
-        if not self._is_cold and (rounds > 1 or self._outcome is not COMPLETE.outcome):
+        if not self._is_told and (rounds > 1 or self._outcome is not COMPLETE.outcome):
             self._spoken.finished(rounds, self._outcome, self._started, self._error, self._cause)
 
     @property

@@ -28,10 +28,12 @@ from gateway.exchange.machine import (
     ENDED,
     FINISHED,
     IDLE,
+    OWNED,
     PARKED,
     REFERRED,
     RESTORED,
     RUNNING,
+    SETTLED,
     Exchange,
     Policy,
     State,
@@ -141,8 +143,8 @@ class Driver:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the call has its final result or error."""
-        return self._exchange.state in {FINISHED, ENDED}
+        """Whether the call has its final result or error, or is a task that its client holds the handle of."""
+        return self._exchange.state in {OWNED, SETTLED, FINISHED, ENDED}
 
     def forget(self) -> None:
         """Drop the kept result."""
@@ -420,6 +422,8 @@ class Driver:
             )
             self._upstream_call.let_go()
             self._feed(on.LetGo(cancel=False))
+        elif self._exchange.state in (OWNED, SETTLED):
+            pass  # the call became a task meanwhile, which has a time of its own
         elif self._exchange.state is state or not isinstance(event, on.GracePassed):
             self._feed(event)  # but a result that came within the grace period is kept as usual
 
@@ -431,7 +435,7 @@ class Driver:
             self._later.append(event)
             return
         self._later = events = [event]
-        exchange, obey = self._exchange, self._OBEY
+        exchange, obey = self._exchange, self.OBEY
         settled, is_taken = exchange.state, False
         try:
             for each in events:  # it grows meanwhile
@@ -569,7 +573,7 @@ class Driver:
         if leg.dropped:
             self.live.process.metrics.notifications_dropped(self.live.route.path, leg.dropped)
 
-    _OBEY: ClassVar[dict[type[do.Command], Callable[["Driver", Any], None]]] = {
+    OBEY: ClassVar[dict[type[do.Command], Callable[["Driver", Any], None]]] = {
         do.Arm: _arm_again,
         do.Ask: _ask,
         do.CancelCall: lambda self, it: self._cancel(it.reason),

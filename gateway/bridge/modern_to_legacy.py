@@ -46,7 +46,7 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
     """What the legacy server said, as the exchange knows it."""
     request, route = context.request, context.live.route
     match event:
-        case on.Resulted(result=result) if not event.is_modern:
+        case on.Resulted(result=result):
             assert context.server_info is not None, "a result comes from a session"
             try:
                 modern = modern_result(context, result, context.server_info, is_later_round=context.exchange.round > 0)

@@ -318,24 +318,35 @@ class UpstreamCall(ABC):
             return
         for number, (question, answer) in enumerate(answers):
             assert question.upstream_id is not None
+            if not self._takes_answers:
+                return
             try:
                 await session.answer(question.upstream_id, answer, self._context.headers)
             except UpstreamError as exc:
-                left = tuple(question for question, _ in answers[number:])
-                replayable = await may_run_again(self._context, exc)
-                if runs == self.runs:
-                    retryable = isinstance(exc, Refused | Unreachable)
-                    if isinstance(exc, Unreachable) and self._context.exchange.round:
-                        again = "The answers were not sent: call again with the same requestState and inputResponses"
-                        exc = Unreachable(f"{exc.message}. {again}")
-                    elif not isinstance(exc, Refused | CallLost):  # no result will come either
-                        exc = CallLost(f"{exc.message}; the call was under way and may have had effects")
-                    self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))
+                await self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
                 return
             except Exception:  # the task reports it; without the answer no result would come
                 if runs == self.runs:
                     self._listener.hear(on.Stopped(bug()))
                 raise
+
+    @property
+    def _takes_answers(self) -> bool:
+        """Whether the upstream may be sent answers."""
+        return True
+
+    async def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
+        """Say that these questions have no answer yet, unless the call was run again meanwhile."""
+        replayable = await may_run_again(self._context, exc)
+        if runs != self.runs:
+            return
+        retryable = isinstance(exc, Refused | Unreachable)
+        if isinstance(exc, Unreachable) and self._context.exchange.round:
+            again = "The answers were not sent: call again with the same requestState and inputResponses"
+            exc = Unreachable(f"{exc.message}. {again}")
+        elif not isinstance(exc, Refused | CallLost):  # no result will come either
+            exc = CallLost(f"{exc.message}; the call was under way and may have had effects")
+        self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))
 
     def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
         """Answer a question of the upstream without the client."""

@@ -26,6 +26,8 @@ from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, bind, check
 from gateway.tasks.follower import holder
+from gateway.tasks.live_task import LiveTask
+from gateway.tasks.table import TaskTable
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import ColdEnding, Step
 
@@ -37,10 +39,12 @@ class Continuation:
         self,
         process: ProcessScope,
         lot: Lot[Driver],
+        tasks: TaskTable[LiveTask],
         authenticator: Authenticator,
         router: Router,
     ) -> None:
         self.lot = lot
+        self._tasks = tasks
         self.legs = Legs()
         self._process = process
         self._authenticator = authenticator
@@ -205,6 +209,8 @@ class Continuation:
 
     def _held(self, envelope: Envelope) -> Driver | None:
         """Return the held call of a state, unless another run has continued it: the state is of a newer round."""
+        if (task := self._tasks.find(envelope.exchange)) is not None:
+            return task  # of whose handle the client need not have heard
         driver = self.lot.find(envelope.exchange)
         if driver is None or envelope.owner == self._process.owner or not driver.is_behind(envelope):
             return driver

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from gateway.bridge import subscription
-from gateway.bridge.driver import Driver, NewCall
+from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
@@ -27,11 +27,13 @@ from gateway.sessions.group import Group
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.session import Session
+from gateway.tasks.live_task import LiveTask
 from gateway.tasks.task_call import TaskCall
 from gateway.tasks.task_choice import Choice, choose
 from gateway.telemetry import COMPLETE, OTHER_ERROR, Ending, Outcome
 
 T = TypeVar("T")
+NewDriver = Callable[..., Driver]
 
 _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 
@@ -160,7 +162,7 @@ class Dispatcher:
                 return self._call(round_, group=group)
             if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(group, request, headers):
                 return self._once(round_, self._check, self._checked)
-            return self._call(round_, self._new_call(round_))
+            return self._call(round_, self._new_driver(round_))
         ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
         if ticket is None:
             return self._call(round_)
@@ -173,7 +175,7 @@ class Dispatcher:
 
     def _checked(self, round_: Round, _: None) -> Awaitable[Replied]:
         """Begin a call whose headers repeat its arguments as they should."""
-        return self._call(round_, self._new_call(round_))
+        return self._call(round_, self._new_driver(round_))
 
     def _look_up(self, ticket: CacheKey, round_: Round) -> Awaitable[bytes | None]:
         """Look for a list in the cache."""
@@ -185,24 +187,24 @@ class Dispatcher:
         return round_.answer(cached) if cached is not None else self._call(round_)
 
     def _call(
-        self, round_: Round, new_call: NewCall | None = None, group: Group[Session] | None = None
+        self, round_: Round, new_driver: NewDriver | None = None, group: Group[Session] | None = None
     ) -> Awaitable[Replied]:
         """Send a call upstream; `group` is that of its key, if it was looked up already."""
-        if new_call is None and round_.incoming.peer_request is None:
+        if new_driver is None and round_.incoming.peer_request is None:
             plain = PlainCall(round_, self._lot, round_.queue)
             if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
                 return self._legs.write_plain(round_, plain)
         weight = round_.weigh()
         try:
-            driver, queue = Driver(round_, self._lot, new_call, weight), round_.queue()
+            driver, queue = (new_driver or Driver)(round_, self._lot, weight=weight), round_.queue()
             driver.begin(queue)
         except BaseException:
             weight.release()
             raise
         return self._legs.write(round_, driver, queue)
 
-    def _new_call(self, round_: Round) -> NewCall | None:
-        """Return what makes the upstream call of a tool that runs as a task; None for a plain call."""
+    def _new_driver(self, round_: Round) -> NewDriver | None:
+        """Return what makes the exchange of a tool that runs as a task; None for a plain call."""
         live, request = round_.live, round_.request
         support = tool_schemas.task_support(live.upstream.pool, round_.key, request.target)
         if not support:
@@ -211,8 +213,8 @@ class Dispatcher:
             case Choice.PLAIN:
                 return None
             case Choice.DRIVE:
-                return TaskCall
+                return partial(Driver, new_call=TaskCall)
             case Choice.GIVE:
                 table = self._task_requests.table
                 table.check(round_.key.principal)
-                return partial(TaskCall, adopt=table.adopt)
+                return partial(LiveTask, table=table)

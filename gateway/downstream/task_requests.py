@@ -8,6 +8,10 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from msgspec.structs import replace
+
+from gateway.bridge.call_context import ClientCall
+from gateway.bridge.driver import Driver
 from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.round import Round
@@ -15,9 +19,11 @@ from gateway.http.incoming import Caller, Incoming
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
+from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
+from gateway.tasks.follower import holder
 from gateway.tasks.live_task import LiveTask
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Step
@@ -28,8 +34,9 @@ METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
 class TaskRequests:
     """The requests about tasks that reach one listener."""
 
-    def __init__(self, process: ProcessScope, table: TaskTable, router: Router) -> None:
+    def __init__(self, process: ProcessScope, lot: Lot[Driver], table: TaskTable[LiveTask], router: Router) -> None:
         self.table = table
+        self._lot = lot
         self._process = process
         self._router = router
 
@@ -50,9 +57,8 @@ class TaskRequests:
             if not isinstance(task, LiveTask):
                 return task
             await task.known()
-            await task.live.upstream.pool.authorise(round_.key, round_.headers, task.session)
-            task.check()
-            task.headers = round_.headers
+            await task.authorise(round_.key, round_.headers)
+            task.renew(round_.headers)
             if request.input_responses is None:  # it may wait long for the task
                 round_.drop_body()
                 request = round_.request
@@ -87,15 +93,19 @@ class TaskRequests:
             return task
         if handle.upstream is None:
             raise UnknownTask
-        round_.continued(Step.RESUMED)
-        return self.table.continue_(handle, sealed, round_, is_shared=not found.proven)
+        self.table.check(round_.key.principal)
+        request = replace(round_.request.taken(), method=mcp.TOOLS_CALL)  # the call that made the task
+        call = ClientCall(round_.live, request, round_.key, round_.headers)
+        task = LiveTask(call, self._lot, self.table, former_holder=holder(handle.owner, handle.epoch))
+        task.go_on(handle, sealed, is_shared=not found.proven)
+        return task
 
     async def _answer(self, task: LiveTask, request: Request) -> bytes:
         if not request.said.declared.tasks:
             return await self._answer_first_form(task, request)
         match request.method:
             case mcp.TASKS_UPDATE:
-                await task.answer(request.input_responses or {})
+                await task.update(request.input_responses or {})
                 return modern_tasks.ACKNOWLEDGED
             case mcp.TASKS_CANCEL:
                 task.cancel()
@@ -107,7 +117,7 @@ class TaskRequests:
         """SEP-2322's first form, for clients of 2025-11-25's tasks."""
         match request.method:
             case mcp.TASKS_INPUT | mcp.TASKS_UPDATE:
-                await task.answer(request.input_responses or {})
+                await task.update(request.input_responses or {})
                 return modern_tasks.ACKNOWLEDGED
             case mcp.TASKS_CANCEL:
                 if task.is_over:

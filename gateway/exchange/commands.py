@@ -101,6 +101,18 @@ class Fail(Command, frozen=True):
     error: GatewayError | Error
 
 
+class Give(Command, frozen=True):
+    """End these legs with the handle of the task."""
+
+    legs: tuple[Leg, ...]
+
+
+class Keep(Command, frozen=True):
+    """Keep how the task ended for the holder of its handle."""
+
+    final: Reply | Fail
+
+
 class Arm(Command, frozen=True):
     """Start a timer of the present state anew."""
 

@@ -71,14 +71,24 @@ class Logged(Event, frozen=True):
     params: Raw
 
 
-class Resulted(Event, frozen=True):
-    """The call ended with a result, already translated to 2026-07-28.
+class Became(Event, frozen=True):
+    """The call has become a task, and its client gets the handle."""
 
-    `is_modern`: it needed no translation, because the call became a task of its client.
-    """
+
+class Updated(Event, frozen=True):
+    """The holder of a task's handle answered these questions; those without params are of another replica."""
+
+    answers: tuple[tuple[Question, Raw], ...]
+
+
+class Cancelled(Event, frozen=True):
+    """The holder of a task's handle wants the task no longer."""
+
+
+class Resulted(Event, frozen=True):
+    """The call ended with a result, already translated to 2026-07-28."""
 
     result: bytes | Raw
-    is_modern: bool = False
     is_tool_error: bool | None = None
     """As `results.plain` gives it, if the result has been read."""
 

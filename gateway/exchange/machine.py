@@ -16,6 +16,8 @@ RESTORED  as PARKED, but another process parked the call, or this one let go of 
 REFERRED  the upstream ended the call with -32042: the client has its urls, and the session stays reserved
 BROKEN    the call is lost and may be run again: the client has the questions, but nothing runs upstream
 DETACHED  the client answered, then every leg left; the call continues for the grace period
+OWNED     the call is a task, and the client holds its handle: it asks and answers whenever it likes
+SETTLED   the task is over, and its end is kept as long as its handle is valid
 FINISHED  the final message is here, but no leg waits for it
 ENDED     the final message was given (and is kept for a repeated retry), or the exchange was given up
 
@@ -51,6 +53,7 @@ from gateway.protocol.errors import (
     LocalProtocolError,
     MissingCapability,
     Stopping,
+    TaskCancelled,
 )
 from gateway.protocol.request_meta import Capabilities
 
@@ -70,11 +73,13 @@ class State(StrEnum):
     REFERRED = "referred"
     BROKEN = "broken"
     DETACHED = "detached"
+    OWNED = "owned"
+    SETTLED = "settled"
     FINISHED = "finished"
     ENDED = "ended"
 
 
-IDLE, RUNNING, ASKING, PARKED, RESTORED, REFERRED, BROKEN, DETACHED, FINISHED, ENDED = State
+IDLE, RUNNING, ASKING, PARKED, RESTORED, REFERRED, BROKEN, DETACHED, OWNED, SETTLED, FINISHED, ENDED = State
 
 # Commands that say the same each time.
 _SEND_CALL: Final = do.SendCall()
@@ -89,6 +94,8 @@ TIMERS: Final[dict[State, tuple[Timer, ...]]] = {
     REFERRED: (TTL,),
     BROKEN: (TTL,),
     DETACHED: (GRACE,),
+    OWNED: (TTL,),
+    SETTLED: (TTL,),
 }
 """The states after the end are missing: `Exchange.timers` has all."""
 
@@ -176,7 +183,7 @@ class Exchange:
     @property
     def calling(self) -> bool:
         """Whether the upstream call was sent, here or elsewhere, and has neither ended nor been given up."""
-        return self.state in _CALLING or self.state is RESTORED
+        return self.state in _CALLING or self.state in (RESTORED, OWNED)
 
     @property
     def timers(self) -> tuple[Timer, ...]:
@@ -384,7 +391,7 @@ class Exchange:
             question = self._nested_requests.read(event, may_ask=self._policy.may_ask)
         except Refusal as exc:
             out = _refuse(event, exc.error, exc.outcome)
-            if exc.lacks is None or self._policy.refuse_undeclared:
+            if exc.lacks is None or self._policy.refuse_undeclared or self.state is OWNED:
                 return out
             return out + self._abort(MissingCapability(exc.lacks, event.method))
         recorded = self._ledger.next_answer(question)
@@ -530,6 +537,42 @@ class Exchange:
         self.state = PARKED
         return [*out, _ARM_TTL]
 
+    # -- a task of the client -----------------------------------------------------------------------------------
+
+    def _become(self, _: on.Became) -> Commands:
+        """The client gets the handle of a task, which leads to this run: there is no other one."""
+        self.state, self._ledger = OWNED, ReplayLedger(None)
+        legs, self.legs = self.legs, ()
+        return [do.Give(legs)] if legs else []
+
+    def _give_handle(self, event: on.Answered) -> Commands:
+        """A retry from before the call became a task."""
+        if event.round in self._digests or event.round != self.round:
+            self._repeated(event)
+        self._note_digest(event)
+        return [do.Give((event.leg,))]
+
+    def _update(self, event: on.Updated) -> Commands:
+        matched = self._nested_requests.take(event.answers)
+        if not matched:
+            return []
+        return [do.SendAnswers(matched), *(do.Count(question.method, "answered") for question, _ in matched)]
+
+    def _put_back(self, event: on.Undelivered) -> Commands:
+        """Those that the upstream withdrew while their answers were in flight stay closed."""
+        self._nested_requests.put_back_taken(self._ledger.still_open(event.questions, ()))
+        return []
+
+    def _cancel_task(self, _: on.Cancelled) -> Commands:
+        """The task is cancelled for its client, whatever its server makes of that."""
+        withdrawn = [do.Respond(*_withdrawn(question)) for question in self.questions.values()]
+        cancel = do.CancelCall("the client cancelled its task")
+        return [cancel, *withdrawn, *self._end(do.Fail((), TaskCancelled()), completed=False)]
+
+    def _drop(self, _: on.Stopped) -> Commands:
+        """Follow the task no longer. It is not cancelled: its time is over, or another replica goes on with it."""
+        return self._part(None)
+
     # -- time ---------------------------------------------------------------------------------------------------
 
     def _quiet(self, _: on.QuietPassed | on.LegLimitPassed) -> Commands:
@@ -612,8 +655,11 @@ class Exchange:
     def _end(self, final: Ending, *, completed: bool) -> Commands:
         """The call is over: give the final message to the legs that wait, or keep it."""
         release = self._release(completed=completed)
-        self._final = final
         self.questions.clear()
+        if self.state is OWNED:
+            self.state = SETTLED
+            return [do.Keep(final), release]
+        self._final = final
         legs, self.legs = self.legs, ()
         # A parked client has until its state expires; one that got the end, or lost its leg, has the linger time.
         is_parked = not legs and self.state in (PARKED, RESTORED, REFERRED, BROKEN)
@@ -635,8 +681,7 @@ class Exchange:
             return []
         out: Commands = []
         for question in self.questions.values():
-            assert question.upstream_id is not None, "urls are asked for only after the call"
-            out.append(do.Respond(question.upstream_id, *input_requests.withdrawn(question)))
+            out.append(do.Respond(*_withdrawn(question)))
             out.append(do.Count(question.method, "expired"))
         return [*out, do.CancelCall(reason)]
 
@@ -662,6 +707,12 @@ def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:
     return [do.Respond(event.id, None, error), do.Count(event.method, outcome)]
 
 
+def _withdrawn(question: Question) -> tuple[Raw, Raw | None, jsonrpc.Error | None]:
+    """The answer to a question that its client will not give."""
+    assert question.upstream_id is not None, "urls are asked for only after the call"
+    return question.upstream_id, *input_requests.withdrawn(question)
+
+
 def _unrecorded() -> CallLost:
     return CallLost(
         "The call can continue only by running it again, but its answers are too large for that "
@@ -675,6 +726,7 @@ _WAITING: Final = (RUNNING, ASKING)
 _LEFT: Final = (PARKED, DETACHED)
 _CALLING: Final = (*_WAITING, *_LEFT)
 _BETWEEN: Final = (REFERRED, BROKEN)
+_TASK: Final = (OWNED, SETTLED)
 _OVER: Final = (FINISHED, ENDED)
 _AFTER: Final = (*_BETWEEN, *_OVER)
 
@@ -689,16 +741,21 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Answered, (DETACHED,), _X._rejoin),
     (on.Answered, (FINISHED,), _X._collect),
     (on.Answered, (ENDED,), _X._give_again),
+    (on.Answered, _TASK, _X._give_handle),
+    (on.Updated, (OWNED,), _X._update),
+    (on.Cancelled, (OWNED,), _X._cancel_task),
     (on.Left, (*_CALLING, RESTORED, *_AFTER), _X._leave),
     # the upstream
-    (on.Nested, _CALLING, _X._nested),
-    (on.Withdrawn, _CALLING, _X._withdraw),
+    (on.Became, _CALLING, _X._become),
+    (on.Nested, (*_CALLING, OWNED), _X._nested),
+    (on.Withdrawn, (*_CALLING, OWNED), _X._withdraw),
     (on.Progressed, _WAITING, _X._progress),
     (on.Logged, _WAITING, _X._log),
-    (on.Resulted, _CALLING, _X._result),
-    (on.Failed, _CALLING, _X._failure),
-    (on.Broke, _CALLING, _X._break),
+    (on.Resulted, (*_CALLING, OWNED), _X._result),
+    (on.Failed, (*_CALLING, OWNED), _X._failure),
+    (on.Broke, (*_CALLING, OWNED), _X._break),
     (on.Undelivered, _CALLING, _X._undelivered),
+    (on.Undelivered, (OWNED,), _X._put_back),
     # time
     (on.QuietPassed, (ASKING,), _X._quiet),
     (on.LegLimitPassed, (RUNNING,), _X._shed),
@@ -708,13 +765,16 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Expired, (BROKEN, FINISHED), _X._forget),
     (on.Expired, (ENDED,), _X._late),
     (on.Stopped, (*_CALLING, RESTORED, *_BETWEEN), _X._stop),
+    (on.Stopped, _TASK, _X._drop),
     (on.Stopped, _OVER, _X._late),
     # the end of this process
     (on.HandedOver, _WAITING, _X._hand_over),
     (on.LetGo, (*_CALLING, RESTORED, *_BETWEEN), _X._let_go),
     # late but harmless: a timer that fired while its cause was handled, or a message after the end
-    (on.Nested, _AFTER, _X._late_question),
+    (on.Nested, (SETTLED, *_AFTER), _X._late_question),
     (on.Withdrawn, _AFTER, _X._late),
+    (on.Updated, (SETTLED,), _X._late),
+    (on.Cancelled, (SETTLED,), _X._late),
     (on.Undelivered, (*_BETWEEN, FINISHED), _X._late),
     (on.Logged, (*_LEFT, *_AFTER), _X._late),
     (on.Progressed, (*_LEFT, BROKEN, *_OVER), _X._late),

@@ -155,6 +155,28 @@ class NestedRequests:
             ]
         )
 
+    def take(self, answers: Iterable[tuple[Question, Raw]]) -> tuple[tuple[Question, Raw], ...]:
+        """Close questions of a task with their answers, which are all checked first; closed ones stay as they are.
+
+        A question that another replica heard may never come here; if it does, it is not asked again.
+        """
+        taken: dict[bytes, tuple[Question, Raw]] = {}
+        for question, answer in answers:
+            id_ = bytes(question.upstream_id or b"")
+            if id_ not in taken and (question.key in self.open or id_ not in self._heard):
+                taken[id_] = question, inputs.check_answer(question, answer)
+        for id_, (question, _) in taken.items():
+            self._heard = _with(self._heard, id_)
+            _ = self.open.pop(question.key, None)
+        return tuple(taken.values())
+
+    def put_back_taken(self, questions: Mapping[str, Question]) -> None:
+        """Open questions of a task again whose answers were not delivered, or let another replica's be answered."""
+        self.put_back({key: question for key, question in questions.items() if question.params is not None})
+        theirs = {bytes(each.upstream_id or b"") for each in questions.values() if each.params is None}
+        if theirs:
+            self._heard = {*self._heard} - theirs
+
     def put_back(self, questions: dict[str, Question]) -> None:
         """Open questions again whose answers were not delivered, before those that came since."""
         since = self.open.copy()

@@ -320,6 +320,13 @@ def bug() -> CallLost:
     return CallLost("Internal error of the gateway; its log says more. The call may have had effects")
 
 
+class TaskCancelled(CallLost):
+    """The task of the call was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("The server cancelled the task of this call, which may have had effects")
+
+
 class CallGone(CallLost):
     """The upstream lost the session while the call ran; unlike with SessionLost, the call may have had effects."""
 

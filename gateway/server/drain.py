@@ -19,6 +19,7 @@ from gateway.http.server.listener import Listener
 from gateway.protocol.errors import Stopping
 from gateway.routes.held_calls import Lot
 from gateway.routes.route_table import RouteTable
+from gateway.tasks.live_task import LiveTask
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, get_logger
 
@@ -48,7 +49,7 @@ class Drain:
         downstream: RequestHandler,
         routes: RouteTable,
         lot: Lot[Driver],
-        table: TaskTable,
+        table: TaskTable[LiveTask],
         membership: Membership,
     ) -> None:
         self._in_force = in_force

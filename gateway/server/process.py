@@ -61,6 +61,7 @@ from gateway.server.drain import Drain, Listeners
 from gateway.server.key_purposes import StateKeys
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
+from gateway.tasks.live_task import LiveTask  # noqa: TC001
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.process_status import Status
@@ -109,7 +110,7 @@ class Gateway:
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._state_keys = StateKeys(in_force, worker.key if worker is not None else None)
-        self.task_table = TaskTable(
+        self.task_table: TaskTable[LiveTask] = TaskTable(
             in_force.part(lambda config: config.tasks), TaskSealer(self._state_keys.keys), self.lot.results
         )
         self._peer_sealer = PeerSealer(self._state_keys.keys)
@@ -225,7 +226,7 @@ class Gateway:
     def _new_downstream(self) -> RequestHandler:
         process = self.routes.process
         router = Router(self.members, self._peers, self._witness, self.draining, self.metrics)
-        continuation = Continuation(process, self.lot, self._authenticator, router)
+        continuation = Continuation(process, self.lot, self.task_table, self._authenticator, router)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._state_keys.keys), process)
         table = SessionTable(self._in_force, self.metrics, self.tasks)
         front = LegacyFront(process, SessionIds(self._state_keys.keys), table, router)
@@ -236,7 +237,7 @@ class Gateway:
         )
         stateless = Stateless(self._in_force, Tokens(self._state_keys.keys, "sep-1442, "), router, mirror, own_side)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
-        task_requests = TaskRequests(process, self.task_table, router)
+        task_requests = TaskRequests(process, self.lot, self.task_table, router)
         return RequestHandler(
             self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy, task_requests
         )

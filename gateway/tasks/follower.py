@@ -36,40 +36,6 @@ _CUT_SECONDS: Final = 5.0
 """A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
 
 
-class Relay:
-    """Passes the events of a task to its listener, which changes when the call becomes a task of its client.
-
-    A question may come at once after the task was made, so the events in between are kept.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener: Listener | None = listener
-        self._kept: list[on.Event] = []
-
-    @property
-    def request_id(self) -> str | None:
-        """The id of the HTTP request that is served, if one is."""
-        return self._listener.request_id if self._listener is not None else None
-
-    def hear(self, event: on.Event) -> None:
-        """Take one event."""
-        if self._listener is None:
-            self._kept.append(event)
-        else:
-            self._listener.hear(event)
-
-    def pause(self) -> None:
-        """Keep all events until there is another listener."""
-        self._listener = None
-
-    def to(self, listener: Listener) -> None:
-        """Pass the events to this listener, first those that were kept."""
-        self._listener = listener
-        kept, self._kept = self._kept, []
-        for event in kept:
-            listener.hear(event)
-
-
 class _Answer:
     """The listener of one request of a task: it keeps the answer, and passes everything else on."""
 

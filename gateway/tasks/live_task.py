@@ -1,217 +1,275 @@
-"""One task of a client, at the replica that follows it.
+"""A call whose client may hold the handle of its task: the requests about the task are the further legs of the call.
 
-It has its session for itself until its time is over. Its questions are kept as the server asks them; a task needs
-input exactly if a question is open, whatever the server says of its status.
+What the server asks, and what becomes of it, are rows of the exchange like those of any call (`OWNED`, `SETTLED`). A
+task needs input exactly if a question is open, whatever the server says of its status.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.bridge.call_context import ClientCall, Context
+from gateway.bridge.call_context import ClientCall
+from gateway.bridge.driver import Driver
+from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import results
-from gateway.exchange.input_requests import Question
+from gateway.exchange.commands import TTL, Timer
+from gateway.exchange.input_requests import KINDS, Question
+from gateway.exchange.machine import IDLE, OWNED, Snapshot, State
+from gateway.identity.principal import of_headers
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, UnknownTask, Unreachable, UpstreamError, bug
-from gateway.runtime.budget import Budget
+from gateway.protocol.errors import (
+    Busy,
+    CallLost,
+    GatewayError,
+    InvalidParams,
+    InvalidState,
+    Refused,
+    TaskCancelled,
+    UnknownTask,
+    Unreachable,
+    UpstreamError,
+    bug,
+)
+from gateway.routes.held_calls import Lot
+from gateway.runtime.budget import Share
+from gateway.runtime.call_bytes import Weight
 from gateway.seal.request_state import Upstream
-from gateway.seal.task_handle import TaskHandle, TaskSealer
+from gateway.seal.task_handle import QuestionKey, TaskHandle
 from gateway.sessions.session import Session
-from gateway.tasks.follower import Follower, Past, Relay, TaskGone, holder
-from gateway.tasks.legacy_tasks import Created, Ended, Status, without_task
+from gateway.tasks import legacy_tasks, modern_tasks, sep_2322_form
+from gateway.tasks.follower import TaskGone
+from gateway.tasks.legacy_tasks import Created
 from gateway.tasks.modern_tasks import View
-from gateway.tasks.open_questions import OpenQuestions
-from gateway.telemetry import Event, NestedOutcome, TaskOutcome, get_logger
+from gateway.tasks.table import TaskTable  # noqa: TC001
+from gateway.tasks.task_call import TaskCall
+from gateway.telemetry import COMPLETE, Event, TaskOutcome, get_logger
+from gateway.upstream.channel import Headers
 
 log = get_logger()
 
+_OF_LEGS: Final = (on.Left, on.HandedOver, on.Progressed, on.Logged)
+"""What concerns a leg that waits; the holder of a handle has none, and a task has no progress and no log messages."""
 _TARGET_CHARACTERS: Final = 200
 
 
-class LiveTask:
-    """One task."""
+class LiveTask(Driver):
+    """One call with its task."""
 
-    request_id: str | None = None
-
-    def __init__(  # noqa: PLR0913  (what a handle does not hold)
+    def __init__(
         self,
-        handle: TaskHandle,
-        sealed: str,
         asked: ClientCall,
-        server_info: Raw,
-        sealer: TaskSealer,
-        budget: Budget,
-        forget: Callable[["LiveTask"], None],
+        lot: Lot[Driver],
+        table: "TaskTable[LiveTask]",
+        weight: Weight | None = None,
+        former_holder: str | None = None,
     ) -> None:
-        """`sealed` is the handle as the client knows it; `forget` is called when the task is closed.
-
-        `asked` is the call that made it, or the request that another replica continues it for. `budget` is that of
-        all kept results.
-        """
-        self.id = handle.exchange
-        self.live, self.key, self.headers = asked.live, asked.key, asked.headers
-        self.principal = asked.key.principal
-        self._handle, self._sealed = handle, sealed
-        self._about = {
-            "route": self.live.route.path,
-            "upstream": self.live.route.upstream.name,
-            "task": handle.exchange,
-        }
-        """What each line of the log says of the task."""
-        self._server_info = server_info
-        self._forget = forget
-        self._created, self._updated = _text(handle.issued), _text(world.wall())
-        self._questions = OpenQuestions(self.id, sealer, asked.request.said.declared)
-        self._ended: Ended | None = None
-        self._is_cancelled = False
-        """Whether its client has cancelled it."""
+        """`former_holder` is the process that followed the task before, if this one is to `go_on` with it."""
+        if former_holder is None:
+            new_call = partial(TaskCall, adopt=self._adopt)
+        else:
+            new_call = partial(TaskCall, former_holder=former_holder)
+        super().__init__(asked, lot, new_call, weight)
+        self._table = table
+        self._handle: TaskHandle
+        """Set once the call is a task, as are the next ones."""
+        self._sealed = ""
+        """The handle as the client knows it."""
+        self._updated = ""
+        self._share: Share
+        self._is_adopted = former_holder is not None
+        """Whether another replica followed the task before, and may have asked."""
+        self._keys: dict[str, str] = {}
+        """The sealed keys of the open questions, by those of the exchange."""
+        self._outcome: tuple[str, jsonrpc.Error | None] | None = None
+        """The status of a task that is over, and its error."""
         self._result: bytes | None = None
         """In its modern form; None if there is none, or if it was dropped to make room."""
-        self._new_share = partial(budget.share, self._give_way, self.principal)
-        self._share = self._new_share()
         self._fetching = asyncio.Lock()
         """Held because a session has one request in flight."""
-        self._follower: Follower | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._is_known = asyncio.Event()
-        """Whether the server has told of a task that another replica had followed, and how it ended if it is over."""
+        self._opened: asyncio.Future[bool] | None = None
+        """For a task of another replica: done once it is known, or is not followed here."""
         self._gone: GatewayError | None = None
         """Why the task is not followed here any more."""
+        self._seen: object = None
+        """What has changed was noticed up to this."""
         self._changed = asyncio.Event()
         """Set at every change, and replaced by a new one."""
-        self._weight = asked.live.process.calls.take(self.principal, 0, is_continued=True)
-        """What the open questions weigh; released when the task is closed."""
 
     @property
-    def session(self) -> Session | None:
-        """The session of the task."""
-        return self._follower.session if self._follower is not None else None
+    def _call(self) -> TaskCall:
+        assert isinstance(self._upstream_call, TaskCall)
+        return self._upstream_call
+
+    @property
+    def _is_task(self) -> bool:
+        return bool(self._sealed)
 
     @property
     def is_over(self) -> bool:
         """Whether the task has ended, or was cancelled."""
-        return self._ended is not None
+        return self._outcome is not None
 
-    def has_taken_over(self, _round: int) -> bool:
-        """Whether this replica follows the task; only asked once its owner is gone."""
-        return True
+    # -- the handle ---------------------------------------------------------------------------------------------
 
-    def begin(self, session: Session, created: Created, relay: Relay, context: Context) -> None:
-        """Follow the task in the session that made it; `relay` has what was heard since.
-
-        The call has ended, so its open questions are the task's: fastmcp 3 sends them on the GET stream, and they may
-        overtake the answer that makes the task.
-        """
+    def _adopt(self, session: Session, created: Created) -> None:
+        """Give the client the handle of the task that the call has become."""
+        context, live = self._context, self.live
+        self._table.check(self.principal)
+        ttl = live.config.tasks.ttl_seconds
+        ttl = min(ttl, created.ttl_seconds or ttl)
+        now, names, shaken = world.wall(), live.route.bound_headers, session.shaken
+        session_id = session.channel.session_id
+        context.exchange_id = self.id or world.token_urlsafe(12)
+        handle = TaskHandle(
+            issued=now,
+            expires=now + ttl,
+            route=live.route.path,
+            principal=self.principal,
+            names=names,
+            headers=of_headers(names, context.headers.get) if names else b"",
+            exchange=self.id,
+            owner=live.process.owner,
+            epoch=live.process.epoch,
+            ttl_ms=int(ttl * 1000),
+            upstream=Upstream(session_id, shaken.version, created.id.encode(), bytes(shaken.server_info), None)
+            if session_id is not None
+            else None,
+        )
+        self._hold(handle, self._table.sealer.seal(handle))
         target = context.request.target[:_TARGET_CHARACTERS]
         log.info(Event.TOOL_TASK_BEGUN, **self._about, target=target, request_id=context.request_id)
-        follower = self._follower = self._new_follower(session, created.id)
-        self._questions.take_over(context.exchange.questions.values())
-        self._weigh()
-        relay.to(self)
-        self._is_known.set()
-        self._start(lambda: self._run(follower))
+        became = on.Became()
+        self._report.became_task(became)
+        self._feed(became)
 
-    def _start(self, follow: Callable[[], Awaitable[None]]) -> None:
-        async def guarded() -> None:
-            try:
-                await follow()
-            except Exception:  # the outermost edge of the task, where it is counted
-                self.close(bug(), ends_session=True)
-                raise
-
-        self._running = self.live.process.tasks.start(guarded(), "task")
-
-    def _new_follower(self, session: Session, task_id: str) -> Follower:
-        return Follower(session, task_id, self, lambda: self.headers, self.live.process)
-
-    def continue_(self, upstream: Upstream, *, is_shared: bool) -> None:
+    def go_on(self, handle: TaskHandle, sealed: str, *, is_shared: bool) -> None:
         """Follow a task that another replica followed, and may still follow if it `is_shared`."""
-        owner = self._handle.owner
-        log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=owner, owner_is_dead=not is_shared)
-        self._questions.is_adopted = True
-        self._start(lambda: self._adopt(upstream, is_shared=is_shared))
+        assert handle.upstream is not None, "without it, only the owner can follow the task"
+        self._context.exchange_id = handle.exchange
+        self._context.server_info = Raw(handle.upstream.server_info)
+        self._hold(handle, sealed)
+        log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
+        self._exchange.restore(Snapshot(OWNED, 0, {}, None, 0))
+        self._moved(IDLE, OWNED)
+        opened = self._opened = asyncio.get_running_loop().create_future()
+        self._call.start_resuming(self._call.go_on(handle.upstream, opened, is_shared=is_shared), opened)
 
-    async def known(self) -> None:
-        """Wait until the task is known, and its end if it is over; raises UnknownTask, or why it cannot be."""
-        seconds = self.live.config.timeouts.handshake_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                _ = await self._is_known.wait()
-        except TimeoutError:
-            raise Unreachable(
-                f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
-                f"{seconds:g} s (timeouts.handshake_seconds) what has become of the task; ask again"
-            ) from None
-        self.check()
+    def _hold(self, handle: TaskHandle, sealed: str) -> None:
+        self._handle, self._sealed = handle, sealed
+        self._updated = _text(world.wall())
+        self._share = self._new_share()
+        self._table.add(self)
 
-    def check(self) -> None:
-        """Raise the reason why the task is not followed here any more, if there is one."""
-        if self._gone is not None:
-            raise self._gone
+    @property
+    def _about(self) -> dict[str, str]:
+        """What each line of the log says of the task."""
+        route = self.live.route
+        return {"route": route.path, "upstream": route.upstream.name, "task": self.id}
 
-    async def _adopt(self, upstream: Upstream, *, is_shared: bool) -> None:
-        def looked(found: Status | None) -> None:
-            if found is not None and not found.is_final:  # else its client may know the end, and has to hear it again
-                self._is_known.set()
+    def _give(self, give: do.Give) -> None:
+        form = modern_tasks if self._context.request.said.declared.tasks else sep_2322_form
+        self._end(give.legs, form.create_result(self.view()), COMPLETE)
 
-        try:
-            session = await self.live.upstream.pool.adopt(self.key, upstream, self.headers, is_shared=is_shared)
-            self._follower = self._new_follower(session, upstream.call.decode())
-        except GatewayError as exc:
-            self._lose(exc)
-        else:
-            former = "" if is_shared else holder(self._handle.owner, self._handle.epoch)
-            await self._run(self._follower, Past(looked, is_shared=is_shared, former_holder=former))
+    # -- an exchange whose client is away -------------------------------------------------------------------------
 
-    async def _run(self, follower: Follower, past: Past | None = None) -> None:
-        """Follow the task to its end, and keep how it ended until its time is over."""
-        try:
-            async with asyncio.timeout(self._seconds_left()):
-                ended = await follower.run(past)
-            if ended is not None and not self.is_over:
-                if ended.result is not None:
-                    _ = self._keep(ended.result)
-                self._end(replace(ended, result=None), TaskOutcome(ended.status))
-        except TimeoutError:
-            said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
-            self._fail(CallLost(said), TaskOutcome.EXPIRED)
-        except TaskGone as exc:
-            if not self._is_known.is_set():
-                self._lose(exc)
-                return
-            self._fail(exc, TaskOutcome.EXPIRED)
-        except UpstreamError as exc:
-            self._fail(exc, TaskOutcome.LOST)
-        self._is_known.set()
-        await asyncio.sleep(self._seconds_left())
-        self.close(UnknownTask(), ends_session=True)
+    def let_go(self) -> bool:
+        """As for other calls; a task is left to others by its table."""
+        return self._is_task or super().let_go()
 
-    def _seconds_left(self) -> float:
-        return max(self._handle.expires - world.wall(), 0)
+    def has_taken_over(self, round_: int) -> bool:
+        """Whether this replica follows the task, or continued its call; only asked once its owner is gone."""
+        return self._is_task or super().has_taken_over(round_)
 
-    def _lose(self, error: GatewayError) -> None:
-        """Forget a task that cannot be continued. Unless a later try may succeed, it counts as unknown."""
-        may_be_found = isinstance(error, Busy | Refused | Unreachable)
-        self.close(error if may_be_found else UnknownTask(), ends_session=True)
-
-    def _fail(self, error: GatewayError, outcome: TaskOutcome) -> None:
-        """Nobody will learn how the task ends."""
+    def fire(self, timer: Timer) -> None:
+        """As for other calls; the time of a handle ends with that of its task."""
+        if not (self._is_task and timer is TTL):
+            super().fire(timer)
+            return
         if not self.is_over:
-            self._end(Ended("failed", error=jsonrpc.Error(error.code, error.message)), outcome, error)
+            said = "The task did not end within its time (tasks.ttl_seconds); it may have had effects"
+            self._feed(on.Broke(TaskGone(said)))
+        self.close(UnknownTask())
 
-    def _end(self, ended: Ended, outcome: TaskOutcome, cause: GatewayError | None = None) -> None:
-        """The task is over: as its server or its client wants, or because of the `cause`."""
-        self._ended = ended
-        _ = self._questions.clear()
-        self._touch()
+    def close(self, error: GatewayError, *, is_left: bool = False) -> None:
+        """Forget the task; requests that still wait for it get the error.
+
+        Its session ends too, unless the task `is_left` to another replica, which may go on in it.
+        """
+        if is_left:
+            self._call.let_go()
+        self._feed(on.Stopped(error))
+
+    def _moved(self, before: State, after: State) -> None:
+        if after is OWNED:
+            self._context.request, self._context.body_bytes = self._context.request.taken(), 0
+            self._lot.remove(self)
+        super()._moved(before, after)
+        if after is OWNED:
+            self._timers.arm(TTL, self, max(self._handle.expires - world.wall(), 0))
+
+    def _ended(self) -> None:
+        super()._ended()
+        if self._is_task:
+            self._gone = self._gone or bug()
+            self._share.release()
+            self._table.remove(self)
+
+    # -- what becomes of the task -------------------------------------------------------------------------------
+
+    def hear(self, event: on.Event) -> None:
+        """Take one event of the call, or of the session of the task."""
+        match event:
+            case _ if not self._is_task:
+                super().hear(event)
+            case _ if self.is_over and not isinstance(event, on.Nested):
+                pass  # as it was on its way, its client cancelled the task
+            case on.Resulted(result=result):
+                try:
+                    self._feed(on.Resulted(self._modern(Raw(result))))
+                except CallLost as exc:
+                    self._feed(on.Broke(exc))
+            case on.Stopped(error=error):
+                self._feed(on.Broke(error))
+            case on.Broke(error=error) if self._call.is_being_resumed and self._is_lost(error):
+                # Unless a later try may succeed, it counts as unknown.
+                self.close(error if isinstance(error, Busy | Refused | Unreachable) else UnknownTask())
+            case _:
+                self._feed(event)
+
+    def _is_lost(self, error: GatewayError) -> bool:
+        """Whether a task cannot be continued: its session is gone, or its server does not know it."""
+        return self._call.session is None or isinstance(error, TaskGone)
+
+    def _modern(self, result: Raw) -> bytes:
+        """A result in its modern form; raises CallLost if it is malformed."""
+        info = self._context.server_info
+        assert info is not None, "a result comes from a session"
+        try:
+            return results.modern(mcp.TOOLS_CALL, result, info, (0, "private"), retried=True).body
+        except ValueError as exc:
+            raise CallLost(
+                f"The server ended the task with a malformed result ({exc}); the task may have had effects"
+            ) from exc
+
+    def _keep(self, keep: do.Keep) -> None:
+        cause, final = None, keep.final
+        if isinstance(final, do.Reply):
+            outcome, self._outcome = TaskOutcome.COMPLETED, ("completed", None)
+            self._keep_result(final.result)
+        elif isinstance(final.error, TaskCancelled):
+            outcome, self._outcome = TaskOutcome.CANCELLED, ("cancelled", None)
+        elif isinstance(final.error, GatewayError):
+            cause = final.error
+            outcome = TaskOutcome.EXPIRED if isinstance(cause, TaskGone) else TaskOutcome.LOST
+            self._outcome = "failed", jsonrpc.Error(cause.code, cause.message)
+        else:
+            outcome, self._outcome = TaskOutcome.FAILED, ("failed", final.error)
         self.live.process.metrics.task_ended(self.live.route.path, outcome)
         seconds = round(max(world.wall() - self._handle.issued, 0), 3)
         if cause is None:
@@ -220,185 +278,149 @@ class LiveTask:
         say = log.warning if isinstance(cause, UpstreamError) else log.info
         say(Event.TOOL_TASK_LOST, **self._about, outcome=outcome, seconds=seconds, cause=cause.message, fix=cause.fix)
 
-    def _touch(self) -> None:
-        self._updated = _text(world.wall())
-        self._changed.set()
-        self._changed = asyncio.Event()
-        self._weigh()
+    def _keep_result(self, body: bytes) -> None:
+        self._result = body
+        self._share.grow(len(body))
 
-    def _weigh(self) -> None:
-        asked = self._questions.open.values()
-        self._weight.change(sum([len(question.params) for question in asked if question.params is not None]))
+    def _give_way(self) -> None:
+        self._result, self._share = None, self._new_share()
+
+    def _new_share(self) -> Share:
+        return self._table.results.share(self._give_way, self.principal)
+
+    def _feed(self, event: on.Event) -> None:
+        if self._is_task and isinstance(event, _OF_LEGS):
+            return
+        if isinstance(event, on.Stopped):
+            self._gone = self._gone or event.error
+        try:
+            super()._feed(event)
+        finally:
+            seen = self._exchange.state, tuple(self._exchange.questions)
+            if self._is_task and seen != self._seen:
+                self._seen, self._updated = seen, _text(world.wall())
+                self._changed.set()
+                self._changed = asyncio.Event()
+                self._weight.change(self._exchange.kept_bytes)
+
+    # -- what the client asks -----------------------------------------------------------------------------------
+
+    async def known(self) -> None:
+        """Wait until the task is known, and its end if it is over; raises UnknownTask, or why it cannot be."""
+        seconds = self.live.config.timeouts.handshake_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                if self._opened is not None:
+                    _ = await asyncio.shield(self._opened)
+        except TimeoutError:
+            raise Unreachable(
+                f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "
+                f"{seconds:g} s (timeouts.handshake_seconds) what has become of the task; ask again"
+            ) from None
+        self.check()
+
+    def renew(self, headers: Headers) -> None:
+        """Take the headers of a request about the task, which are the newest of its client; raises as `check`."""
+        self.check()
+        self._context.headers = headers
+
+    def check(self) -> None:
+        """Raise the reason why the task is not followed here any more, if there is one."""
+        if self._gone is not None:
+            raise self._gone
 
     async def change(self) -> None:
         """Wait until something about the task changes; raises as `check`."""
         _ = await self._changed.wait()
         self.check()
 
-    def close(self, error: GatewayError, *, ends_session: bool) -> None:
-        """Forget the task; requests that still wait for it get the error.
+    @property
+    def status(self) -> str:
+        """The status as the client sees it."""
+        if self._outcome is not None:
+            return self._outcome[0]
+        return "input_required" if self._exchange.questions else "working"
 
-        Its session ends too, unless another replica may go on with the task in it.
-        """
-        self._gone = self._gone or error
-        self._forget(self)
-        self._weight.release()
-        self._share.release()
-        self._is_known.set()
-        self._touch()
-        running, self._running = self._running, None
-        follower, self._follower = self._follower, None
-        if follower is not None:
-            follower.stop()
-            if not ends_session:
-                follower.session.detach()
-            self.live.upstream.pool.release(follower.session, clean=False)
-        if running is not None and running is not asyncio.current_task():
-            _ = running.cancel()
+    def view(self) -> View:
+        """The task as it is now, if its result is in memory."""
+        assert self._context.server_info is not None, "it came with the handle"
+        return View(
+            id=self._sealed,
+            status=self.status,
+            created=_text(self._handle.issued),
+            updated=self._updated,
+            ttl_ms=self._handle.ttl_ms,
+            questions=self._asked(),
+            server_info=self._context.server_info,
+            result=self._result,
+            error=self._outcome[1] if self._outcome is not None else None,
+        )
 
-    # -- its result ---------------------------------------------------------------------------------------------
+    def _asked(self) -> dict[str, Question]:
+        """The open questions under sealed keys, with which any replica delivers the answers."""
+        questions, known = self._exchange.questions, self._keys
+        self._keys = {key: known.get(key) or self._seal(question) for key, question in questions.items()}
+        return {self._keys[key]: question for key, question in questions.items()}
 
-    def _keep(self, result: Raw) -> bytes:
-        """Keep the result, if there is room for it; raises CallLost if it is malformed."""
+    def _seal(self, question: Question) -> str:
+        return self._table.sealer.questions.seal(
+            QuestionKey(self.id, question.method, bytes(question.upstream_id or b""))
+        )
+
+    def _question(self, sealed: str) -> Question | None:
+        """The question of a key; another replica may have asked it."""
         try:
-            body = results.modern(mcp.TOOLS_CALL, result, self._server_info, (0, "private"), retried=True).body
-        except ValueError as exc:
-            raise CallLost(
-                f"The server ended the task with a malformed result ({exc}); the task may have had effects"
-            ) from exc
-        self._result = body
-        self._share.grow(len(body))
-        return body
-
-    def _give_way(self) -> None:
-        self._result = None
-        self._share = self._new_share()
+            key = self._table.sealer.questions.open(sealed)
+        except InvalidState:
+            return None
+        if key.exchange != self.id or key.method not in KINDS:
+            return None
+        same = (each for each in self._exchange.questions.values() if each.upstream_id == Raw(key.upstream_id))
+        theirs = Question(sealed, key.method, None, Raw(key.upstream_id)) if self._is_adopted else None
+        return next(same, theirs)
 
     async def full_view(self) -> View:
         """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""
-        view, follower = self.view(), self._follower
-        if view.status != "completed" or view.result is not None or follower is None:
+        view = self.view()
+        if view.status != "completed" or view.result is not None:
             return view
         async with self._fetching:
             if self._result is not None:
                 return self.view()
-            seconds = self.live.config.timeouts.handshake_seconds
-            params = {"taskId": follower.task_id}
-            answer = await follower.session.ask(mcp.TASKS_RESULT, params, self.headers, seconds)
+            answer = await self._call.result_again()
             if not isinstance(answer, Raw):
                 raise CallLost(
                     "The gateway had no room to keep the result of the task (limits.results_bytes), and its server no "
                     "longer has it"
                 )
-            return replace(view, result=self._keep(without_task(answer)))
+            body = self._modern(legacy_tasks.without_task(answer))
+            self._keep_result(body)
+            return replace(view, result=body)
 
-    # -- what the server asks -----------------------------------------------------------------------------------
-
-    def hear(self, event: on.Event) -> None:
-        """Take an event of the task's session: a question, or its withdrawal."""
-        match event:
-            case on.Nested():
-                self._ask(event)
-            case on.Withdrawn(id=id_):
-                if (question := self._questions.withdraw(bytes(id_))) is not None:
-                    self._count(question.method, NestedOutcome.WITHDRAWN)
-                    self._touch()
-            case on.Stopped(error=error):
-                self._fail(error, TaskOutcome.LOST)
-            case _:
-                pass  # tasks have no progress and no log messages
-
-    def _ask(self, event: on.Nested) -> None:
-        outcome, error = self._questions.hear(event, is_over=self.is_over)
-        self._count(event.method, outcome)
-        if outcome is NestedOutcome.ASKED:
-            self._touch()
-        elif error is not None and self._follower is not None and self._may_answer(self._follower):
-            self._follower.session.answer_later(event.id, error)
-
-    def _may_answer(self, follower: Follower) -> bool:
-        """A task that was cancelled upstream must not be answered: `mcp` 1.30 then ends a session."""
-        return not self._is_cancelled or follower.must_not_be_cancelled
-
-    def _count(self, method: str, outcome: NestedOutcome) -> None:
-        self.live.process.metrics.nested_request(self.live.route.path, method, outcome)
-
-    # -- what the client asks -----------------------------------------------------------------------------------
-
-    @property
-    def status(self) -> str:
-        """The status as the client sees it."""
-        if self._ended is not None:
-            return self._ended.status
-        return "input_required" if self._questions.open else "working"
-
-    def view(self) -> View:
-        """The task as it is now, if its result is in memory."""
-        return View(
-            id=self._sealed,
-            status=self.status,
-            created=self._created,
-            updated=self._updated,
-            ttl_ms=self._handle.ttl_ms,
-            questions=self._questions.open,
-            server_info=self._server_info,
-            result=self._result,
-            error=self._ended.error if self._ended is not None else None,
-        )
-
-    async def answer(self, responses: jsonrpc.Fields) -> None:
+    async def update(self, responses: jsonrpc.Fields) -> None:
         """Deliver the client's answers; unknown and answered keys are ignored.
 
         Raises InvalidParams for an answer of the wrong kind, and what sending raises; the questions then stay open.
         """
-        if self.is_over or self._follower is None:
-            return
-        # Before anything is awaited: a client that asks in between must not see an answered question again.
-        taken = self._questions.take(responses)
-        for question, _ in taken:
-            self._count(question.method, NestedOutcome.ANSWERED)
-        self._touch()
-        failures: list[UpstreamError] = []
-        # A task of its own, because a client that leaves now must not keep the rest of its answers from the server.
-        delivery = self.live.process.tasks.start(self._deliver(self._follower, taken, failures), "send upstream")
-        _ = await asyncio.wait((delivery,))
-        if failures:
-            raise failures[0]
-
-    async def _deliver(
-        self, follower: Follower, taken: list[tuple[Question, Raw]], failures: list[UpstreamError]
-    ) -> None:
-        for number, (question, body) in enumerate(taken):
-            assert question.upstream_id is not None
-            if not self._may_answer(follower):
-                return
-            try:
-                await follower.session.answer(question.upstream_id, body, self.headers)
-            except UpstreamError as exc:
-                if not self.is_over:
-                    self._questions.put_back(question for question, _ in taken[number:])
-                failures.append(exc)
-                return
+        answers = [(question, raw) for key, raw in responses.items() if (question := self._question(key)) is not None]
+        try:
+            self._feed(on.Updated(tuple(answers)))
+            sent = self._call.sent()
+        except InvalidParams as exc:
+            why = exc.message.partition("; the call still waits")[0]
+            raise InvalidParams(f"{why}; the task still waits: send tasks/update again") from exc
+        if (failure := await asyncio.shield(sent)) is not None:
+            raise failure
 
     def cancel(self) -> None:
         """Cancel the task as far as its server can without harm; it is cancelled for its client in any case."""
-        if self.is_over:
-            return
-        self._is_cancelled = True
-        withdrawn, follower = self._questions.clear(), self._follower
-        self._end(Ended("cancelled"), TaskOutcome.CANCELLED)
-        if follower is None:
-            return
-        if follower.must_not_be_cancelled:  # its open questions are answered instead, so that it can end
-            for id_, body in withdrawn:
-                follower.session.answer_later(id_, body)
-        else:
-            self.live.process.tasks.spawn(self._cancel(follower), "send upstream")
+        self._feed(on.Cancelled())
 
-    async def _cancel(self, follower: Follower) -> None:
-        with suppress(UpstreamError, TimeoutError):  # its own time limit ends the task
-            async with asyncio.timeout(self.live.config.timeouts.cancel_seconds):
-                await follower.cancel()
+    OBEY: ClassVar[Any] = {
+        **Driver.OBEY,
+        do.Give: _give,
+        do.Keep: _keep,
+    }
 
 
 def _text(at: float) -> str:

@@ -1,7 +1,7 @@
 """An upstream call that is a task: the sibling of `bridge.request_call`.
 
-The server is asked to run the tool as a task. What becomes of the task depends on the client: the gateway drives it to
-its end and the client sees an ordinary call, or the client gets the task (`adopt`).
+The server is asked to run the tool as a task, which is followed to its end. The client sees an ordinary call, or gets
+the handle of the task (`adopt`).
 """
 
 import asyncio
@@ -16,18 +16,21 @@ from gateway.bridge.call_report import Report
 from gateway.bridge.modern_to_legacy import legacy_call
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
+from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, bug
+from gateway.protocol.errors import Busy, CallLost, GatewayError, TaskCancelled, UpstreamError, bug
+from gateway.runtime.tasks import telling
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import follower, legacy_tasks
-from gateway.tasks.follower import Follower, Past, Relay
+from gateway.tasks.follower import Follower, Past
 from gateway.tasks.legacy_tasks import Created, Status
+from gateway.telemetry import Step
 
-Adopt = Callable[[Context, Session, Created, Relay], bytes]
-"""Takes a task over from its call, and returns the CreateTaskResult for its client; raises Busy."""
+Adopt = Callable[[Session, Created], None]
+"""Gives the client the handle of a task; raises Busy."""
 
 
 class TaskCall(UpstreamCall):
@@ -41,11 +44,18 @@ class TaskCall(UpstreamCall):
         adopt: Adopt | None = None,
         former_holder: str = "",
     ) -> None:
-        """Without `adopt` the gateway drives the task. `former_holder` is the process that did so before."""
+        """Without `adopt` the client gets no handle. `former_holder` is the process that followed the task before."""
         super().__init__(context, report, listener)
         self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
+        self._no_room: Busy | None = None
+        self._is_given = False
+        """Whether the client has the handle."""
+        self._is_cancelled = False
+        """Whether that client has cancelled the task, and its server knows."""
+        self._failure: UpstreamError | None = None
+        """Why the newest answers of that client were not sent."""
 
     @property
     def is_resumable(self) -> bool:
@@ -72,33 +82,46 @@ class TaskCall(UpstreamCall):
         session = await self._adopted_session(upstream, is_shared=is_shared)
 
         def looked(status: Status | None) -> None:
-            if status is not None:
+            if self._is_given and status is not None and status.is_final:
+                self._report.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
+            elif status is not None:
                 self._resumed(opened)
-            elif not opened.done():
-                opened.set_result(False)
 
         former = "" if is_shared else self._former_holder
         past = Past(looked, is_shared=is_shared, former_holder=former)
         call = Call(upstream.call, b"", self._listener, upstream.call)
         if upstream.task:
             self._call, self._is_sent = call, not is_shared
-            await self._drive(self._new_follower(session, upstream.task, call, self._listener), past)
+            await self._drive(self._new_follower(session, upstream.task, call), past)
             return
         self._sent(call)
         self._is_sent = not is_shared  # as in `RequestCall.resume`
         cursor, attached = upstream.cursor or "", partial(self._resumed, opened)
         reading = session.resume(call, cursor, self._call_headers(call), attached)
-        await self._follow_from_creation(session, call, reading, Relay(self._listener), past)
+        await self._follow_from_creation(session, call, reading, past)
 
-    def _new_follower(self, session: Session, task_id: str, call: Call, listener: Listener) -> Follower:
+    async def go_on(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+        """As `resume`, for the holder of the handle; `upstream` is that of the handle."""
+        self._is_given = True
+        with telling(lambda exc: self._listener.hear(on.Broke(exc))):
+            await self.resume(replace(upstream, task=upstream.call.decode()), opened, is_shared=is_shared)
+
+    async def _failed(self, exc: GatewayError, call: Call | None) -> None:
+        if self._is_given:  # its own report says so
+            self._listener.hear(on.Broke(exc))
+        else:
+            await super()._failed(exc, call)
+
+    def _new_follower(self, session: Session, task_id: str, call: Call) -> Follower:
         context = self._context
-        driven = self._follower = Follower(session, task_id, listener, lambda: context.headers, context.live.process)
+        listener, process = self._listener, context.live.process
+        driven = self._follower = Follower(session, task_id, listener, lambda: context.headers, process)
         driven.progress_token = call.progress_token
         return driven
 
     async def _run(self) -> None:
         context = self._context
-        pool, relay = context.live.upstream.pool, Relay(self._listener)
+        pool = context.live.upstream.pool
         try:
             session = self._reserved_session()
             if session is None:
@@ -111,9 +134,9 @@ class TaskCall(UpstreamCall):
                 return
             span = self._report.call_span(session.shaken.version)
             task = {"ttl": int(context.live.config.tasks.ttl_seconds * 1000)}
-            call = legacy_call(context.request, context.live.process.call_id(), relay, span, task)
+            call = legacy_call(context.request, context.live.process.call_id(), self._listener, span, task)
             self._sent(call)
-            await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)), relay)
+            await self._follow_from_creation(session, call, session.run(call, self._call_headers(call)))
         except GatewayError as exc:
             await self._failed(exc, self._call)
         except Exception:  # the outermost edge of the call's task: it is counted there, and the client gets an error
@@ -126,22 +149,14 @@ class TaskCall(UpstreamCall):
         super().run_again()
 
     async def _follow_from_creation(
-        self, session: Session, call: Call, reading: Awaitable[None], relay: Relay, past: Past | None = None
+        self, session: Session, call: Call, reading: Awaitable[None], past: Past | None = None
     ) -> None:
         """Read the answer that makes the task, then follow the task."""
-        session.standing = follower.standing(relay)  # a question may come as soon as there is a task
+        session.standing = follower.standing(self._listener)  # a question may come as soon as there is a task
 
         def ended(answer: Raw) -> None:
-            """Follow the task from now on, though its server may leave the stream open for a while."""
-            created = legacy_tasks.created(answer)
-            if created is None:
-                return
-            _ = self._new_follower(session, created.id, call, relay)
-            if not self._is_wanted():
-                self.cancel("the client closed its request")
-                self.release(clean=False)
-            elif self._adopt is not None:
-                relay.pause()
+            if (created := legacy_tasks.created(answer)) is not None:
+                self._made(session, created, call)
 
         try:
             answer = await follower.answer_to(call, reading, ended)
@@ -151,29 +166,36 @@ class TaskCall(UpstreamCall):
             return
         if call is not self._call:
             return  # it was given up, left to another replica, or is run again
-        created = legacy_tasks.created(answer) if isinstance(answer, Raw) else None
-        driven = self._follower
-        if created is None or driven is None:  # the tool ended at once, or failed
-            self._listener.hear(on.Resulted(answer) if isinstance(answer, Raw) else on.Failed(answer))
-        elif self._adopt is None:
-            await self._drive(driven, past)
-        else:
-            self._hand_over(self._adopt, session, created, relay)
-
-    def _hand_over(self, adopt: Adopt, session: Session, created: Created, relay: Relay) -> None:
-        """Give the task to its client; the session is the task's from now on."""
-        try:
-            body = adopt(self._context, session, created, relay)
-        except Busy as exc:  # another call took the last place while the task was made
+        if self._no_room is not None:
             self.cancel("there is no room for another task")
-            raise CallLost(f"{exc.message}. The task of this call was given up, and may have had effects") from exc
-        self._session = self._follower = None
-        self._listener.hear(on.Resulted(body, is_modern=True))
+            given_up = f"{self._no_room.message}. The task of this call was given up, and may have had effects"
+            raise CallLost(given_up) from self._no_room
+        driven = self._follower
+        if not isinstance(answer, Raw):
+            self._listener.hear(on.Failed(answer))
+        elif driven is None or legacy_tasks.created(answer) is None:  # the tool ended at once
+            self._listener.hear(on.Resulted(answer))
+        else:
+            await self._drive(driven, past)
+
+    def _made(self, session: Session, created: Created, call: Call) -> None:
+        """Follow the task from now on, though its server may leave the stream of the call open for a while."""
+        _ = self._new_follower(session, created.id, call)
+        if not self._is_wanted():
+            self.cancel("the client closed its request")
+            self.release(clean=False)
+        elif self._adopt is not None:
+            try:
+                self._adopt(session, created)
+                self._is_given = True
+            except Busy as exc:  # another call took the last place while the task was made
+                self._no_room = exc
 
     async def _drive(self, driven: Follower, past: Past | None = None) -> None:
         """Follow a task to its end, which ends no other run if the call was run again meanwhile."""
+        seconds = None if self._is_given else self._context.live.config.tasks.ttl_seconds  # a handle has its own time
         try:
-            async with asyncio.timeout(self._context.live.config.tasks.ttl_seconds):
+            async with asyncio.timeout(seconds):
                 ended = await driven.run(past)
         except (TimeoutError, GatewayError) as exc:
             if driven is not self._follower:
@@ -190,7 +212,7 @@ class TaskCall(UpstreamCall):
         elif ended.error is not None:
             self._listener.hear(on.Failed(ended.error))
         else:
-            raise CallLost("The server cancelled the task of this call, which may have had effects")
+            raise TaskCancelled
 
     def _check_silence(self) -> None:
         """Tasks are silent for long: tasks.ttl_seconds limits them, once there is one."""
@@ -203,8 +225,50 @@ class TaskCall(UpstreamCall):
         if driven is None or not self._is_sent:  # a task that a silent replica may follow is not ours to cancel
             super().cancel(reason)
             return
-        driven.stop()
+        if self._is_given:
+            self._is_cancelled = not driven.must_not_be_cancelled
+        else:
+            driven.stop()
         self._outgoing.try_to_send(driven.cancel)
+
+    # -- for the holder of the handle ---------------------------------------------------------------------------
+
+    def sent(self) -> asyncio.Future[UpstreamError | None]:
+        """Tell when all answers are sent that there are by now, or why the newest were not."""
+        done: asyncio.Future[UpstreamError | None] = asyncio.get_running_loop().create_future()
+
+        async def tell() -> None:
+            done.set_result(self._failure)
+            self._failure = None
+
+        self._outgoing.put(tell)
+        return done
+
+    async def _undelivered(self, left: tuple[Question, ...], exc: UpstreamError, runs: int) -> None:
+        if self._is_given:
+            self._failure = exc
+            self._listener.hear(on.Undelivered(left, exc, retryable=True))
+        else:
+            await super()._undelivered(left, exc, runs)
+
+    @property
+    def _takes_answers(self) -> bool:
+        """A task that was cancelled is not answered: `mcp` 1.30 would end a session."""
+        return not self._is_cancelled
+
+    def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
+        """As for other calls."""
+        if self._takes_answers:
+            super().respond(id_, body)
+
+    async def result_again(self) -> Raw | jsonrpc.Error:
+        """Ask for the result of a task that is over; raises as `Session.ask`."""
+        driven, seconds = self._follower, self._context.live.config.timeouts.handshake_seconds
+        assert driven is not None, "it was followed to its end"
+        params = {"taskId": driven.task_id}
+        return await driven.session.ask(mcp.TASKS_RESULT, params, self._context.headers, seconds)
+
+    # -- the end ------------------------------------------------------------------------------------------------
 
     def cancel_orphan(self, upstream: Upstream, reason: str) -> None:
         """Cancel the task of a dead replica, or the request that is to make it."""
@@ -219,7 +283,7 @@ class TaskCall(UpstreamCall):
     def release(self, *, clean: bool) -> None:  # noqa: ARG002  (a session that had a task never serves another call)
         """Give the session back, to be ended once everything for the task has gone out in it."""
         driven = self._follower
-        if driven is not None:
+        if driven is not None and not self._is_given:
             driven.stop()
         if self._session is None or self._is_let_go:
             super().release(clean=False)
@@ -232,8 +296,18 @@ class TaskCall(UpstreamCall):
         else:
             self._give_back(self._released, clean=False)
 
+    def end(self) -> None:
+        """Follow the task of a client no longer: its handle leads here no more."""
+        if self._is_given:
+            if self._follower is not None:
+                self._follower.stop()
+            if self._task is not None and self._task is not asyncio.current_task():
+                _ = self._task.cancel()
+        super().end()
+
     def _may_be_read_elsewhere(self, session: Session) -> bool:
-        return self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(session)
+        """As for other calls; the session of a client's task has its result as long as the handle is valid."""
+        return self._is_given or (self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(session))
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
         async def release() -> None:

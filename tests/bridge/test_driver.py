@@ -15,6 +15,7 @@ from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange
 from gateway.protocol import mcp
+from gateway.tasks.live_task import LiveTask
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
 from tests.support.replicas import later
 from tests.support.stand import Start
@@ -359,7 +360,8 @@ async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
 
 
 def test_every_command_is_obeyed() -> None:
-    assert set(Driver._OBEY) == set(do.Command.__subclasses__())
+    assert set(LiveTask.OBEY) == set(do.Command.__subclasses__())
+    assert set(LiveTask.OBEY) - set(Driver.OBEY) == {do.Give, do.Keep}, "only of a task there is a handle"
 
 
 ASKED: tuple[type[do.Command], ...] = (
@@ -403,8 +405,8 @@ async def test_a_bug_ends_a_call_with_one_error_and_gives_back_what_it_held(
             raise ZeroDivisionError
         obey(driver, it)
 
-    obey = Driver._OBEY[command]
-    monkeypatch.setitem(Driver._OBEY, command, broken)
+    obey = Driver.OBEY[command]
+    monkeypatch.setitem(Driver.OBEY, command, broken)
     async with asyncio.timeout(5):
         reply = await client.call(meta={"progressToken": "p"})
         if "result" in reply.final:

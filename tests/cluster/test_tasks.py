@@ -1,5 +1,6 @@
 """A driven task on the replica that takes its call over, whose owner is dead or only silent."""
 
+import asyncio
 import json
 from typing import Any, Final
 
@@ -7,9 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.cluster.worker import Address
+from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
+from gateway.seal.peer_messages import Told
+from gateway.tasks.legacy_tasks import Created
 from tests.cluster.test_witness import cut_off, is_quiet, only
+from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import (
@@ -23,7 +28,7 @@ from tests.support.replicas import (
     resealed,
     steps,
 )
-from tests.support.workbench import ACCEPT, Reply, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, leave
 from tests.tasks.test_live_task import EXTENSION, Task, TaskServer, forget, make
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
@@ -262,3 +267,32 @@ async def test_a_silent_owners_task_is_not_cancelled_when_the_client_of_a_take_o
     await is_quiet(two)
     assert not {mcp.CANCELLED, mcp.TASKS_CANCEL, "answer", "DELETE"}.intersection(upstream.words)
     assert json.loads((await one.client().answer(asked)).text) == ["t1", ACCEPT]
+
+
+async def test_a_call_that_becomes_a_task_while_others_are_asked_about_it_has_not_expired(
+    upstream: FakeUpstream, cluster: Cluster
+) -> None:
+    async def script(asked: Asked) -> None:
+        _ = await asked.take()
+        arrived.set()
+        await go.wait()
+        await asked.begin()
+        await asked.say(Told("no"))
+        await asked.end()
+
+    arrived, go = asyncio.Event(), asyncio.Event()
+    peer = await cluster.fake(FakePeer(script))
+    (one,) = await cluster.begin("gw-1", fakes={"gw-2": peer.address}, timeouts={"peer_accept_seconds": DEADLINE})
+    _ = AskingFirst(upstream)
+    client = one.client(capabilities=EXTENSION)
+    _ = await client.post(mcp.TOOLS_LIST)
+    _ = await client.call()
+    task = only(one)
+    task.fire(Timer.TTL)
+    await in_time(arrived.wait())
+    task._adopt(task._call.session, Created("t1", None))
+    go.set()
+    await eventually(lambda: "ask about an expired call" not in one.tasks())
+    task.check()
+    assert task.status == "input_required"
+    forget(one)

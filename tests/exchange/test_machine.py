@@ -1038,6 +1038,10 @@ def in_state(state: State) -> Exchange:
             return broken(FIRST).exchange
         case State.DETACHED:
             return detached(FIRST, SECOND).exchange
+        case State.OWNED:
+            return (resumed(FIRST, SECOND) >> on.Became() << ANY).exchange
+        case State.SETTLED:
+            return (resumed(FIRST, SECOND) >> on.Became() << ANY >> on.Resulted(RESULT) << ANY << ANY).exchange
         case State.FINISHED:
             return (parked(FIRST) >> on.Resulted(RESULT) << ANY).exchange
         case State.ENDED:
@@ -1053,6 +1057,9 @@ def event_of(kind: type[on.Event]) -> on.Event:
         on.Withdrawn(raw(0)),
         progress(progressToken=0, progress=1),
         logged("error"),
+        on.Became(),
+        on.Updated(((QUESTION, ACCEPT),)),
+        on.Cancelled(),
         on.Resulted(RESULT),
         on.Failed(jsonrpc.Error(1)),
         on.Broke(LOST),

@@ -43,7 +43,7 @@ NESTED = ("Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?
         (
             {"id": "gw-1", "result": {"a": 1}},
             CALL,
-            ("Resulted", {"result": {"a": 1}, "is_modern": False, "is_tool_error": None}),
+            ("Resulted", {"result": {"a": 1}, "is_tool_error": None}),
         ),
         (
             {"id": "gw-1", "error": {"code": -1, "message": "no"}},
@@ -53,7 +53,7 @@ NESTED = ("Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?
         (
             {"id": "gw-1", "result": {}},
             OWN,
-            ("Resulted", {"result": {}, "is_modern": False, "is_tool_error": None}),
+            ("Resulted", {"result": {}, "is_tool_error": None}),
         ),
         ({"id": "gw-1", "result": {}}, None, ("UnknownId", {})),
         ({"id": "gw-2", "result": {}}, CALL, ("UnknownId", {})),
@@ -123,7 +123,7 @@ def test_a_question_cannot_be_put_where_no_answer_reaches_the_server(
     [
         (ELICIT, unsolicited(mcp.ELICIT, NAMELESS)),
         ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
-        ({"id": "gw-1", "result": {}}, ("Resulted", {"result": {}, "is_modern": False, "is_tool_error": None})),
+        ({"id": "gw-1", "result": {}}, ("Resulted", {"result": {}, "is_tool_error": None})),
         ({"method": mcp.LOG, "params": {}}, ("Logged", {"level": "", "params": {}})),
     ],
 )

@@ -598,8 +598,17 @@ def _with_tasks(plan: Plan) -> Plan:
         return plan
     tasks = tuple(_task(random, number, plan.replicas) for number in range(1, random.randrange(2, 6)))
     config = {**plan.config, "tasks": {"ttl_seconds": 100}}
+    late = Random(f"late tasks {plan.seed}")
+    tasks = tuple(replace(task, script=task.script | _made(late, task.script["questions"])) for task in tasks)
     plan = replace(plan, server=replace(plan.server, has_lasting_tasks=True), config=config, tasks=tasks)
     return _with_cut_tasks(Random(f"cut tasks {plan.seed}"), plan)
+
+
+def _made(random: Random, questions: int) -> dict[str, Any]:
+    """How long a server takes to make a task, and whether it asks before."""
+    if random.random() > 0.3:
+        return {}
+    return {"made": random.choice((0.02, 1.0, 6.0)), "asks_first": bool(questions) and random.random() < 0.6}
 
 
 def _with_cut_tasks(random: Random, plan: Plan) -> Plan:

@@ -34,7 +34,7 @@ class TaskRecord(Record):
     was_cancelled: float | None = None
     """When that was acknowledged."""
     is_driven: bool = False
-    """It was asked, or got a result, without a task."""
+    """It got a result without a task."""
     requests: set[str] = field(default_factory=set)
     """The ids that its requests have in the log, as far as they were answered."""
 
@@ -52,7 +52,6 @@ class TaskClient(Client):
         while begun is not None and begun.result.get("resultType") == "input_required":
             again = {**params, "requestState": begun.result["requestState"]}
             if questions := begun.result.get("inputRequests"):
-                record.is_driven = True
                 record.asked += [name_of(question) for question in questions.values()]
                 await asyncio.sleep(self._call.think)
                 again["inputResponses"] = {key: self._answer(question) for key, question in questions.items()}

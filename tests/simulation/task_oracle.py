@@ -80,8 +80,10 @@ def _of_run(record: TaskRecord, run: Run, *, is_troubled: bool) -> Iterator[str]
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
     if run.ended is None:
         yield f"run {run.number} is left running"
-    # A task that nobody has heard of, since its client lost the connection of its call, is cancelled.
-    is_unheard_of = record.task is None and record.outcome == "broken"
+    # A task that nobody has heard of, since its client or the gateway lost the connection of its call, is cancelled.
+    is_unheard_of = record.task is None and (
+        record.outcome == "broken" or (record.outcome == "refused" and is_troubled)
+    )
     if run.cancelled is not None and record.wanted_cancelled is None and not is_unheard_of:
         yield f"run {run.number} was cancelled, which its client did not want"
     if record.was_cancelled is not None and not is_troubled and run.cancelled is None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.protocol import mcp
@@ -32,6 +34,8 @@ class Task:
     readers: "dict[Any, Stream]" = field(default_factory=dict)
     """The streams of `tasks/result`, by the ids of these requests."""
     work: asyncio.Task[None] | None = None
+    asked: dict[Any, Any] = field(default_factory=dict)
+    """The ids of its questions, by what waits for their answers."""
 
     def described(self) -> dict[str, Any]:
         times = {"createdAt": _WHEN, "lastUpdatedAt": _WHEN, "ttl": 600_000, "pollInterval": 100}
@@ -48,9 +52,36 @@ class TaskServer:
     def begin(self, session: "Session", stream: "Stream", run: "Run", id_: Any, script: Any) -> None:
         """Make a task of a call, whose stream ends with that."""
         task = self._tasks[f"task-{run.number}"] = Task(f"task-{run.number}", run)
-        loop = asyncio.get_running_loop()
-        task.work = loop.create_task(self._run(session, task, script))
-        session.running[task.id] = run, task.work, False
+        if "made" not in script:
+            self._made(session, stream, task, id_, script)
+            return
+        making = self._make(session, stream, task, id_, script)
+        task.work = asyncio.get_running_loop().create_task(making)
+        session.running[id_] = run, task.work, False
+
+    async def _make(self, session: "Session", stream: "Stream", task: Task, id_: Any, script: Any) -> None:
+        """Make a task after a while, in which its client may be asked already."""
+        first: asyncio.Future[Any] | None = None
+        is_made = False
+        try:
+            if script["asks_first"]:
+                first = self._send_question(session, task, 0, partial(self._server.send, stream))
+            await asyncio.sleep(script["made"])
+            is_made = self._server.is_alive
+        finally:
+            session.running.pop(id_, None)
+            if not is_made:
+                task.run.ended = self._server.now()
+                self._server.end_stream(session, stream)
+        if is_made:
+            self._made(session, stream, task, id_, script, first)
+
+    def _made(
+        self, session: "Session", stream: "Stream", task: Task, id_: Any, script: Any, first: Any = None
+    ) -> None:
+        """Run a task from now on; `first` waits for the answer to its first question, if that was asked before."""
+        task.work = asyncio.get_running_loop().create_task(self._run(session, task, script, first))
+        session.running[task.id] = task.run, task.work, False
         self._server.send(stream, {"jsonrpc": "2.0", "id": id_, "result": {"task": task.described()}})
         self._server.end_stream(session, stream)
 
@@ -84,12 +115,13 @@ class TaskServer:
                 return True
         return isinstance(request_id, str) and request_id.startswith("gw-task-")
 
-    async def _run(self, session: "Session", task: Task, script: Any) -> None:
+    async def _run(self, session: "Session", task: Task, script: Any, first: Any) -> None:
         run = task.run
         try:
             await asyncio.sleep(script.get("before", 0.0))
             for number in range(script.get("questions", 0)):
-                run.answers.append(await self._ask(session, task, number, script))
+                waiting = first if first is not None and number == 0 else self._ask(session, task, number)
+                run.answers.append(await self._answer(session, task, waiting, script))
                 run.effects.append((self._server.now(), f"answer {number}"))
                 await asyncio.sleep(script.get("between", 0.0))
             run.effects.append((self._server.now(), "done"))
@@ -108,16 +140,29 @@ class TaskServer:
             if self._server.is_alive:
                 self._finish(session, task)
 
-    async def _ask(self, session: "Session", task: Task, number: int, script: Any) -> Any:
+    def _ask(self, session: "Session", task: Task, number: int) -> "asyncio.Future[Any]":
+        """Ask a question through the task."""
+        task.status = "input_required"
+        waiting = self._send_question(session, task, number, task.unread.append)
+        self._flush(task)
+        return waiting
+
+    def _send_question(
+        self, session: "Session", task: Task, number: int, send: Callable[[Any], None]
+    ) -> "asyncio.Future[Any]":
         session.next_id += 1
         nested, name = session.next_id, f"{task.run.tag}/{number}"
         waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
+        task.asked[waiting] = nested
         task.run.asked.append(name)
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"message": name, "requestedSchema": schema, "_meta": {mcp.META_RELATED_TASK: {"taskId": task.id}}}
-        task.status = "input_required"
-        task.unread.append({"jsonrpc": "2.0", "id": nested, "method": "elicitation/create", "params": params})
-        self._flush(task)
+        send({"jsonrpc": "2.0", "id": nested, "method": "elicitation/create", "params": params})
+        return waiting
+
+    async def _answer(self, session: "Session", task: Task, waiting: "asyncio.Future[Any]", script: Any) -> Any:
+        """Wait for an answer, but not for ever."""
+        nested = task.asked[waiting]
         _ = await asyncio.wait((waiting,), timeout=script["patience"])
         session.waiting.pop(nested, None)
         task.status = "working"

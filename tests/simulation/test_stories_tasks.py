@@ -8,13 +8,13 @@ from tests.simulation.history import History, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
-from tests.simulation.test_stories import story
 
 
 def played(*faults: Fault, habit: str = "plain", replicas: tuple[int, ...] = (1, 2, 3), **script: Any) -> Outcome:
     """What became of one task in a cluster that lives through these faults."""
     hold = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
-    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "tasks": {"ttl_seconds": 100}}
+    sessions, legs = {"idle_seconds": 30}, {"limit_seconds": 4.0}
+    config = {"hold": hold, "sessions": sessions, "legs": legs, "tasks": {"ttl_seconds": 100}}
     task = Call("t1", 0.0, "chore", "ann", {"patience": 20.0, **script}, 2.0, habit, replicas)
     kind = Kind(has_lasting_tasks=True)
     return History(Plan(1, 3, kind, config, (), faults, tasks=(task,))).run()
@@ -98,9 +98,25 @@ def test_only_a_task_that_its_client_could_not_hear_of_may_be_cancelled_for_it(
 
 def test_only_a_call_that_another_replica_took_over_is_served_without_a_task() -> None:
     said = "t1: was served without a task"
-    outcome = story("a_call_is_taken_over_before_its_client_has_a_task")
+    outcome = played(Fault("kill", 7.0, 6.0), questions=1, made=8.0, asks_first=False)
     (record,) = outcome.tasks
     assert (record.is_driven, record.outcome) == (True, "result")
     assert said not in complaints(outcome)
     record.requests.clear()
     assert said in complaints(outcome)
+
+
+@pytest.mark.parametrize("asks_first", [True, False], ids=["asks", "silent"])
+@pytest.mark.parametrize("made", [0.02, 2.0, 6.0])
+def test_a_task_that_is_made_late_is_given_all_the_same(made: float, *, asks_first: bool) -> None:
+    """By then its client may have been asked, or be away after a round that sheds load."""
+    outcome = played(questions=1, made=made, asks_first=asks_first)
+    assert statuses(outcome)[-1] == "completed"
+    assert complaints(outcome) == []
+
+
+def test_a_replica_that_drains_while_a_task_is_made_leaves_it_to_another_one() -> None:
+    outcome = played(Fault("term", 2.0, 6.0), questions=1, made=4.0, asks_first=False)
+    (record,) = outcome.tasks
+    assert record.outcome == "result"
+    assert complaints(outcome) == []

@@ -199,6 +199,11 @@ def detached(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
     return play
 
 
+def owned(by: on.Leg, **options: Any) -> Playbook:
+    """A playbook whose client holds the handle of a task."""
+    return waiting(by, **options) >> on.Became() << do.Give((by,))
+
+
 def broken(by: on.Leg, **options: Any) -> Playbook:
     """A playbook whose call was lost while its one question was with the client; it may be run again."""
     play = parked(by, **options) >> on.Broke(LOST, replayable=True) << do.ReleaseSession(clean=False)

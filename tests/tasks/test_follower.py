@@ -1,9 +1,7 @@
-from msgspec import Raw
-
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
 from gateway.sessions import inbound
-from gateway.tasks.follower import Relay, holder, standing
+from gateway.tasks.follower import holder, standing
 
 
 class Heard:
@@ -15,24 +13,6 @@ class Heard:
 
     def hear(self, event: on.Event) -> None:
         self.events.append(event)
-
-
-def withdrawn(number: int) -> on.Withdrawn:
-    return on.Withdrawn(Raw(b"%d" % number))
-
-
-def test_what_comes_between_two_listeners_is_heard_by_the_second_one_in_order() -> None:
-    first, second, events = Heard("a"), Heard(), [withdrawn(number) for number in range(4)]
-    relay = Relay(first)
-    assert relay.request_id == "a"
-    relay.hear(events[0])
-    relay.pause()
-    assert relay.request_id is None
-    relay.hear(events[1])
-    relay.hear(events[2])
-    relay.to(second)
-    relay.hear(events[3])
-    assert (first.events, second.events) == (events[:1], events[1:])
 
 
 def test_two_processes_name_their_held_requests_differently() -> None:

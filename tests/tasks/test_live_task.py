@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocol import mcp
+from gateway.seal.task_handle import QuestionKey
 from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import wire
 from tests.support import copies
@@ -359,6 +360,94 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
     server.done.set()
     assert (await moved.until("completed"))["result"]["content"] == text("done")["content"]
     forget(second)
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["waits", "is away"])
+async def test_a_client_that_was_asked_before_there_was_a_task_gets_its_handle_by_a_retry_as_often_as_it_asks(
+    server: TaskServer, begin: Start, upstream: FakeUpstream, *, is_away: bool
+) -> None:
+    may_make = asyncio.Event()
+
+    async def ask_first(turn: Turn) -> None:
+        if is_away:
+            await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
+            await may_make.wait()
+        else:
+            _ = await turn.elicit("q")
+        await server.make(turn)
+
+    upstream.tool(ask_first)
+    stand = await begin()
+    client = stand.client(capabilities=EXTENSION)
+    asked = (await call(client))["result"]
+    may_make.set()
+    if is_away:
+        await upstream.saw(mcp.TASKS_RESULT)
+    answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
+    made = [
+        (await call(client, requestState=asked["requestState"], inputResponses=answers))["result"] for _ in range(2)
+    ]
+    assert {result["resultType"] for result in made} == {"task"}
+    assert made[0]["taskId"] == made[1]["taskId"]
+    assert (await Task(client, made[0]["taskId"]).get())["status"] == ("input_required" if is_away else "working")
+    assert len(upstream.of("answer")) == (not is_away), "the question is the task's"
+    assert len(upstream.of(mcp.TOOLS_CALL)) == 1
+    assert len(stand.gateway.lot) == 0
+    forget(stand)
+
+
+async def test_only_the_keys_of_a_task_reach_its_questions(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    server.ask(1)
+    stand = await begin()
+    task = await make(stand)
+    asked = await task.until("input_required")
+    assert (await task.get())["inputRequests"] == asked["inputRequests"], "a key stays the same"
+    (live,) = stand.gateway.task_table
+    seal = stand.gateway.task_table.sealer.questions.seal
+    others = [
+        seal(QuestionKey("another", mcp.ELICIT, b"1")),
+        seal(QuestionKey(live.id, "x/y", b"1")),
+        seal(QuestionKey(live.id, mcp.ELICIT, b"7")),  # which nobody else can have asked
+        "forged",
+    ]
+    assert "result" in await task.answer({"inputRequests": others})
+    assert "answer" not in upstream.words
+    assert "result" in await task.answer(asked)
+    assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
+    forget(stand)
+
+
+async def test_a_question_that_another_replica_asked_is_answered_once(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    """This one asks nothing, because the other may still hold `tasks/result`."""
+    server.ask(1)
+    first = await begin()
+    task = await make(first)
+    asked = await task.until("input_required")
+    first.gateway.task_table.leave(is_resumable=True)
+    second = await begin(replica={"id": "gw-2"})
+    moved = Task(second.client(capabilities=EXTENSION), task.id)
+    assert (await moved.get())["status"] == "working"
+    for _ in range(2):
+        assert "result" in await moved.answer(asked)
+    assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
+    forget(second)
+
+
+async def test_an_answer_of_the_wrong_kind_leaves_the_question_of_a_task_open(
+    server: TaskServer, begin: Start
+) -> None:
+    server.ask(1)
+    stand = await begin()
+    task = await make(stand)
+    asked = await task.until("input_required")
+    refused = await task.send(mcp.TASKS_UPDATE, inputResponses={key: {"roots": []} for key in asked["inputRequests"]})
+    assert refused["error"]["message"].endswith("; the task still waits: send tasks/update again")
+    assert (await task.get())["inputRequests"] == asked["inputRequests"]
+    forget(stand)
 
 
 @pytest.mark.processes

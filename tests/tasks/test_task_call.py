@@ -19,8 +19,8 @@ from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import gateway
 from tests.support.legacy_client import later
 from tests.support.stand import Start
-from tests.support.workbench import ALL, eventually, leave
-from tests.tasks.test_live_task import EXTENSION, TaskServer
+from tests.support.workbench import eventually, leave
+from tests.tasks.test_live_task import TaskServer, forget, make
 
 FAKE: dict[str, Any] = {
     "command": [sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_task_stdio.py")],
@@ -68,37 +68,48 @@ async def test_a_client_that_leaves_while_its_task_is_made_is_no_failure_of_the_
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="call_lost") == 0
 
 
-@pytest.mark.parametrize("capabilities", [ALL, EXTENSION], ids=["driven", "given"])
-async def test_a_client_that_leaves_as_soon_as_its_task_is_made_has_the_task_cancelled(
-    upstream: FakeUpstream, begin: Start, capabilities: dict[str, Any]
-) -> None:
+async def open_for_long(turn: Turn) -> None:
     """The server leaves the stream open on which it told the id of the task."""
+    await turn.say({"id": turn.id, "result": {"task": {"taskId": "t", "status": "working"}}})
+    await turn.for_ever()
 
-    async def open_for_long(turn: Turn) -> None:
-        await turn.say({"id": turn.id, "result": {"task": {"taskId": "t", "status": "working"}}})
-        await turn.for_ever()
 
+async def test_a_client_gets_the_handle_of_its_task_as_soon_as_that_is_made(
+    upstream: FakeUpstream, begin: Start
+) -> None:
+    stand = await begin()
+    _ = TaskServer(upstream)
+    upstream.tool(open_for_long)
+    task = await make(stand)
+    (making,) = upstream.of(mcp.TOOLS_CALL)
+    assert not making.cut.is_set()
+    assert (await task.get())["status"] == "working"
+    forget(stand)
+
+
+async def test_a_client_that_leaves_as_soon_as_its_driven_task_is_made_has_the_task_cancelled(
+    upstream: FakeUpstream, begin: Start
+) -> None:
     async def in_order(turn: Turn) -> None:
         assert "DELETE" not in upstream.words
         await server.tell(turn)
+        server.done.set()
 
     stand = await begin()
     server = TaskServer(upstream)
     upstream.tool(open_for_long)
     upstream.on(mcp.TASKS_CANCEL, in_order)
-    client = stand.client(capabilities=capabilities)
+    client = stand.client()
     _ = await client.post(mcp.TOOLS_LIST)
     calling = later(client.call())
     (making,) = await upstream.saw(mcp.TOOLS_CALL)
-    (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
-    await eventually(lambda: any(each.standing and not each.pending for each in group.sessions), "the task is known")
+    await upstream.saw(mcp.TASKS_RESULT)
     await leave(calling)
     (cancelled,) = await upstream.saw(mcp.TASKS_CANCEL)
     assert cancelled.session == making.session
     await upstream.saw("DELETE")
     await eventually(lambda: "call" not in stand.tasks(), "the stream is left")
     assert mcp.CANCELLED not in upstream.words
-    assert len(stand.gateway.task_table) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,214 @@
+"""Stories of an exchange whose client holds the handle of a task: what it asks, and what becomes of it, are events."""
+
+from unittest.mock import ANY
+
+import pytest
+from msgspec import Raw
+
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange.commands import Timer
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question
+from gateway.exchange.machine import Snapshot, State
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import InvalidParams, InvalidState, Stopping, TaskCancelled
+from gateway.protocol.request_meta import Capabilities
+from tests.support.playbook import (
+    ACCEPT,
+    CANCEL,
+    DECLINE,
+    LOST,
+    RESULT,
+    Playbook,
+    answered,
+    asked,
+    detached,
+    error,
+    leg,
+    owned,
+    parked,
+    raw,
+    resumed,
+    waiting,
+)
+
+FIRST, SECOND, THIRD = leg(1), leg(2), leg(3)
+CALL_CANCELLED = do.CancelCall("the client cancelled its task")
+RELEASED = do.ReleaseSession(clean=False)
+
+
+def question(play: Playbook, number: int) -> Question:
+    """The open question with this id of the server."""
+    (found,) = [each for each in play.questions.values() if each.upstream_id == raw(number)]
+    return found
+
+
+def theirs(number: int) -> Question:
+    """A question that another replica asked."""
+    return Question(f"sealed-{number}", mcp.ELICIT, None, raw(number))
+
+
+def updated(*answers: tuple[Question, Raw]) -> on.Updated:
+    return on.Updated(answers)
+
+
+def settled() -> Playbook:
+    return owned(FIRST) >> on.Resulted(RESULT) << do.Keep(do.Reply((), RESULT)) << do.ReleaseSession(clean=True)
+
+
+def adopted() -> Playbook:
+    """Another replica followed the task before."""
+    play = Playbook()
+    play.exchange.restore(Snapshot(State.OWNED, 0, {}, None, sheds=0))
+    return play
+
+
+# -- the handle -------------------------------------------------------------------------------------------------
+
+
+def test_the_legs_that_wait_get_the_handle() -> None:
+    play = waiting(FIRST) >> on.Became() << do.Give((FIRST,))
+    assert play.state is State.OWNED
+    assert play.exchange.timers == (Timer.TTL,)
+    assert play.exchange.calling
+    joined = resumed(FIRST, SECOND) >> answered(THIRD, 1, **{"elicitation-1": ACCEPT})
+    assert joined >> on.Became() << do.Give((SECOND, THIRD))
+
+
+def test_what_was_asked_before_there_was_a_task_is_a_question_of_the_task() -> None:
+    play = waiting(FIRST) >> asked(0) << ANY >> on.Became() << do.Give((FIRST,))
+    assert play >> updated((question(play, 0), ACCEPT)) << do.SendAnswers(((ANY, ACCEPT),))
+    assert not play.questions
+
+
+@pytest.mark.parametrize("is_parked", [True, False], ids=["parked", "detached"])
+def test_a_client_that_was_away_gets_the_handle_when_it_comes_back(*, is_parked: bool) -> None:
+    play = parked(FIRST) if is_parked else detached(FIRST, SECOND)
+    answers = {} if is_parked else {"elicitation-1": ACCEPT}
+    again = answered(THIRD, 1, **answers)
+    assert play >> on.Became() >> again << do.Give((THIRD,)) >> again << do.Give((THIRD,))
+    assert play.refuses(answered(FIRST, 1, **{"elicitation-1": DECLINE}), InvalidState)
+    assert play.refuses(answered(FIRST, 7), InvalidState)
+    play >> on.Resulted(RESULT) << ANY << ANY
+    assert play >> again << do.Give((THIRD,)), "it may not know the handle yet"
+
+
+# -- questions --------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_open_until_its_answer_is_given_and_is_asked_once() -> None:
+    play = owned(FIRST) >> asked(1) >> asked(2) >> asked(1)
+    assert play.counts == ["asked", "asked", "duplicate"]
+    first = question(play, 1)
+    assert play >> updated((first, ACCEPT)) << do.SendAnswers(((first, ACCEPT),))
+    assert [each.upstream_id for each in play.questions.values()] == [raw(2)]
+    assert play >> updated((first, DECLINE)) >> asked(1)
+    assert play.counts[-2:] == ["answered", "duplicate"]
+
+
+def test_an_answer_of_the_wrong_kind_closes_nothing() -> None:
+    play = owned(FIRST) >> asked(1) >> asked(2)
+    wrong = updated((question(play, 1), ACCEPT), (question(play, 2), Raw(b'{"roots":[]}')))
+    assert play.refuses(wrong, InvalidParams)
+    assert len(play.questions) == 2
+
+
+def test_what_its_client_cannot_answer_is_refused_and_the_task_goes_on() -> None:
+    play = Playbook(Capabilities(form=True)) >> on.Called(FIRST) << ANY >> on.Became() << ANY
+    assert play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), None, error(mcp.METHOD_NOT_FOUND))
+    assert play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
+    assert play.counts == ["refused", "undeclared"]
+    assert play.state is State.OWNED
+
+
+def test_a_task_has_room_for_so_many_questions() -> None:
+    play = owned(FIRST)
+    for number in range(MAX_QUESTIONS):
+        play >> asked(number)
+    assert play >> asked(999) << do.Respond(raw(999), None, error(mcp.INVALID_REQUEST))
+
+
+def test_a_withdrawn_question_takes_no_answer() -> None:
+    play = owned(FIRST) >> asked(1)
+    known = question(play, 1)
+    assert play >> on.Withdrawn(raw(1), replayable=True) >> on.Withdrawn(raw(7)) >> updated((known, ACCEPT))
+    assert not play.questions
+    assert play.counts == ["asked", "withdrawn"]
+
+
+def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
+    play = owned(FIRST) >> asked(1) >> asked(2)
+    first, second = question(play, 1), question(play, 2)
+    play >> updated((first, ACCEPT), (second, ACCEPT)) << ANY >> on.Withdrawn(raw(2))
+    assert play >> on.Undelivered((first, second), LOST, retryable=True)
+    assert list(play.questions.values()) == [first], "the other one was withdrawn meanwhile"
+    assert play >> updated((first, DECLINE)) << do.SendAnswers(((first, DECLINE),))
+
+
+def test_the_questions_that_another_replica_asked_are_answered_once() -> None:
+    play = adopted() >> asked(1)
+    own = question(play, 1)
+    both = updated((own, ACCEPT), (theirs(2), ACCEPT), (theirs(2), DECLINE))
+    assert play >> both << do.SendAnswers(((own, ACCEPT), (theirs(2), ACCEPT)))
+    assert play >> updated((theirs(1), DECLINE), (theirs(2), DECLINE)) >> asked(2)
+    assert play.counts[-1] == "duplicate"
+    assert not play.questions
+    play >> on.Undelivered((own, theirs(2)), LOST, retryable=True)
+    assert list(play.questions.values()) == [own], "nobody here can show the other one"
+    assert play >> updated((theirs(2), DECLINE)) << do.SendAnswers(((theirs(2), DECLINE),))
+
+
+# -- the end ----------------------------------------------------------------------------------------------------
+
+
+def test_a_result_and_an_error_are_kept_for_whoever_holds_the_handle() -> None:
+    assert settled().exchange.timers == (Timer.TTL,)
+    failed = jsonrpc.Error(1, "no")
+    assert owned(FIRST) >> on.Failed(failed) << do.Keep(do.Fail((), failed)) << do.ReleaseSession(clean=True)
+    asking = owned(FIRST) >> asked(1) >> on.Resulted(RESULT) << ANY << RELEASED
+    assert not asking.questions
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_task_that_breaks_is_neither_run_again_nor_cancelled(*, replayable: bool) -> None:
+    play = resumed(FIRST, SECOND) >> on.Became() << ANY
+    assert play >> on.Broke(LOST, replayable) << do.Keep(do.Fail((), LOST)) << RELEASED
+    assert play.state is State.SETTLED
+
+
+def test_answers_to_a_withdrawn_question_of_the_call_do_not_run_the_task_again() -> None:
+    play = parked(FIRST) >> on.Withdrawn(raw(0), replayable=True)
+    play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT}) >> on.Became() << ANY
+    assert play >> on.Resulted(RESULT) << do.Keep(do.Reply((), RESULT)) << do.ReleaseSession(clean=True)
+
+
+def test_a_task_that_its_client_cancels_is_over_at_once() -> None:
+    play = owned(FIRST) >> asked(1)
+    kept = do.Keep(do.Fail((), TaskCancelled()))
+    assert play >> on.Cancelled() << CALL_CANCELLED << do.Respond(raw(1), CANCEL, None) << kept << RELEASED
+    assert play >> on.Cancelled() >> updated()
+    assert play >> asked(2) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
+    assert play.counts == ["asked", "unsolicited"]
+
+
+def test_a_task_that_is_not_followed_any_more_is_not_cancelled() -> None:
+    stopped = on.Stopped(Stopping("the time of its handle is over"))
+    for play in (owned(FIRST) >> asked(1), settled()):
+        assert play >> stopped << RELEASED
+        assert play.state is State.ENDED
+        assert not play.questions
+        assert play.exchange.timers == ()
+
+
+def test_a_task_keeps_what_is_open_and_nothing_of_its_call() -> None:
+    play = resumed(FIRST, SECOND) >> on.Became() << ANY
+    assert play.exchange.kept_bytes == 0
+    play >> asked(1)
+    assert play.exchange.kept_bytes == len(bytes(question(play, 1).params or b""))
+    assert play >> on.Resulted(RESULT) << ANY << ANY
+    assert play.exchange.kept_bytes == 0
+
+
+def test_an_adopted_task_is_followed_like_any_other() -> None:
+    assert adopted().exchange.timers == (Timer.TTL,)
+    assert adopted() >> on.Resulted(RESULT) << do.Keep(ANY) << do.ReleaseSession(clean=True)
