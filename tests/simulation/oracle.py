@@ -62,7 +62,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     # A task that was made while a clock was ahead is kept for longer than the rest lasts.
     is_kept_for_long = bool(outcome.tasks) and any(fault.kind == "jump" for fault in outcome.faults)
     for each in () if is_kept_for_long else outcome.left:
-        if is_kept and "results" in each:
+        if "results" in each and (is_kept or _has_missed_an_end(outcome, each.partition(" ")[0])):
             continue
         if each.startswith("server ") and any(map(_was_passed, outcome.records)):
             continue
@@ -79,6 +79,18 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
             yield f"log: {line.process} {line.event} {line.fields}"
         if line.event == "call.taken_over" and not _may_take_over(outcome, line):
             yield f"{line.process} took a call of {line.fields['owner']} over at {line.at - START:.2f}, which lives"
+
+
+def _has_missed_an_end(outcome: Outcome, replica: str) -> bool:
+    """Whether a replica could not be told that a session has ended: it keeps what it has of that, too."""
+    silent = [each for each in outcome.faults if each.kind in SILENCES]
+    mine = [each for each in silent if each.kind in ("slow", "one way") or replica in _names_of(each)]
+    ended = [each.ended for each in outcome.listened if each.listener.is_legacy and each.ended is not None]
+    return any(begins(each) <= when <= ends(outcome, each) for each in mine for when in ended)
+
+
+def _names_of(fault: Fault) -> set[str]:
+    return {f"gw-{number}" for number in (fault.target, *_ends_of(fault))}
 
 
 def _may_take_over(outcome: Outcome, line: Line) -> bool:

@@ -87,3 +87,13 @@ def test_a_listener_is_excused_until_a_replica_that_heard_late_of_its_drain_runs
     assert complaints(outcome) == []
     outcome.lines = [line for line in outcome.lines if line.event != "server.started"]
     assert [each[:40] for each in complaints(outcome)] == ["l1: its stream from 45.14 ended without "]
+
+
+@pytest.mark.parametrize("change", [{"target": 2}, {"seconds": 3.0}, {"kind": "drift"}])
+def test_only_a_replica_that_could_not_be_told_of_the_end_of_a_session_may_keep_what_it_has_of_it(
+    change: dict[str, Any],
+) -> None:
+    outcome = story("a_session_ends_where_a_clock_keeps_its_home_from_hearing_of_it")
+    assert any("results" in each for each in outcome.left)
+    outcome.faults = [replace(fault, **change) if fault.kind == "jump" else fault for fault in outcome.faults]
+    assert any("results" in each for each in complaints(outcome))
