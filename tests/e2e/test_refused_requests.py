@@ -21,10 +21,9 @@ from tests.mirror.conftest import server
 from tests.parts.clients.drive import HERE
 from tests.parts.launch import NODE, NODE_MODULES, PARTS
 from tests.support.fake_modern import Call, FakeModern
-from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import eventually
 
 __all__ = ["begin_mirror", "server"]
 
@@ -144,98 +143,6 @@ async def test_a_subscription_that_the_server_does_not_grant_costs_no_call(
         assert (await host.text(second)).startswith(str(mcp.INVALID_PARAMS))
         gate.opened.set()
         assert await host.text(first) == '"done"'
-
-
-# -- sessions that end at the gateway ---------------------------------------------------------------------------------
-
-
-@CLIENTS
-async def test_a_call_for_which_a_session_has_no_room_costs_no_other_call(client: str, begin: Start) -> None:
-    async with fake_sse() as upstream:
-        stand = await begin(
-            url=upstream.url,
-            route={"upstream": {"url": upstream.url, "transport": "sse"}},
-            limits={"calls_bytes_per_principal": 16_000},
-        )
-        async with beside(client, stand.url) as host:
-            calls = []
-            for count in range(1, 5):
-                calls.append(host.call("wait", text="x" * 1_700))
-                asked = await upstream.heard(mcp.TOOLS_CALL, count)
-            fifth = host.call("wait", text="x" * 1_700)
-            assert (await host.text(fifth)).startswith(f"{mcp.INTERNAL_ERROR} This call does not fit")
-            for each in asked:
-                upstream.streams[0].say(id=each["id"], result=text("done"))
-            assert [await host.text(call) for call in calls] == ["done"] * 4
-
-
-@CLIENTS
-async def test_a_call_that_is_refused_over_http_sse_costs_no_other_call(
-    client: str, begin: Start, upstream: FakeUpstream
-) -> None:
-    route = {"upstream": {"url": upstream.url, "transport": "streamable-http"}}
-    stand = await begin(route=route, limits={"calls_bytes_per_principal": 16_000})
-    gate = Passed()
-    upstream.version = NEWEST
-    upstream.tool(gate)
-    async with beside(client, stand.url, "--sse") as host:
-        calls = []
-        for count in range(1, 5):
-            calls.append(host.call("wait", text="x" * 1_700))
-            _ = await upstream.saw(mcp.TOOLS_CALL, count)
-        fifth = host.call("echo", text="x" * 1_700)
-        assert (await host.text(fifth)).startswith(f"{mcp.INTERNAL_ERROR} This call does not fit")
-        gate.opened.set()
-        assert [await host.text(call) for call in calls] == ["done"] * 4
-        assert await host.text(host.call("echo")) == "hi"
-
-
-@asynccontextmanager
-async def fake_sse() -> AsyncIterator[FakeSse]:
-    async def silent(*_: Any) -> None:
-        """The test says when."""
-
-    fake = FakeSse()
-    fake.tool = silent
-    await fake.start()
-    try:
-        yield fake
-    finally:
-        await fake.close()
-
-
-# -- before any of them -----------------------------------------------------------------------------------------------
-
-
-async def plays_too_large(client: str, stand: Stand, gate: "Gate | Passed", waited: str) -> None:
-    async with beside(client, stand.url) as host:
-        first = host.call("wait")
-        await gate.began.wait()
-        for size in (100_001, 1_000_000):
-            large = host.call("echo", text="x" * size)
-            assert (await host.text(large)).startswith(f"{mcp.INVALID_REQUEST} The body is larger than 100000 bytes")
-        gate.opened.set()
-        assert await host.text(first) == waited
-        assert "hi" in await host.text(host.call("echo"))
-
-
-@CLIENTS
-async def test_a_call_that_is_too_large_for_the_mirror_costs_no_other_call(
-    client: str, begin_mirror: Start, server: FakeModern
-) -> None:
-    gate = server.tools["wait"] = Gate()
-    server.tools["echo"] = lambda call: call.text("hi")
-    await plays_too_large(client, await begin_mirror(limits={"body_bytes": 100_000}), gate, '"done"')
-
-
-@CLIENTS
-async def test_a_call_that_is_too_large_to_pass_through_costs_no_other_call(
-    client: str, begin: Start, upstream: FakeUpstream
-) -> None:
-    gate = Passed()
-    upstream.version = NEWEST
-    upstream.tool(gate)
-    await plays_too_large(client, await begin(limits={"body_bytes": 100_000}), gate, "done")
 
 
 # -- passed through ---------------------------------------------------------------------------------------------------

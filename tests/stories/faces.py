@@ -102,14 +102,19 @@ async def legacy_call(client: LegacyClient, told: Client, steps: Lines, diary: D
     client.capabilities = told.capabilities
     await client.initialize()
     level = {"id": "level", "method": "logging/setLevel", "params": {"level": "info"}}
-    message = {"id": "call", "method": mcp.TOOLS_CALL, "params": call_params(told, steps)}
+    message = {"method": mcp.TOOLS_CALL, "params": call_params(told, steps), "id": "call"}  # in the SDKs' order
     await client.post(level)
     if isinstance(client, SseClient):
         stream = client.stream
         assert "result" in await stream.message()
-        await client.post(message)
+        if (status := (await client.post(message))[0]) != 202:
+            stream.close()
+            return diary.note(f"refused by {status}")
     else:
         stream = await client.open(message)
+        if stream.status not in (200, 404):  # the Python SDK ends its session, with all calls
+            stream.close()
+            return diary.note(f"session lost by {stream.status}")
 
     async def read() -> Json:
         if stream.response.content_type != "application/json":
@@ -209,7 +214,8 @@ class Pipes:
         self._reader, self._stdin = reader, stdin
 
     async def send(self, message: Json) -> None:
-        os.write(self._stdin, json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        line = json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n"
+        _ = await asyncio.to_thread(os.write, self._stdin, line)  # the reader of the pipe is in this event loop
 
     async def read(self) -> Json:
         async with asyncio.timeout(DEADLINE):

@@ -2,20 +2,19 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.protocol import mcp
 from tests.stories import server
-from tests.stories.server import Answers, Json, asked, complete, modern_round, play, question, understood
+from tests.stories.server import Json, asked, complete, modern_round, play, question, understood
 from tests.support.fake_modern import Call, FakeModern
 from tests.support.fake_sse import FakeSse, Message, Stream
 from tests.support.fake_upstream import FakeUpstream, Turn
 
 CAPABILITIES: Final[Json] = {"tools": {}, "logging": {}}
-Steps = Generator[tuple[str, Any], Answers, None]
 
 
 class Ledger:
@@ -57,7 +56,6 @@ async def streamable(ledger: Ledger) -> AsyncIterator[Json]:
                 await turn.raw(b"")
                 await _for_ever()
             elif word == "die":
-                await turn.raw(b"")
                 await turn.reset()
             elif turn.response is not None:
                 return await turn.say({"id": turn.id, **what})
@@ -159,7 +157,7 @@ async def modern_http(ledger: Ledger) -> AsyncIterator[Json]:
 def _child(era: str) -> Any:
     @asynccontextmanager
     async def child(ledger: Ledger) -> AsyncIterator[Json]:
-        yield {"command": [sys.executable, "-I", "-S", server.__file__, str(ledger.path), era]}
+        yield {"command": [sys.executable, "-I", "-S", server.__file__, str(ledger.path), era], "warm": 0}
 
     return child
 

@@ -34,7 +34,7 @@ class Story(NamedTuple):
     server: str
     client: Client
     sees: str | Mapping[str, str]
-    """All that the client sees. A mapping has it by pair (`face > link`), by way, and under `""` for all others."""
+    """All that the client sees. A mapping has it by pair (`face > link`), face or way, and under `""` for others."""
     rounds: int = 1
     """How often the tool of a modern server begins; that of a legacy server begins once."""
     cancelled: str = ""
@@ -120,6 +120,35 @@ STORIES: Final[dict[str, Story]] = {
         },
         rounds=2,
     ),
+    "a server that dies at once": Story(
+        "die",
+        Client(),
+        {
+            "HTTP+SSE > HTTP+SSE": "cut off",
+            "stdio > stdio": "error -32603",
+            "stdio > modern stdio": "error -32603",
+            "": "error call_lost",
+        },
+    ),
+    "a call that is too large": Story(
+        "text",
+        Client(pads=90_000),
+        {
+            "HTTP+SSE": "refused by 413",
+            "stdio": "error -32700",
+            "modern stdio": "error -32700",
+            "": "error -32600",
+        },
+        rounds=0,
+        sections={"limits": {"body_bytes": 65_536}},
+    ),
+    "a call for which there is no room": Story(
+        "text",
+        Client(pads=9_000),
+        {"HTTP+SSE > HTTP+SSE": "refused by 429", "": "error busy"},
+        rounds=0,
+        sections={"limits": {"calls_bytes_per_principal": 8_192}},
+    ),
     "a large result": Story("large 90000", Client(), "done " + "x" * 90_000),
 }
 
@@ -161,6 +190,6 @@ async def test_a_story_is_the_same_at_every_face_and_before_every_link(
                 await server_heard()
     sees = story.sees
     if not isinstance(sees, str):
-        sees = next(sees[key] for key in (f"{face} > {link}", way, "") if key in sees)
+        sees = next(sees[key] for key in (f"{face} > {link}", face, way, "") if key in sees)
     assert "; ".join(diary.lines) == sees
     assert ledger.count("run") == (story.rounds if link.startswith("modern") else min(story.rounds, 1))

@@ -469,18 +469,6 @@ async def test_ending_a_session_ends_its_calls(client: LegacyClient, server: Fak
         assert stream.response.status == 404
 
 
-async def test_a_server_that_breaks_off_ends_the_call_with_an_error(client: LegacyClient, server: FakeModern) -> None:
-    async def breaks(call: Call) -> Json:
-        await call.notify(mcp.LOG, {"level": "info", "data": 1})
-        await server.close()
-        return call.text("never")
-
-    server.tools["breaks"] = breaks
-    async with client.call("breaks") as stream:
-        assert (await stream.message())["method"] == mcp.LOG
-        assert (await stream.message())["error"]["data"]["reason"] == "call_lost"
-
-
 async def test_a_stream_that_begins_with_progress_is_primed(client: LegacyClient, server: FakeModern) -> None:
     async def work(call: Call) -> Json:
         await call.notify(mcp.PROGRESS, {"progressToken": 1, "progress": 1})
