@@ -5,6 +5,7 @@ import multiprocessing
 import time
 import warnings
 from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 
 from tests.simulation import coverage
 from tests.simulation.coverage import Met
@@ -39,30 +40,39 @@ def many(first: int, end: int, processes: int) -> int:
 
 
 def _results(first: int, end: int, processes: int) -> Iterator[tuple[list[Failure], Met]]:
-    chunks = [(start, min(start + _CHUNK, end)) for start in range(first, end, _CHUNK)]
+    coverage.watch()
     if processes == 1:
-        coverage.watch()
-        yield from map(_run, chunks)
+        yield from (_run(start, min(start + _CHUNK, end)) for start in range(first, end, _CHUNK))
         return
     # To collect what a history leaves takes a tenth of its time. A process that ends after a chunk, which leaves it
-    # 60 MB, need not; another one is forked from one that has imported everything, and has run a history.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.simulation.warm"])
-    with context.Pool(processes, initializer=_begin, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(_run, chunks)
+    # 30 MB, need not; another one is forked from this one, whose caches a history has filled.
+    _ = complaints(History(draw(0)).run())
+    context = multiprocessing.get_context("fork")
+    running: list[Connection] = []
+    while first < end or running:
+        while first < end and len(running) < processes:
+            start, first = first, first + max(5, min(_CHUNK, (end - first) // (2 * processes)))  # all end together
+            here, there = context.Pipe(duplex=False)
+            context.Process(target=_send, args=(there, start, first)).start()  # which lets go of those that have ended
+            there.close()
+            running.append(here)
+        for done in wait(running):
+            assert isinstance(done, Connection)
+            yield done.recv()
+            running.remove(done)
 
 
-def _begin() -> None:
-    coverage.watch()
+def _send(to: Connection, first: int, end: int) -> None:
     gc.disable()
     # Some of what a history leaves is let go of after its end, and not where `History` hides what that prints.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+    to.send(_run(first, end))
 
 
-def _run(chunk: tuple[int, int]) -> tuple[list[Failure], Met]:
+def _run(first: int, end: int) -> tuple[list[Failure], Met]:
     coverage.met.__init__()  # type: ignore[misc]
     failures = []
-    for seed in range(*chunk):
+    for seed in range(first, end):
         plan = draw(seed)
         found = complaints(History(plan).run())
         coverage.met.note(plan)
