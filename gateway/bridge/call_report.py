@@ -53,9 +53,6 @@ class Spoken(NamedTuple):
         self.live.process.metrics.exchange_finished(route.path, rounds)
         to = log.bind()  # the proxy would look each method up anew
         say = to.warning if isinstance(error, UpstreamError) else to.info
-        more = {"cause": cause} if cause else {}
-        if error is not None:
-            more["fix"] = error.fix
         say(
             Event.EXCHANGE_FINISHED,
             route=route.path,
@@ -66,7 +63,8 @@ class Spoken(NamedTuple):
             outcome=outcome,
             seconds=round(world.monotonic() - began, 3),
             request_id=self.request_id,
-            **more,
+            **({"cause": cause} if cause else {}),
+            **({"fix": error.fix} if error is not None else {}),
         )
 
 
