@@ -1,8 +1,8 @@
 """One stream of a session on its way to its client, which may come back for what it missed.
 
 Rule 1: what is here counts against `limits.replay_bytes`, whether the client reads or not. A stream that must give way
-forgets what was read; if nothing was, the session ends. Rule 2: a new reader replaces the one before, and begins where
-its client says, or where that one ended.
+forgets what was written; if nothing was, the session ends: a request or a response is never lost while it lives.
+Rule 2: a new reader replaces the one before, and begins where its client says, or where that one ended.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Stream(Outbox):
         """What was taken has been written."""
         self.delivered = self.taken
         if not self.is_resumable:
-            self._forget_read()
+            self._forget_written()
             self._count()
 
     async def reply(self, reply: ReplyWriter) -> Response:
@@ -146,14 +146,15 @@ class Stream(Outbox):
 
     def clear(self) -> None:
         """Forget everything: nobody will ask for it."""
-        self._drop_waiting()
-        self._forget_read()
+        self._drop_all()
         self.final = ENDED
         self.end_writing()
         self._wake()
 
-    def _drop_waiting(self) -> None:
+    def _drop_all(self) -> None:
         self._messages, self._bytes, self._droppable_bytes = None, 0, 0
+        self._read, self._read_bytes = [], 0
+        self._forgotten = self.last
 
     # -- what was read --------------------------------------------------------------------------------------------
 
@@ -177,10 +178,10 @@ class Stream(Outbox):
         self._is_final_taken, self.taken = position == self.last and self.final is not None, position
         self.written()
 
-    def _forget_read(self) -> None:
-        self._forgotten = max(self._forgotten, self.taken)
-        self._read.clear()
-        self._read_bytes = 0
+    def _forget_written(self) -> None:
+        self._forgotten = max(self._forgotten, self.delivered)
+        self._read = [each for each in self._read if each[0] > self.delivered]
+        self._read_bytes = sum(len(message) for _, message in self._read)
 
     # -- the budget -----------------------------------------------------------------------------------------------
 
@@ -195,13 +196,15 @@ class Stream(Outbox):
 
     def _give_way(self) -> None:
         self._share = None
-        if self._read or self._is_final_taken:
-            self._forget_read()
-            self.final = ENDED if self._is_final_taken else self.final
+        before = self._waiting_bytes()
+        self._forget_written()
+        if self._is_final_taken and self.delivered == self.last:
+            self.final = ENDED
+        waiting = self._waiting_bytes()
+        if waiting < before:
             self._count()  # what waits may fit now
-        elif self._waiting_bytes():
-            self._drop_waiting()
-            self._forgotten = self.last
+        elif waiting:
+            self._drop_all()
             error = CallLost(
                 "The client did not read its messages, and they took more than limits.replay_bytes together with "
                 "those of other clients: the session has ended; its open requests may have had effects"

@@ -176,6 +176,51 @@ async def test_a_stream_with_nothing_to_forget_overflows_once() -> None:
     assert (await read(old), await read(new)) == ([], [b"y" * 100] * 2)
 
 
+@pytest.mark.parametrize("is_resumable", [True, False])
+async def test_a_stream_whose_client_has_not_got_what_was_taken_overflows(*, is_resumable: bool) -> None:
+    bench = Bench(limit=2 * (EVENT + 100))
+    slow, new = bench.stream(is_resumable=is_resumable), bench.stream()
+    slow.ask(b"x" * 100)
+    with slow.read_by("reader", 0):
+        assert await slow.next("reader") == b"x" * 100
+        for _ in range(2):
+            new.ask(b"y" * 100)
+    assert (bench.overflowed, bench.budget.used) == ([0], 2 * (EVENT + 100))
+    assert (await read(slow), slow.can_resume(0)) == ([], False)
+
+
+async def test_a_response_that_was_taken_and_had_to_give_way_becomes_an_error() -> None:
+    bench = Bench(limit=EVENT + 100)
+    slow = bench.stream()
+    slow.finish(FinalMessage(b"x" * 100))
+    with slow.read_by("reader", 0):
+        assert await slow.next("reader") == FinalMessage(b"x" * 100)
+        bench.stream().ask(b"y")
+    assert bench.overflowed == [0]
+    with slow.read_by("again", 0):
+        last = await slow.next("again")
+    assert isinstance(last, FinalMessage)
+    assert isinstance(last.cause, CallLost)
+
+
+@pytest.mark.parametrize("last", [b"q" * 100, FinalMessage(b"q" * 100)])
+async def test_a_stream_forgets_what_was_written_and_keeps_what_was_taken(last: bytes | FinalMessage) -> None:
+    bench = Bench(limit=2 * (EVENT + 100))
+    slow = bench.stream()
+    slow.ask(b"x")
+    assert await read(slow) == [b"x"]
+    if isinstance(last, bytes):
+        slow.ask(last)
+    else:
+        slow.finish(last)
+    with slow.read_by("reader", 1):
+        assert await slow.next("reader") == last
+        bench.stream().ask(b"y")
+    assert (bench.overflowed, slow.can_resume(0), slow.can_resume(1)) == ([], False, True)
+    with slow.read_by("again", 1):
+        assert await slow.next("again") == last
+
+
 async def test_a_cleared_stream_holds_nothing_and_is_over() -> None:
     bench = Bench()
     stream = bench.stream()
