@@ -157,7 +157,8 @@ class SessionRelay:
             self._give_ups[request] = asyncio.get_running_loop().call_later(seconds, give_up)
 
     def _give_up(self, request: RequestId) -> None:
-        self._hear(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), request)
+        # Not as if it came on the reply, which would be read on.
+        self._hear(jsonrpc.failure(request, jsonrpc.Error(0, "Request cancelled")), None)
 
     # -- from the upstream --------------------------------------------------------------------------------------
 

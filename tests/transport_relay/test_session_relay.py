@@ -341,6 +341,24 @@ async def test_a_cancelled_call_that_the_server_never_answers_ends_with_one_erro
     assert await client.end() == 200
 
 
+async def test_a_cancelled_call_that_is_never_answered_leaves_no_request_open(
+    begin: Start, upstream: FakeUpstream
+) -> None:
+    @upstream.tool
+    async def tool(turn: Turn) -> None:
+        await turn.for_ever()
+
+    stand = await before_http(begin, upstream, timeouts={"cancel_seconds": 0.05})
+    client = await SseClient(stand).initialize()
+    assert (await client.post(client.call_message()))[0] == 202
+    await upstream.saw(mcp.TOOLS_CALL)
+    assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": 1}}))[0] == 202
+    assert (await client.stream.message())["error"]["message"] == "Request cancelled"
+    await eventually(lambda: "relayed call" not in stand.tasks())
+    client.stream.close()
+    await eventually(lambda: client_sessions(stand) == 0)
+
+
 async def test_a_cancelled_call_ends_with_the_servers_own_answer(begin: Start, upstream: FakeUpstream) -> None:
     cancelled = asyncio.Event()
 
