@@ -148,7 +148,7 @@ class HttpClient:
     def _connected(self, pending: PendingRequest, task: asyncio.Task[None]) -> None:
         """The task that opened a connection has ended, perhaps before its first step."""
         _ = self._connecting.pop(task, None)
-        if pending.is_connecting:
+        if pending.waits_for(task):
             is_bug = not task.cancelled() and task.exception() is not None
             self._fail(pending, NotConnected("the gateway failed") if is_bug else ClientClosed(sent=False))
 

@@ -151,6 +151,10 @@ class PendingRequest:
         """Whether the request still waits for its connection."""
         return self._connecting is not None
 
+    def waits_for(self, task: asyncio.Task[None]) -> bool:
+        """Whether this is the task that the request waits for; it may have been sent, and be sent again, meanwhile."""
+        return self._connecting is task
+
     # -- for the client -----------------------------------------------------------------------------------------
 
     def connecting(self, task: asyncio.Task[None]) -> None:

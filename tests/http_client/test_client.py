@@ -1,6 +1,7 @@
 """Which connection carries a request, and what becomes of requests when connections cannot be had."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from yarl import URL
@@ -212,6 +213,25 @@ async def test_connecting_tasks_that_are_cancelled_from_outside_fail_their_reque
         await heard.over()
         assert isinstance(heard.failure, ClientClosed)
         assert not heard.failure.sent
+
+
+async def test_a_connection_that_ends_in_the_step_that_opened_it_does_not_fail_the_second_attempt(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that stood still while it connected to a server that closes at once."""
+    start, started = Connection.start, []
+
+    def starts(connection: Connection, *args: Any, **options: Any) -> None:
+        start(connection, *args, **options)
+        started.append(connection)
+        if len(started) == 1:
+            assert connection.eof_received() is not True
+
+    monkeypatch.setattr(Connection, "start", starts)
+    async with FakeHttp(says(OK)) as server:
+        heard, _ = Sender(client, server.url).begin(is_repeatable=True)
+        await heard.over()
+        assert (heard.words, len(started)) == (COMPLETE, 2)
 
 
 async def test_a_bug_while_connecting_fails_the_request_and_is_reported(client: HttpClient, tasks: Tasks) -> None:

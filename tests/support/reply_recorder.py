@@ -93,6 +93,7 @@ class Sender:
         *,
         seconds: float = DEADLINE,
         is_lenient: bool = False,
+        is_repeatable: bool = False,
     ) -> tuple[Recorder, PendingRequest]:
         """Begin a request."""
         recorder = Recorder()
@@ -105,6 +106,7 @@ class Sender:
             connect_seconds=seconds,
             is_head=head.is_head,
             is_lenient=is_lenient,
+            is_repeatable=is_repeatable,
         )
         assert recorder.words == [], "the listener was called before begin returned"
         return recorder, pending
