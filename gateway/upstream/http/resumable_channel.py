@@ -293,6 +293,8 @@ class ResumableChannel(Channel):
             return exc.conclude(is_gone=self.forgotten)
         except StreamCut as exc:
             cut = exc
+        finally:
+            reply.message, reply.parts = b"", None  # the session keeps its newest request for as long as it is idle
         await self._pick_up(cut, reply, receive)
         return None
 
