@@ -151,7 +151,8 @@ class _ModernReply(ReplyReader, kw_only=True):
 
     def on_body(self, data: bytes, /) -> None:
         """The server is not silent."""
-        self._wait_on()
+        if not self.is_over:  # a stream may go on for a moment behind the answer
+            self._wait_on()
         super().on_body(data)
 
     def accepted(self) -> None:

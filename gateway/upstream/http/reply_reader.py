@@ -154,6 +154,7 @@ class ReplyReader(msgspec.Struct, eq=False):
             try:
                 self.hand_over(self.body)
             except Exception as exc:  # noqa: BLE001  (the coroutine of the request handles it, not the connection)
+                self.pending.distrust()
                 self.raised(exc)
                 return
             # At once: another request could use the connection before the coroutine sees that it is not the answer.

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
+from tests.support import copies
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand
@@ -18,15 +19,15 @@ def response(id_: Any, result: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": id_, "result": result}).encode()
 
 
-@pytest.mark.parametrize("id_", FOREIGN)
-async def test_the_body_with_another_id_is_not_the_result_and_ends_its_connection(
-    upstream: FakeUpstream, stand: Stand, id_: Any
+@pytest.mark.parametrize("body", [*(response(id_, text("for another caller")) for id_ in FOREIGN), b"<html>"])
+async def test_a_body_that_is_not_the_result_ends_its_connection(
+    upstream: FakeUpstream, stand: Stand, body: bytes
 ) -> None:
     client = stand.client()
     assert (await client.call()).text == "done"
 
     async def foreign(turn: Turn) -> None:
-        turn.reply(200, response(id_, text("for another caller")))
+        turn.reply(200, body)
 
     upstream.once("tools/call", foreign)
     reply = await client.call()
@@ -35,6 +36,16 @@ async def test_the_body_with_another_id_is_not_the_result_and_ends_its_connectio
     assert (await client.call()).text == "done"
     later = upstream.seen[upstream.seen.index(seen) + 1 :]
     assert seen.peer not in [each.peer for each in later], "the next response on it could be foreign too"
+
+
+async def test_a_refused_call_leaves_nothing_in_its_idle_session(upstream: FakeUpstream, client: Client) -> None:
+    async def refuse(turn: Turn) -> None:
+        turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32602, "message": "x" * 60_000}})
+
+    upstream.once("tools/call", refuse)
+    with copies.counted() as kept:
+        assert (await client.call(arguments=copies.LARGE)).error["code"] == -32602
+        assert kept() == 0
 
 
 @pytest.mark.parametrize("id_", FOREIGN)
