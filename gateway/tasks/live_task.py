@@ -404,8 +404,7 @@ class LiveTask(Driver):
         """
         answers = [(question, raw) for key, raw in responses.items() if (question := self._question(key)) is not None]
         try:
-            self._feed(on.Updated(tuple(answers)))
-            sent = self._call.sent()
+            sent = self._call.sent(partial(self._feed, on.Updated(tuple(answers))))
         except InvalidParams as exc:
             why = exc.message.partition("; the call still waits")[0]
             raise InvalidParams(f"{why}; the task still waits: send tasks/update again") from exc

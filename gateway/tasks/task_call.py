@@ -233,14 +233,18 @@ class TaskCall(UpstreamCall):
 
     # -- for the holder of the handle ---------------------------------------------------------------------------
 
-    def sent(self) -> asyncio.Future[UpstreamError | None]:
-        """Tell when all answers are sent that there are by now, or why the newest were not."""
+    def sent(self, send: Callable[[], None]) -> asyncio.Future[UpstreamError | None]:
+        """Tell when all answers are sent that there are after `send`, or why those of `send` were not."""
         done: asyncio.Future[UpstreamError | None] = asyncio.get_running_loop().create_future()
+
+        async def forget() -> None:
+            self._failure = None
 
         async def tell() -> None:
             done.set_result(self._failure)
-            self._failure = None
 
+        self._outgoing.put(forget)
+        send()
         self._outgoing.put(tell)
         return done
 

@@ -362,6 +362,39 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
     forget(second)
 
 
+async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliver(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    is_task = asyncio.Event()
+
+    async def ask_first(turn: Turn) -> None:
+        await turn.say({"id": 1, "method": mcp.ELICIT, "params": FORM})
+        await upstream.saw("answer")
+        await server.make(turn)
+
+    async def refuse(turn: Turn) -> None:
+        await is_task.wait()
+        turn.reply(500)
+
+    async def accept(turn: Turn) -> None:
+        turn.reply(202)
+
+    upstream.tool(ask_first)
+    upstream.on("answer", refuse)
+    stand = await begin()
+    client = stand.client(capabilities=EXTENSION)
+    asked = (await call(client))["result"]
+    answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
+    made = (await call(client, requestState=asked["requestState"], inputResponses=answers))["result"]
+    is_task.set()
+    task = Task(client, made["taskId"])
+    again = await task.until("input_required")
+    upstream.on("answer", accept)
+    assert "result" in await task.answer(again)
+    assert len(upstream.of("answer")) == 2
+    forget(stand)
+
+
 @pytest.mark.parametrize("is_away", [False, True], ids=["waits", "is away"])
 async def test_a_client_that_was_asked_before_there_was_a_task_gets_its_handle_by_a_retry_as_often_as_it_asks(
     server: TaskServer, begin: Start, upstream: FakeUpstream, *, is_away: bool
