@@ -162,6 +162,10 @@ class Report:
         """The client gets the handle of a task, which has lines of its own in the log."""
         self.answered(event, event)
         self.finished()
+        self.is_task()
+
+    def is_task(self) -> None:
+        """The client holds the handle of a task, also if another replica gave it: nothing is said of an exchange."""
         self._is_told = True
 
     def step(self, step: Step) -> None:

@@ -154,6 +154,7 @@ class LiveTask(Driver):
         self._context.exchange_id = handle.exchange
         self._context.server_info = Raw(handle.upstream.server_info)
         self._hold(handle, sealed)
+        self._report.is_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
         self._exchange.restore(Snapshot(OWNED, 0, {}, None, 0))
         self._moved(IDLE, OWNED)

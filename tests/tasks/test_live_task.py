@@ -470,6 +470,21 @@ async def test_a_question_that_another_replica_asked_is_answered_once(
     forget(second)
 
 
+async def test_a_task_of_another_replica_that_its_client_cancels_is_no_exchange_in_the_log(
+    server: TaskServer, begin: Start
+) -> None:
+    del server
+    first = await begin()
+    task = await make(first)
+    first.gateway.task_table.leave(is_resumable=True)
+    second = await begin(replica={"id": "gw-2"})
+    moved = Task(second.client(capabilities=EXTENSION), task.id)
+    _ = await moved.send(mcp.TASKS_CANCEL)
+    assert (await moved.get())["status"] == "cancelled"
+    forget(second)
+    assert second.metric("mcp_gateway_rounds_per_exchange_count") == 0
+
+
 async def test_an_answer_of_the_wrong_kind_leaves_the_question_of_a_task_open(
     server: TaskServer, begin: Start
 ) -> None:
