@@ -51,7 +51,7 @@ class StdioForwarding:
 
     async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
         """Return the server's reply; None if the server is not modern."""
-        if not await is_modern(live, own_headers(live.route)):
+        if _has_served_session(live) or not await is_modern(live, own_headers(live.route)):
             return None
         parsed = incoming.parsed()
         if parsed.id is None:
@@ -179,6 +179,15 @@ class _Passage:
         meta = {mcp.META_SUBSCRIPTION: self._id}
         result = jsonrpc.encode({"resultType": "complete", "_meta": meta})
         self._finish(FinalMessage(jsonrpc.result(self._id, result), 200, NO_HEADERS, COMPLETE))
+
+
+def _has_served_session(live: LiveRoute) -> bool:
+    """Whether a server over HTTP that no probe could tell the era of has served a session, as legacy servers do.
+
+    A host would wait for another probe at every request.
+    """
+    era = live.upstream.era
+    return era is not None and era.known is None and live.upstream.pool.served > float("-inf")
 
 
 def _profile(parsed: ParsedBody) -> Profile:

@@ -13,8 +13,11 @@ from gateway.protocol import mcp
 from gateway.runtime.budget import Budget
 from gateway.stdio_front.modern_host import ModernHost
 from tests.mirror.conftest import Begin, begin, server
+from tests.support import workbench
 from tests.support.fake_modern import Call, FakeModern, Json
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.host import call, modern
+from tests.support.stand import at_rest, leaving_nothing
 from tests.support.workbench import Stand, eventually
 
 __all__ = ["begin", "server"]
@@ -116,3 +119,23 @@ async def test_a_server_that_cannot_be_reached_is_an_error_of_the_request(lines:
     assert (await lines.asks(call("t", 2)))["error"]["data"]["reason"] == "upstream_unreachable"
     failures = "mcp_gateway_upstream_errors_total"
     assert lines.stand.metric(failures, kind="upstream_unreachable") == 1
+
+
+async def test_a_legacy_server_of_unknown_era_is_asked_until_it_has_served_a_session() -> None:
+    async def fail(turn: Turn) -> None:
+        turn.reply(500)
+
+    async def tool(turn: Turn) -> None:
+        await turn.result(text("done"))
+
+    upstream = FakeUpstream()
+    upstream.on(mcp.DISCOVER, fail)
+    upstream.tool(tool)
+    await upstream.start()
+    async with leaving_nothing(at_rest, upstream) as (http, stands):
+        stands.append(await workbench.start(upstream.url, http, route={"era": "auto"}))
+        host = Lines(stands[0])
+        for number in range(3):
+            assert "done" in str(await host.asks(call("t", number)))
+        host.modern.close()
+        assert len(upstream.probes) == 1
