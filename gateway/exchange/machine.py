@@ -454,6 +454,8 @@ class Exchange:
         """Error -32042 is a round of url elicitations in 2026-07-28."""
         if not self._policy.may_ask:
             return self._cannot_refer("error -32042 to a request that cannot ask", error)
+        if self.state is OWNED:
+            return self._cannot_refer("error -32042 as the end of a task", error)
         try:
             questions = url_elicitation.questions_of(error.data, self._nested_requests.keys)
         except input_requests.Malformed as exc:

@@ -29,6 +29,8 @@ from tests.support.playbook import (
     parked,
     raw,
     resumed,
+    url,
+    url_required,
     waiting,
 )
 
@@ -167,6 +169,12 @@ def test_a_result_and_an_error_are_kept_for_whoever_holds_the_handle() -> None:
     assert owned(FIRST) >> on.Failed(failed) << do.Keep(do.Fail((), failed)) << do.ReleaseSession(clean=True)
     asking = owned(FIRST) >> asked(1) >> on.Resulted(RESULT) << ANY << RELEASED
     assert not asking.questions
+
+
+def test_a_task_that_ends_with_urls_has_failed() -> None:
+    play = owned(FIRST) >> url_required(url()) << do.Keep(do.Fail((), ANY)) << do.ReleaseSession(clean=True)
+    assert play.state is State.SETTLED
+    assert not play.questions
 
 
 @pytest.mark.parametrize("replayable", [True, False])
