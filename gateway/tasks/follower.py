@@ -81,7 +81,7 @@ async def answer_to(
 class Past(msgspec.Struct, frozen=True):
     """The past of a task that another replica followed before."""
 
-    looked: Callable[[Status | None], None]
+    looked: Callable[[Status | None], Awaitable[None]]
     """Hears of the task's status, which is asked for first."""
     is_shared: bool
     """Whether that replica may still hold tasks/result; then it is sent here only once the task is over."""
@@ -106,7 +106,7 @@ class Follower:
         self._is_stopped = False
         self._waits = True
         """Whether the server holds tasks/result until the task is over, as far as is known."""
-        self._looked: Callable[[Status | None], None] | None = None
+        self._looked: Callable[[Status | None], Awaitable[None]] | None = None
         self.progress_token: bytes | None = None
         session.standing = standing(listener)
 
@@ -144,8 +144,10 @@ class Follower:
     async def _look(self) -> Ended | None:
         """Ask about the task as its server allows; return how it ended, if it has."""
         if self._looked is not None:
-            self._looked(legacy_tasks.status(await self.ask(mcp.TASKS_GET)))
+            await self._looked(legacy_tasks.status(await self.ask(mcp.TASKS_GET)))
             self._looked = None
+            if self._is_stopped:
+                return None
         if self._waits:
             # A server does not notice that a stream was cut, and would send the next question there: so the request
             # before is cancelled.

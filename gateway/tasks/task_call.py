@@ -81,11 +81,13 @@ class TaskCall(UpstreamCall):
         """
         session = await self._adopted_session(upstream, is_shared=is_shared)
 
-        def looked(status: Status | None) -> None:
+        async def looked(status: Status | None) -> None:
             if self._is_given and status is not None and status.is_final:
                 self._report.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
                 self._resumed(opened)
+                # `mcp` 1.30 forgets a tasks/result that comes in the moment in which an answer ends the task.
+                await self._outgoing.sent()
 
         former = "" if is_shared else self._former_holder
         past = Past(looked, is_shared=is_shared, former_holder=former)
