@@ -51,16 +51,6 @@ class Outgoing:
             self._is_sending = True
             self._go_on()
 
-    async def sent(self) -> None:
-        """Wait until everything that waits now is sent, or given up."""
-        done = asyncio.Event()
-
-        async def tell() -> None:
-            done.set()
-
-        self.put(tell)
-        await done.wait()
-
     async def _send_queued(self) -> None:
         goes_on = False
         try:

@@ -409,7 +409,7 @@ class LiveTask(Driver):
         except InvalidParams as exc:
             why = exc.message.partition("; the call still waits")[0]
             raise InvalidParams(f"{why}; the task still waits: send tasks/update again") from exc
-        if (failure := await asyncio.shield(sent)) is not None:
+        if (failure := await sent) is not None:
             raise failure
 
     def cancel(self) -> None:

@@ -87,7 +87,7 @@ class TaskCall(UpstreamCall):
             elif status is not None:
                 self._resumed(opened)
                 # `mcp` 1.30 forgets a tasks/result that comes in the moment in which an answer ends the task.
-                await self._outgoing.sent()
+                await self.sent()
 
         former = "" if is_shared else self._former_holder
         past = Past(looked, is_shared=is_shared, former_holder=former)
@@ -235,7 +235,7 @@ class TaskCall(UpstreamCall):
 
     # -- for the holder of the handle ---------------------------------------------------------------------------
 
-    def sent(self, send: Callable[[], None]) -> asyncio.Future[UpstreamError | None]:
+    def sent(self, send: Callable[[], None] = lambda: None) -> asyncio.Future[UpstreamError | None]:
         """Tell when all answers are sent that there are after `send`, or why those of `send` were not."""
         done: asyncio.Future[UpstreamError | None] = asyncio.get_running_loop().create_future()
 
@@ -243,7 +243,8 @@ class TaskCall(UpstreamCall):
             self._failure = None
 
         async def tell() -> None:
-            done.set_result(self._failure)
+            if not done.done():  # who waited may have left
+                done.set_result(self._failure)
 
         self._outgoing.put(forget)
         send()
