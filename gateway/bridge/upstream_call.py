@@ -102,12 +102,13 @@ class UpstreamCall(ABC):
     @property
     def is_resumable(self) -> bool:
         """Whether another replica could find the call in its session and read its stream from here on."""
-        if not self._is_held:
-            return False
         if self._left is not None and not self.is_started:
-            return self._left.is_resumable
-        channel = self._session.channel if self._session is not None else None
-        return channel is not None and channel.session_id is not None and channel.cursor is not None
+            return self._is_held and self._left.is_resumable
+        return self._session is not None and self._can_be_found_in(self._session)
+
+    def _can_be_found_in(self, session: Session) -> bool:
+        """Whether another process could read on in this session, in which the call runs or has ended."""
+        return self._is_held and session.channel.session_id is not None and session.channel.cursor is not None
 
     @property
     def can_be_left(self) -> bool:
@@ -126,7 +127,7 @@ class UpstreamCall(ABC):
         return self._session is not None and self._may_be_resumed_elsewhere(self._session)
 
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:
-        return self._is_held and session.channel.cursor is not None and self._context.live.process.witness.is_needed
+        return self._can_be_found_in(session) and self._context.live.process.witness.is_needed
 
     def whereabouts(self) -> Upstream | None:
         """Where another replica would find the call."""
@@ -393,7 +394,7 @@ class UpstreamCall(ABC):
     def leave_result(self) -> None:
         """Leave a result that its client may not have read to another replica, which can read it in the session."""
         session = self._released
-        if session is not None and not session.pending and session.channel.cursor is not None:
+        if session is not None and not session.pending and self._can_be_found_in(session):
             session.shared.must_not_end = True
 
     def release(self, *, clean: bool) -> None:
@@ -424,7 +425,7 @@ class UpstreamCall(ABC):
         two would end it under the other.
         """
         is_alone = not (session.pending or session.lost or session.group.is_affine)
-        return is_alone and self._context.exchange.state is FINISHED and session.channel.cursor is not None
+        return is_alone and self._context.exchange.state is FINISHED and self._can_be_found_in(session)
 
     def end_kept(self) -> None:
         """Keep the session of a result no longer: its client has come, or the time for that is over."""

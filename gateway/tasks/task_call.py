@@ -57,15 +57,10 @@ class TaskCall(UpstreamCall):
         self._failure: UpstreamError | None = None
         """Why the newest answers of that client were not sent."""
 
-    @property
-    def is_resumable(self) -> bool:
-        """Whether another replica could go on with the task, or read the stream on which it will be made."""
-        driven = self._follower
-        is_driven = driven is not None and driven.session.channel.session_id is not None
-        return super().is_resumable or (self._is_held and is_driven)
-
-    def _may_be_resumed_elsewhere(self, session: Session) -> bool:  # noqa: ARG002  (as for a plain call)
-        return self.is_resumable and self._context.live.process.witness.is_needed
+    def _can_be_found_in(self, session: Session) -> bool:
+        """As for other calls: the task can be followed in its session, or the stream read on which it will be made."""
+        is_named = self._follower is not None and session.channel.session_id is not None
+        return super()._can_be_found_in(session) or (self._is_held and is_named)
 
     def whereabouts(self) -> Upstream | None:
         """Where another replica would find the task."""
@@ -314,7 +309,7 @@ class TaskCall(UpstreamCall):
 
     def _may_be_read_elsewhere(self, session: Session) -> bool:
         """As for other calls; the session of a client's task has its result as long as the handle is valid."""
-        return self._is_given or (self._context.exchange.state is FINISHED and self._may_be_resumed_elsewhere(session))
+        return self._is_given or (self._context.exchange.state is FINISHED and self._can_be_found_in(session))
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
         async def release() -> None:

@@ -120,3 +120,26 @@ def test_a_replica_that_drains_while_a_task_is_made_leaves_it_to_another_one() -
     (record,) = outcome.tasks
     assert record.outcome == "result"
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("has_events", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("tool", ["job", "chore"])
+def test_a_result_of_a_task_that_no_client_has_waited_for_is_left_to_the_next_process(
+    tool: str,
+    replicas: int,
+    has_events: bool,  # noqa: FBT001
+) -> None:
+    """Its server withdraws the question in the middle of a drain, and the client comes back after that.
+
+    A tool that gives its result at once, without a task, can leave it only on a stream that can be resumed.
+    """
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 0.5, "drain_seconds": 1.0}
+    script = {"questions": 1, "patience": 0.3}
+    the_call = Call("c1", 0.0, tool, "ann", script, think=6.0, habit="plain", replicas=(1, replicas))
+    kind = Kind(has_events=has_events, has_tasks=True, has_lasting_tasks=True)
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}}
+    outcome = History(Plan(1, replicas, kind, config, (the_call,), (Fault("term", 0.2, 2.0),))).run()
+    (record,) = outcome.records
+    assert record.outcome == ("result" if has_events or tool == "chore" else "error")
+    assert complaints(outcome) == []
