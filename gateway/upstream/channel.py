@@ -109,7 +109,7 @@ class Channel(ABC):
 
     @property
     def hears_side(self) -> bool:
-        """Whether a side stream is open, on which the server sends messages outside of requests."""
+        """Whether a side stream is open, or opened again: the server sends there what belongs to no request."""
         return False
 
     @property

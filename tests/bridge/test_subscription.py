@@ -217,6 +217,29 @@ async def test_a_stream_opened_again_in_the_same_session_announces_what_may_be_m
     assert len(upstream.of(mcp.SUBSCRIBE)) == 2
 
 
+async def test_a_stream_that_ends_before_the_subscription_costs_no_topic(
+    upstream: FakeUpstream, client: Client
+) -> None:
+    upstream.capabilities = OFFERED
+    go_on = asyncio.Event()
+
+    async def lose_the_stream(turn: Turn) -> None:
+        upstream.on("GET", open_late)
+        upstream.side("s1").put_nowait(None)
+        await upstream.saw("GET", 2)
+        turn.reply(202)
+
+    async def open_late(turn: Turn) -> None:
+        await go_on.wait()
+        await upstream.keep_side(turn)
+
+    upstream.once("notifications/initialized", lose_the_stream)
+    async with listening(client, EVERYTHING) as stream:
+        assert (await stream.next())["params"]["notifications"] == EVERYTHING
+        go_on.set()
+        await everything_once(stream)
+
+
 async def test_a_server_that_was_restarted_is_subscribed_to_anew(
     upstream: FakeUpstream, stand: Stand, client: Client
 ) -> None:

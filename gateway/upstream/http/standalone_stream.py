@@ -49,6 +49,7 @@ class StandaloneStream:
 
     def __init__(self, upstream: HttpUpstream, owner: ResumableChannel) -> None:
         self.is_open = False
+        """Whether there is a stream, perhaps between its end and the next GET, or may be: no answer came in time."""
         self._upstream = upstream
         self._owner = owner
         self._headers: Headers
@@ -57,7 +58,7 @@ class StandaloneStream:
         self._head: asyncio.Future[None] | None = None
         """While `open` waits for the answer to the first GET."""
         self._was_open = False
-        """Whether there ever was a stream; `is_open` may be a guess."""
+        """Whether there ever was a stream: `is_open` may be a guess."""
         self._is_closing = False
         self._reply: StreamReply | None = None
         """To the GET in flight."""
@@ -120,7 +121,6 @@ class StandaloneStream:
         if self._is_closing:
             self._end()  # the server ends it with the session
             return
-        self.is_open = False
         self._let_go()
         if is_refused:
             self._failures += 1

@@ -57,7 +57,7 @@ class StreamableChannel(ResumableChannel):
 
     @property
     def hears_side(self) -> bool:
-        """Whether the standalone GET stream is open."""
+        """Whether the standalone GET stream is open, or is just opened again."""
         return self._standalone is not None and self._standalone.is_open
 
     # -- handshake ----------------------------------------------------------------------------------------------
