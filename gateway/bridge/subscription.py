@@ -16,16 +16,15 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from gateway import world
+from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import ChangeQueue
+from gateway.cluster.draining import Draining
 from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared, UpstreamError
 from gateway.protocol.request import Request
-from gateway.routes.live_route import LiveRoute
-from gateway.sessions.call import PoolKey
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import Headers
 
 log = get_logger()
 
@@ -75,17 +74,18 @@ def wanted(request: Request) -> Filter:
 
 
 @asynccontextmanager
-async def subscription(
-    live: LiveRoute, request: Request, key: PoolKey, headers: Headers, *, is_exempt: bool = True
-) -> AsyncIterator[ChangeQueue]:
-    """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops."""
-    serving = Subscription(live, request, key, headers)
-    # Registered before anything is awaited, so that a drain or a reload meanwhile ends this subscription too.
+async def subscription(asked: ClientCall, draining: Draining, *, is_exempt: bool = True) -> AsyncIterator[ChangeQueue]:
+    """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops.
+
+    If it would not start before that, this raises ShuttingDown: an acknowledgement of less would be false.
+    """
+    live, serving = asked.live, Subscription(asked)
+    # Registered before anything is awaited, so that a reload meanwhile ends this subscription too.
     live.upstream.subscriptions[serving] = None
     live.process.metrics.subscribed(live.route.path, 1)
     try:
-        await serving.begin(is_exempt=is_exempt)
-        with live.upstream.pool.hearing(key.principal, serving, serving.uris):
+        await draining.prepared(serving.begin(is_exempt=is_exempt))
+        with live.upstream.pool.hearing(asked.key.principal, serving, serving.uris):
             yield serving.stream
     finally:
         _ = live.upstream.subscriptions.pop(serving, None)
@@ -96,14 +96,14 @@ async def subscription(
 class Subscription:
     """One listen request, with the session that serves it now."""
 
-    def __init__(self, live: LiveRoute, request: Request, key: PoolKey, headers: Headers) -> None:
-        self._filter = wanted(request)
+    def __init__(self, asked: ClientCall) -> None:
+        self._filter = wanted(asked.request)
+        self._live = live = asked.live
         self.stream = ChangeQueue(live.deadlines.silence, live.config.limits.behind_bytes)
-        self._live = live
-        self._key = key
-        self._headers = headers
-        self._id = request.id
-        self._meta = {mcp.META_SUBSCRIPTION: request.id}
+        self._key = asked.key
+        self._headers = asked.headers
+        self._id = asked.request.id
+        self._meta = {mcp.META_SUBSCRIPTION: asked.request.id}
         self._session: Session | None = None
         self._acknowledged_filter = Filter()
         self._topics: dict[tuple[str, str], None] = {}
@@ -211,8 +211,6 @@ class Subscription:
                 self._topics[method, ""] = None
         if session.shaken.offers("resources", "subscribe"):
             for uri in self._filter.resourceSubscriptions:
-                if self._is_ending:
-                    break
                 topic = mcp.RESOURCE_UPDATED, uri
                 self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
                 if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
