@@ -598,17 +598,36 @@ def _with_tasks(plan: Plan) -> Plan:
         return plan
     tasks = tuple(_task(random, number, plan.replicas) for number in range(1, random.randrange(2, 6)))
     config = {**plan.config, "tasks": {"ttl_seconds": 100}}
-    late = Random(f"late tasks {plan.seed}")
-    tasks = tuple(replace(task, script=task.script | _made(late, task.script["questions"])) for task in tasks)
+    late, odd = Random(f"late tasks {plan.seed}"), Random(f"odd tasks {plan.seed}")
+    tasks = tuple(_odd(odd, task) if odd.random() < 0.25 else _made(late, task) for task in tasks)
     plan = replace(plan, server=replace(plan.server, has_lasting_tasks=True), config=config, tasks=tasks)
     return _with_cut_tasks(Random(f"cut tasks {plan.seed}"), plan)
 
 
-def _made(random: Random, questions: int) -> dict[str, Any]:
-    """How long a server takes to make a task, and whether it asks before."""
+def _made(random: Random, task: Call) -> Call:
+    """Sometimes a server takes a while to make a task, and may ask before."""
     if random.random() > 0.3:
-        return {}
-    return {"made": random.choice((0.02, 1.0, 6.0)), "asks_first": bool(questions) and random.random() < 0.6}
+        return task
+    asks_first = bool(task.script["questions"]) and random.random() < 0.6
+    return replace(task, script={**task.script, "made": random.choice((0.02, 1.0, 6.0)), "asks_first": asks_first})
+
+
+def _odd(random: Random, task: Call) -> Call:
+    """A task whose client or server does what few do."""
+    soon = {
+        "questions": random.choice((1, 2)),
+        "before": random.choice((0.0, 1.0)),
+        "between": random.choice((0.0, 1.0)),
+    }
+    habit, think, script = random.choice(
+        (
+            ("leaves", 0.2, {"made": 1.0, "asks_first": True}),  # the task is made while its client is away
+            ("cancels", 0.5, {"fragile": True}),  # the server goes on, and asks
+            ("plain", 4.0, {"patience": 1.0}),  # the server does not wait for the answer
+            ("plain", 0.2, {"refuses": random.choice(("503", "cut"))}),  # the server does not take the answer at once
+        )
+    )
+    return replace(task, habit=habit, think=think, script={**task.script, **soon, **script})
 
 
 def _with_cut_tasks(random: Random, plan: Plan) -> Plan:

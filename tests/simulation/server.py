@@ -49,6 +49,8 @@ class Run:
     """It asked on the side stream of its session while nobody read that."""
     asked_aside: float | None = None
     """When it last asked on the side stream."""
+    is_harmed: bool = False
+    """Its task was cancelled though its server ends another session then."""
 
 
 class Ledger:

@@ -1,6 +1,7 @@
 """SIMULATED modern clients that declare tasks: each begins one, asks how it is, answers, and reads its result."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,6 +13,8 @@ from tests.simulation.client import PATIENCE_SECONDS, Client, Record, Told, name
 
 _REQUEST_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.5
+_LEAVES_SECONDS: Final = 0.1
+_AWAY_SECONDS: Final = 1.2
 _FINAL: Final = ("completed", "failed", "cancelled")
 _UNKNOWN: Final = -32602
 
@@ -55,7 +58,7 @@ class TaskClient(Client):
                 record.asked += [name_of(question) for question in questions.values()]
                 await asyncio.sleep(self._call.think)
                 again["inputResponses"] = {key: self._answer(question) for key, question in questions.items()}
-            begun = await self._until_accepted(mcp.TOOLS_CALL, self._call.tool, **again)
+            begun = await self._retry(again)
         if begun is None:
             return
         if begun.error is not None:
@@ -77,6 +80,15 @@ class TaskClient(Client):
             await asyncio.sleep(self._call.think)
             await self._cancel()
         await self._follow()
+
+    async def _retry(self, params: dict[str, Any]) -> Told | None:
+        """Come back with a state; who leaves sends the same again in a moment."""
+        if self._call.habit == "leaves":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVES_SECONDS):
+                    return await self._until_accepted(mcp.TOOLS_CALL, self._call.tool, **params)
+            await asyncio.sleep(_AWAY_SECONDS)
+        return await self._until_accepted(mcp.TOOLS_CALL, self._call.tool, **params)
 
     async def _follow(self) -> None:
         """Ask how the task is until it is over; then once more at each of some replicas."""

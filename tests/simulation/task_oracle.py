@@ -14,6 +14,8 @@ from tests.simulation.task_server import WITHDRAWN
 from tests.simulation.world import START
 
 _TROUBLE: Final = DEATHS | CUTS | SILENCES | {"server"}
+_NOT_GIVEN: Final = ({"action": "cancel"}, {"error": -32602})
+"""What the gateway answers to the questions of a task that it must not cancel, once its client has cancelled it."""
 _CANCELS_SECONDS: Final = 2.0
 """How soon after its client was told so a task is cancelled at its server."""
 _CAUSES: Final = {
@@ -50,12 +52,16 @@ def _of_task(outcome: Outcome, record: TaskRecord) -> Iterator[str]:
     for name in record.asked:
         if not any(name in run.asked for run in runs):
             yield f"was asked {name}, which nobody asked"
-    if record.refusals and not trouble:
+    # Its server may refuse the first answer to each question, which its client then sends again.
+    refused = record.call.script["questions"] if "refuses" in record.call.script else 0
+    if len(record.refusals) > refused and not trouble:
         yield f"was refused without a cause: {record.refusals[0]}"
     # Who followed the task before it was taken over may have been cut off from its server and from the other replicas,
     # and know of no end and no answer.
     if not met(outcome, anywhere, SILENCES | CUTS):
-        if record.came_back is not None:
+        # One whose server was not told goes on for every replica but that which its client told.
+        is_told = not (record.call.script.get("fragile") and met(outcome, anywhere, DEATHS))
+        if record.came_back is not None and is_told:
             yield f"was told at {record.came_back - START:.2f} that its task goes on, after its end"
         yield from (f"was asked {name} again after its answer" for name in record.asked_again)
     yield from _of_end(outcome, record, runs)
@@ -71,12 +77,15 @@ def _was_taken_over(outcome: Outcome, record: TaskRecord) -> bool:
 
 
 def _of_run(record: TaskRecord, run: Run, *, is_troubled: bool) -> Iterator[str]:
-    given = {said for answers in record.given.values() for said in answers}
+    given, script = {said for answers in record.given.values() for said in answers}, record.call.script
+    is_fragile = bool(script.get("fragile"))
     for name, answer in zip(run.asked, run.answers, strict=False):
         if answer == WITHDRAWN:
-            if not is_troubled and record.outcome == "result":
+            if not is_troubled and record.outcome == "result" and script["patience"] > record.call.think:
                 yield f"run {run.number} got no answer to {name}"
-        elif answer not in given or not str(answer).startswith(f"{name}="):
+        elif is_fragile and record.wanted_cancelled is not None and answer in _NOT_GIVEN:
+            pass
+        elif str(answer) not in given or not str(answer).startswith(f"{name}="):
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
     if run.ended is None:
         yield f"run {run.number} is left running"
@@ -86,7 +95,9 @@ def _of_run(record: TaskRecord, run: Run, *, is_troubled: bool) -> Iterator[str]
     )
     if run.cancelled is not None and record.wanted_cancelled is None and not is_unheard_of:
         yield f"run {run.number} was cancelled, which its client did not want"
-    if record.was_cancelled is not None and not is_troubled and run.cancelled is None:
+    if run.is_harmed:
+        yield f"run {run.number} was cancelled, which does harm"
+    if record.was_cancelled is not None and not is_troubled and run.cancelled is None and not is_fragile:
         went_on = (run.ended or math.inf) > record.was_cancelled + _CANCELS_SECONDS
         if went_on or run.result is None:
             yield f"run {run.number} was not cancelled"

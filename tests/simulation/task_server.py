@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.protocol import mcp
+from gateway.tasks import legacy_tasks
 from tests.simulation.plain_http import Request
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class TaskServer:
 
     def begin(self, session: "Session", stream: "Stream", run: "Run", id_: Any, script: Any) -> None:
         """Make a task of a call, whose stream ends with that."""
-        task = self._tasks[f"task-{run.number}"] = Task(f"task-{run.number}", run)
+        name = _fragile_id(run.number) if script.get("fragile") else f"task-{run.number}"
+        task = self._tasks[name] = Task(name, run)
         if "made" not in script:
             self._made(session, stream, task, id_, script)
             return
@@ -65,7 +67,7 @@ class TaskServer:
         is_made = False
         try:
             if script["asks_first"]:
-                first = self._send_question(session, task, 0, partial(self._server.send, stream))
+                first = self._send_question(session, task, 0, script, partial(self._server.send, stream))
             await asyncio.sleep(script["made"])
             is_made = self._server.is_alive
         finally:
@@ -100,7 +102,9 @@ class TaskServer:
             else:
                 self._flush(task)
         else:
-            if method == mcp.TASKS_CANCEL and task.final is None:
+            if method == mcp.TASKS_CANCEL and legacy_tasks.must_not_be_cancelled(task.id):
+                task.run.is_harmed = True
+            elif method == mcp.TASKS_CANCEL and task.final is None:
                 task.run.cancelled = self._server.now()
                 assert task.work is not None
                 task.work.cancel()
@@ -120,7 +124,7 @@ class TaskServer:
         try:
             await asyncio.sleep(script.get("before", 0.0))
             for number in range(script.get("questions", 0)):
-                waiting = first if first is not None and number == 0 else self._ask(session, task, number)
+                waiting = first if first is not None and number == 0 else self._ask(session, task, number, script)
                 run.answers.append(await self._answer(session, task, waiting, script))
                 run.effects.append((self._server.now(), f"answer {number}"))
                 await asyncio.sleep(script.get("between", 0.0))
@@ -140,20 +144,22 @@ class TaskServer:
             if self._server.is_alive:
                 self._finish(session, task)
 
-    def _ask(self, session: "Session", task: Task, number: int) -> "asyncio.Future[Any]":
+    def _ask(self, session: "Session", task: Task, number: int, script: Any) -> "asyncio.Future[Any]":
         """Ask a question through the task."""
         task.status = "input_required"
-        waiting = self._send_question(session, task, number, task.unread.append)
+        waiting = self._send_question(session, task, number, script, task.unread.append)
         self._flush(task)
         return waiting
 
     def _send_question(
-        self, session: "Session", task: Task, number: int, send: Callable[[Any], None]
+        self, session: "Session", task: Task, number: int, script: Any, send: Callable[[Any], None]
     ) -> "asyncio.Future[Any]":
         session.next_id += 1
         nested, name = session.next_id, f"{task.run.tag}/{number}"
         waiting = session.waiting[nested] = asyncio.get_running_loop().create_future()
         task.asked[waiting] = nested
+        if "refuses" in script:
+            session.refuses[nested] = script["refuses"]
         task.run.asked.append(name)
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"message": name, "requestedSchema": schema, "_meta": {mcp.META_RELATED_TASK: {"taskId": task.id}}}
@@ -167,7 +173,11 @@ class TaskServer:
         session.waiting.pop(nested, None)
         task.status = "working"
         if waiting.done():
-            return (waiting.result()["result"].get("content") or {}).get("name")
+            message = waiting.result()
+            if "error" in message:
+                return {"error": message["error"]["code"]}
+            result = message["result"]
+            return result["content"]["name"] if result["action"] == "accept" else {"action": result["action"]}
         task.unread = [each for each in task.unread if each["id"] != nested]
         cancelled = {"requestId": nested, "reason": "too slow"}
         self._tell(task, {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled})
@@ -198,3 +208,8 @@ class TaskServer:
 def text_of(run: "Run") -> str:
     """What a run gives, if it does not fail."""
     return json.dumps({"tag": run.tag, "run": run.number, "answers": run.answers})
+
+
+def _fragile_id(number: int) -> str:
+    """The id of a task of `mcp` 1.30, where tasks/cancel stops nothing, and ends another session."""
+    return f"{number:032x}:00000000-0000-4000-8000-{number:012x}"

@@ -1,5 +1,6 @@
 """Stories of tasks that outlive their calls, and the replicas that follow them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from tests.simulation.history import History, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
+from tests.simulation.task_server import WITHDRAWN
+from tests.simulation.world import START
 
 
 def played(*faults: Fault, habit: str = "plain", replicas: tuple[int, ...] = (1, 2, 3), **script: Any) -> Outcome:
@@ -27,6 +30,11 @@ def statuses(outcome: Outcome) -> list[str]:
     return [each for each, before in zip(told, ["", *told], strict=False) if each != before]
 
 
+def said_of(outcome: Outcome) -> list[str]:
+    """What is wrong with the task."""
+    return [each.removeprefix("t1: ") for each in complaints(outcome) if each.startswith("t1: ")]
+
+
 def test_a_task_is_served_by_any_replica() -> None:
     outcome = played(questions=2, before=1.0, between=1.0)
     asked = ["input_required", "working", "input_required", "working", "completed"]
@@ -37,6 +45,44 @@ def test_a_task_is_served_by_any_replica() -> None:
 def test_a_task_that_fails_says_why() -> None:
     outcome = played(questions=1, fails=True)
     assert statuses(outcome)[-1] == "failed"
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(("before", "questions"), [(0.0, 1), (0.0, 2), (4.0, 1)], ids=["asks", "asks more", "works"])
+def test_a_task_that_no_cancel_stops_is_cancelled_for_its_client_alone(before: float, questions: int) -> None:
+    """Its server would end another session. What it still asks is refused, so that it ends soon."""
+    outcome = played(habit="cancels", fragile=True, before=before, questions=questions)
+    (run,) = outcome.ledger.of("t1")
+    withdrawn, refused = {"action": "cancel"}, {"error": -32602}
+    assert run.answers == ([refused] if before else [withdrawn, refused][:questions])
+    assert run.result is not None
+    assert statuses(outcome) == ["cancelled"]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("how", ["503", "cut"])
+def test_an_answer_that_the_server_refuses_is_asked_for_again(how: str) -> None:
+    outcome = played(questions=2, refuses=how)
+    (record,) = outcome.tasks
+    assert len(record.refusals) == 2
+    assert record.outcome == "result"
+    assert complaints(outcome) == []
+
+
+def test_an_answer_that_comes_after_the_end_of_its_task_changes_nothing() -> None:
+    """The server waits for a shorter time than the user thinks."""
+    outcome = played(questions=1, patience=1.0)
+    assert statuses(outcome) == ["input_required", "completed"]
+    assert outcome.ledger.of("t1")[0].answers == [WITHDRAWN]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("between", [0.0, 6.0], ids=["over", "works"])
+def test_a_client_that_has_left_when_its_task_is_made_gets_it_when_it_comes_back(between: float) -> None:
+    outcome = played(habit="leaves", questions=1, made=2.7, asks_first=True, between=between)
+    (record,) = outcome.tasks
+    assert record.outcome == "result"
+    assert statuses(outcome) == (["working", "completed"] if between else ["completed"])
     assert complaints(outcome) == []
 
 
@@ -94,6 +140,36 @@ def test_only_a_task_that_its_client_could_not_hear_of_may_be_cancelled_for_it(
     assert any(said in each for each in complaints(found))
     record.task, record.outcome = None, "broken"
     assert not any(said in each for each in complaints(found))
+
+
+def test_only_a_task_that_no_cancel_stops_may_go_on_and_hear_that_nobody_answers() -> None:
+    outcome = played(Fault("kill", 20.0, 6.0), habit="cancels", fragile=True, before=6.0, questions=1)
+    (record,), (run,) = outcome.tasks, outcome.ledger.of("t1")
+    record.came_back, record.ended = START, None if record.ended is None else record.ended + 30.0
+    assert complaints(outcome) == []
+    run.is_harmed = True
+    assert said_of(outcome) == ["run 1 was cancelled, which does harm"]
+    run.is_harmed, faults = False, outcome.faults[:]
+    outcome.faults.clear()
+    assert said_of(outcome) == ["was told at 0.00 that its task goes on, after its end"]
+    outcome.faults += faults
+    record.wanted_cancelled = None
+    refused, *_ = said_of(outcome)
+    assert refused.startswith("run 1 got the answer {'error': -32602} to t1/0,")
+    record.wanted_cancelled, record.call.script["fragile"] = START, False
+    assert any("run 1 was not cancelled" in each for each in said_of(replace(outcome, faults=[])))
+
+
+def test_only_a_server_that_waits_for_a_shorter_time_than_its_user_thinks_may_withdraw_its_question() -> None:
+    outcome = played(questions=1, patience=1.0)
+    outcome.tasks[0].call.script["patience"] = 3.0
+    assert said_of(outcome) == ["run 1 got no answer to t1/0"]
+
+
+def test_a_server_that_refuses_each_answer_once_is_the_cause_of_so_many_refusals() -> None:
+    outcome = played(questions=2, refuses="503")
+    outcome.tasks[0].refusals.insert(0, "another one")
+    assert said_of(outcome) == ["was refused without a cause: another one"]
 
 
 def test_only_a_call_that_another_replica_took_over_is_served_without_a_task() -> None:
