@@ -597,6 +597,16 @@ class Transport(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether something between the hosts has reset it."""
+        return self._end.out._is_dropped
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the other end has read everything that was written."""
+        return not self._end.out.count
+
     def get_write_buffer_size(self) -> int:
         return self._buffered
 

@@ -40,6 +40,11 @@ class Request:
         self._out.write(head + body)
         self._end()
 
+    @property
+    def is_reply_lost(self) -> bool:
+        """Whether something between the hosts broke the connection before its client had read the whole reply."""
+        return self._out.has_lost_reply_to(self)
+
     def reply_json(self, message: object, headers: Headers | None = None) -> None:
         self.reply(200, msgspec.json.encode(message), headers)
 
@@ -113,6 +118,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport: Any = None
         self._data = b""
         self._now: Request | None = None
+        self._newest: Request | None = None
         self._idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -140,13 +146,17 @@ class ServerConnection(asyncio.Protocol):
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        request = self._now = Request(method, path, headers, body, self)
+        request = self._now = self._newest = Request(method, path, headers, body, self)
         loop = running_loop()
         loop.process.keep(loop.create_task(self._serve(request)))
 
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
+
+    def has_lost_reply_to(self, request: Request) -> bool:
+        is_cut: bool = self._newest is request and self._transport.is_cut
+        return is_cut and (request.gone.done() or not self._transport.is_read)
 
     def served(self) -> None:
         """The reply is complete."""

@@ -101,8 +101,9 @@ class Stream:
 class Session:
     """One session."""
 
-    def __init__(self, name: str, caller: str = "") -> None:
-        self.name, self.caller = name, caller
+    def __init__(self, name: str, opening: Request) -> None:
+        self.name, self.opening = name, opening
+        self.caller = opening.headers.get("authorization", "")
         self.subscribed: set[str] = set()
         self.streams: dict[str, Stream] = {}
         self.side = Stream(f"{name}-side")
@@ -153,7 +154,9 @@ class LegacyServer:
         sessions = self._store.sessions.values()
         return {
             "sessions": sum(
-                each.name not in given_up and not (each.was_given_up or each.has_forgotten) for each in sessions
+                each.name not in given_up
+                and not (each.was_given_up or each.has_forgotten or each.opening.is_reply_lost)
+                for each in sessions
             ),
             "streams": sum(_is_read(stream) for each in sessions for stream in each.streams.values()),
             "runs": sum(len(each.running) for each in sessions),
@@ -212,7 +215,7 @@ class LegacyServer:
 
     def _initialize(self, request: Request, message: Any) -> None:
         self._store.opened += 1
-        session = Session(f"s{self._store.opened}", request.headers.get("authorization", ""))
+        session = Session(f"s{self._store.opened}", request)
         self._store.sessions[session.name] = session
         tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.takes_tasks else {}
         result = {

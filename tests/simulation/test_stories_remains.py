@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation import oracle
 from tests.simulation.history import History, Outcome
+from tests.simulation.network import Connection
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
 
@@ -78,3 +79,27 @@ def test_only_a_client_that_was_told_how_its_call_ended_may_end_its_session_unde
     assert oracle.complaints(outcome) == []
     record.final = None
     assert "server: a session was deleted while c1 ran in it" in oracle.complaints(outcome)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_only_a_session_whose_id_was_lost_between_the_hosts_may_be_left(is_cut: bool) -> None:  # noqa: FBT001
+    """Its handshake is repeated in another session; a replica that closes the connection itself has lost it."""
+    hold = {"ttl_seconds": 90.0}
+    history = History(Plan(1, 1, Kind(), {"hold": hold, "sessions": {"idle_seconds": 30}}, (call("pay"),), ()))
+
+    def end(connection: Connection) -> None:
+        (transport, _) = (each.transport for each in connection.ends)
+        assert transport is not None
+        (connection.cut if is_cut else transport.abort)()
+
+    def watch(connection: Connection, _: bool, data: bytes) -> None:  # noqa: FBT001
+        if b'"method":"initialize"' in data:
+            history.network.watchers.remove(watch)
+            history.later(0.0, end, connection)
+
+    history.network.watchers.append(watch)
+    outcome = history.run()
+    assert outcome.records[0].outcome == "result"
+    assert [each for each in outcome.left if "sessions" in each] == (
+        [] if is_cut else ["server sessions: 1, at first 0"]
+    )
