@@ -15,6 +15,7 @@ _REQUEST_SECONDS: Final = 120.0
 PATIENCE_SECONDS: Final = 75.0
 """How long a client tries again before it gives a call up."""
 _THINKS_AGAIN_SECONDS: Final = 12.0
+_GOES_SECONDS: Final = 0.3
 _NOTES: Final = ("notifications/progress", "notifications/message")
 _META: Final = {
     mcp.META_VERSION: mcp.MODERN,
@@ -82,6 +83,8 @@ class Record:
     """When it left a retry, by the state of that: it comes back with the same one."""
     unheard: dict[str, float] = field(default_factory=dict)
     """Since when no replica has answered a retry whose connection broke, by its state."""
+    gone: float | None = None
+    """When it left every request that it had sent for its last round, none of which was answered."""
     unread: list[float] = field(default_factory=list)
     """When it left a reply that it had not read."""
     left_unread: bool = False
@@ -204,6 +207,14 @@ class Client:
             truest = [each for each in found if each.reason != "invalid_request_state"]
             # Whose state is invalid knows nothing of the call. The other one does, even if it gave up.
             return (good or truest or ([None] if None in told else found))[0]
+        if habit == "twice, then goes":
+            works = [self._until_told(state, answers) for _ in range(2)]
+            try:
+                async with asyncio.timeout(_GOES_SECONDS):
+                    return (await asyncio.gather(*works))[0]
+            except TimeoutError:
+                self.record.outcome, self.record.gone = "abandoned", self._now()
+                return None
         if habit == "copies, then goes" and self._has_copied:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.2):

@@ -39,6 +39,10 @@ _ENDS_SECONDS: Final = 2.1
 _ENDS_LATE_SECONDS: Final = Timeouts().cancel_seconds + 0.1
 """The same if a server is slow to take the answers before them."""
 _GRACE_SECONDS: Final = Hold().grace_seconds
+_STILL_SECONDS: Final = 0.3
+"""A grace period that ends so late shows its replica that it stood still, and then it waits for longer."""
+_CANCELS_SECONDS: Final = 1.0
+"""How long a cancellation takes at most if nothing goes wrong."""
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -164,6 +168,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     yield from _repetitions(outcome, record, runs)
     yield from _asked_twice(record, runs)
     yield from _waits_in_drains(outcome, record)
+    yield from _goes_on_for_nobody(outcome, record, runs)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
     if record.outcome == "error" and record.call.script.get("fails") and record.final is not None:
@@ -198,6 +203,16 @@ def _asked_twice(record: Record, runs: list[Run]) -> Iterator[str]:
                 break
             if first != second:
                 yield f"gave run {one.number} the answer {first}, and was asked again for run {other.number}"
+
+
+def _goes_on_for_nobody(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
+    """A call is cancelled once the grace period after its client has left is over."""
+    if record.gone is None or met(outcome, record, _HINDRANCES | SILENCES | DEATHS, until=math.inf):
+        return
+    limit = record.gone + _grace_seconds(outcome) + _CANCELS_SECONDS
+    for run in runs:
+        if min(run.cancelled or math.inf, run.ended or math.inf) > limit:
+            yield f"run {run.number} went on, though its client had left at {record.gone - START:.2f}"
 
 
 def _waits_in_drains(outcome: Outcome, record: Record) -> Iterator[str]:
@@ -393,7 +408,7 @@ def _clocks_apart(outcome: Outcome, record: Record, told: Told) -> float:
 
 def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a call's owner did not hear of its client for all of the grace period after that had left."""
-    grace_seconds = outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS)
+    grace_seconds = _grace_seconds(outcome)
     if told.unheard_since is not None and _arrived(outcome, told) - told.unheard_since > grace_seconds:
         # It lost its connection, and then asked replicas that could not answer.
         return bool(met(outcome, record, DEATHS | SILENCES, until=told.at))
@@ -401,8 +416,24 @@ def _came_back_late(outcome: Outcome, record: Record, told: Told) -> bool:
         return True
     left = record.left.get(told.state or "", math.inf)
     came = (each for each in record.told if each.state == told.state and each.at > left)
-    back = next((each.at for each in came if not _is_parted_from_owner(outcome, each)), left)
-    return back - left > grace_seconds
+    back = next((each for each in came if not _is_parted_from_owner(outcome, each)), None)
+    if back is None:
+        return False
+    heard = back.sent if _stood_still(outcome, back, left + grace_seconds) else back.at
+    return heard - left > grace_seconds
+
+
+def _grace_seconds(outcome: Outcome) -> float:
+    return float(outcome.plan.config["hold"].get("grace_seconds", _GRACE_SECONDS))
+
+
+def _stood_still(outcome: Outcome, told: Told, when: float) -> bool:
+    """Whether the owner of a call, which its client asked itself, stood still from then until after this time."""
+    asked, number = _opened(outcome, told.state), told.replica
+    if asked is None or asked.owner != f"gw-{number}":
+        return False
+    stops = [each for each in outcome.faults if each.kind in ("stop", "stall") and each.target == number]
+    return any(begins(each) <= told.sent and begins(each) + each.seconds > when + _STILL_SECONDS for each in stops)
 
 
 def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:

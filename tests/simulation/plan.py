@@ -94,7 +94,7 @@ _AIMED: Final = ("kill", "term", "stop", "part", "one way", "peers")
 
 MORE_HABITS: Final = (
     *("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes", "asks again, thinks"),
-    *("leaves for a moment", "copies, then goes", "asks again, stops reading"),
+    *("leaves for a moment", "copies, then goes", "asks again, stops reading", "twice, then goes"),
 )
 MORE_FAULTS: Final = ("int", "replay", "modern cut")
 
@@ -477,7 +477,10 @@ def _with_silent_server(random: Random, plan: Plan) -> Plan:
 
 
 def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
-    """Replicas are stopped for longer than they wait for clients that have left, and that come back meanwhile."""
+    """Replicas are stopped for longer than they wait for clients that have left, and that come back meanwhile.
+
+    A grace period of 1 s has one look at the clock, so that its end is due together with what came meanwhile.
+    """
     calls = tuple(
         replace(
             call,
@@ -491,18 +494,41 @@ def _stopped_in_grace(random: Random, plan: Plan) -> Plan:
         for call in plan.calls
     )
     stops = tuple(Fault("stop", at, 8.0, when="detached") for at in (2.0, 11.0, 20.0))
-    return replace(plan, config=_held_for(plan, 90.0), calls=calls, faults=stops)
+    config = _held_for(plan, 90.0)
+    config["hold"]["grace_seconds"] = random.choice((1.0, 6.0))
+    return replace(plan, config=config, calls=calls, faults=stops)
 
 
 _DRAWS: Final = (_with_silent_owners, _with_silent_owners, _asked_again_late, _with_silent_server, _stopped_in_grace)
 
 
 def _rarest(plan: Plan) -> Plan:
-    """Drains, and clients that leave, while a call that has moved on still writes a reply that nobody reads."""
+    """Drains, and clients that leave, while a call that has moved on still writes a reply that nobody reads.
+
+    Or clients leave two copies of a request for good.
+    """
     random = Random(f"rarest {plan.seed}")
     if random.random() > 0.05 or plan.replicas < 3 or plan.config["route"]:
         return plan
-    return random.choice((_unread_later, _unread_broken, _unread_restored))(random, plan)
+    return random.choice((_unread_later, _unread_broken, _unread_restored, _left_twice))(random, plan)
+
+
+def _left_twice(random: Random, plan: Plan) -> Plan:
+    """Clients leave both copies of a request, and their calls would go on for longer than they are waited for."""
+    owner = random.randrange(1, plan.replicas + 1)
+    calls = tuple(
+        replace(
+            call,
+            script={"questions": 1, "hangs": 40.0},
+            think=0.3,
+            habit="twice, then goes",
+            replicas=random.choice((call.replicas, (owner, owner, owner))),
+        )
+        if _is_usual(call)
+        else call
+        for call in plan.calls
+    )
+    return replace(plan, config=_held_for(plan, 90.0), calls=calls, faults=())
 
 
 def _unread_later(random: Random, plan: Plan) -> Plan:

@@ -1,6 +1,7 @@
 """Stories of clients that come back with a state too late, or with one that only seems too old."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -174,3 +175,42 @@ def test_a_state_of_a_modern_server_reaches_a_replica_that_cannot_ask_what_the_s
     outcome = played(the_call, Fault("stop", 7.5, 6.0, 2), Fault("part", 10.5, seconds, 2), replicas=2)
     assert replies(outcome) == ["gw-1 200 input_required", end]
     assert complaints(outcome) == []
+
+
+def test_a_client_may_come_back_while_its_replica_stands_still_beyond_the_grace_period() -> None:
+    outcome = _comes_back_to_one_that_stands_still()
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-1 200 complete"]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "is_wrong"),
+    [({}, True), ({"seconds": 1.1}, False), ({"kind": "part"}, False), ({"at": 5.0}, False)],
+    ids=["still", "for too short a time", "cut off", "later"],
+)
+def test_a_client_that_came_back_to_a_replica_that_stood_still_was_not_late(
+    change: dict[str, Any],
+    is_wrong: bool,  # noqa: FBT001
+) -> None:
+    outcome = _comes_back_to_one_that_stands_still()
+    outcome.faults = [replace(fault, **change) for fault in outcome.faults]
+    outcome.records[0].told[-1].message = {"error": {"code": -32602, "data": {"reason": "invalid_request_state"}}}
+    assert any("its state is invalid" in each for each in complaints(outcome)) == is_wrong
+
+
+def _comes_back_to_one_that_stands_still() -> Outcome:
+    """It comes back after 0.8 s, and is not read for 8 s."""
+    the_call = call(1, think=1.0, habit="leaves for a moment", questions=1, between=12.0)
+    return played(the_call, Fault("stop", 0.1, 8.0, when="detached"), replicas=1, grace_seconds=1.0)
+
+
+@pytest.mark.parametrize("others", [(1, 1), (1, 2), (2, 3)], ids=["at its owner", "and at another one", "elsewhere"])
+def test_a_call_is_cancelled_once_both_copies_of_its_newest_request_were_left(others: tuple[int, int]) -> None:
+    outcome = played(call(1, *others, think=1.0, habit="twice, then goes", questions=1, hangs=40.0))
+    (run,), gone = outcome.ledger.of("c1"), outcome.records[0].gone
+    assert gone is not None
+    assert run.cancelled is not None
+    assert gone + 5.9 < run.cancelled
+    assert complaints(outcome) == []
+    run.cancelled, run.ended = None, gone + 7.1
+    assert [each[:14] for each in complaints(outcome)] == ["c1: run 1 went"]
