@@ -23,6 +23,7 @@ from gateway.http.outbox import ending_of
 from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, NoHandshake, ShuttingDown, UpstreamError
+from gateway.protocol.param_headers import Tool
 from gateway.sessions.group import Group
 from gateway.sessions.list_cache import CacheKey
 from gateway.sessions.pool import tool_schemas
@@ -159,20 +160,20 @@ class Dispatcher:
                 return self._call(round_, group=group)
             if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(group, request, headers):
                 return self._once(round_, self._check, self._checked)
-            return self._call(round_, self._new_driver(round_))
+            return self._call(round_, self._new_driver(round_, tool_schemas.known(group, request.target)))
         ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
         if ticket is None:
             return self._call(round_)
         return self._once(round_, partial(self._look_up, ticket), self._looked_up)
 
-    def _check(self, round_: Round) -> Awaitable[None]:
+    def _check(self, round_: Round) -> Awaitable[Tool]:
         """Check the arguments of a call that its headers may have to repeat."""
         pool, values = round_.live.upstream.pool, round_.incoming.values
         return tool_schemas.check(pool, round_.key, round_.request, values, round_.headers, is_exempt=round_.is_exempt)
 
-    def _checked(self, round_: Round, _: None) -> Awaitable[Replied]:
+    def _checked(self, round_: Round, tool: Tool) -> Awaitable[Replied]:
         """Begin a call whose headers repeat its arguments as they should."""
-        return self._call(round_, self._new_driver(round_))
+        return self._call(round_, self._new_driver(round_, tool))
 
     def _look_up(self, ticket: CacheKey, round_: Round) -> Awaitable[bytes | None]:
         """Look for a list in the cache."""
@@ -200,10 +201,10 @@ class Dispatcher:
             raise
         return self._legs.write(round_, driver, queue)
 
-    def _new_driver(self, round_: Round) -> NewDriver | None:
+    def _new_driver(self, round_: Round, tool: Tool) -> NewDriver | None:
         """Return what makes the exchange of a tool that runs as a task; None for a plain call."""
         live, request = round_.live, round_.request
-        support = tool_schemas.task_support(live.upstream.pool, round_.key, request.target)
+        support = tool_schemas.task_support(live.upstream.pool.group(round_.key), tool)
         if not support:
             return None
         match choose(support, request.said.declared, live.route.tasks, wants=request.task is not None):

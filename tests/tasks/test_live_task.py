@@ -8,7 +8,11 @@ from typing import Any, Final
 import pytest
 
 from gateway.protocol import mcp
+from gateway.protocol.param_headers import Tool
 from gateway.seal.task_handle import QuestionKey
+from gateway.sessions.call import PoolKey
+from gateway.sessions.pool import tool_schemas
+from gateway.sessions.pool.pool import Pool
 from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import wire
 from tests.support import copies
@@ -99,6 +103,24 @@ async def call(client: Client, **params: Any) -> dict[str, Any]:
     async with client.open(mcp.TOOLS_CALL, {"name": "tool", "arguments": {}, **params}) as response:
         found: dict[str, Any] = await response.json()
         return found
+
+
+async def test_a_tool_is_a_task_though_a_change_of_the_tools_may_be_missed_once_it_is_checked(
+    server: TaskServer, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The side stream of any session that opens again makes the gateway forget the tools."""
+    check = tool_schemas.check
+
+    async def checked_and_missed(pool: Pool, key: PoolKey, *rest: Any, is_exempt: bool) -> Tool:
+        tool = await check(pool, key, *rest, is_exempt=is_exempt)
+        pool.group(key).missed()
+        return tool
+
+    monkeypatch.setattr(tool_schemas, "check", checked_and_missed)
+    stand = await begin()
+    server.done.set()
+    assert (await (await make(stand)).until("completed"))["result"]["content"] == text("done")["content"]
+    forget(stand)
 
 
 async def make(stand: Stand) -> Task:

@@ -50,7 +50,7 @@ def learn(group: Group[Session], params: Params, result: Raw, headers: Headers) 
 
 def mirrors_nothing(group: Group[Session], request: Request, headers: Headers) -> bool:
     """Whether this tool is known to repeat no argument in a header, as nearly all tools do not."""
-    return group.knows(request.target, headers) and not (group.tools or {}).get(request.target, _UNKNOWN).mirrored
+    return group.knows(request.target, headers) and not known(group, request.target).mirrored
 
 
 def is_simple(group: Group[Session], request: Request, headers: Headers) -> bool:
@@ -61,10 +61,14 @@ def is_simple(group: Group[Session], request: Request, headers: Headers) -> bool
     return not (tool.mirrored or tool.task_support)
 
 
-def task_support(pool: Pool, key: PoolKey, name: str) -> str:
+def known(group: Group[Session], name: str) -> Tool:
+    """What is known of a tool."""
+    return (group.tools or {}).get(name, _UNKNOWN)
+
+
+def task_support(group: Group[Session], tool: Tool) -> str:
     """The `execution.taskSupport` of a tool, if its server offers tasks at all; else an empty string."""
-    group = pool.group(key)
-    support = (group.tools or {}).get(name, _UNKNOWN).task_support
+    support = tool.task_support
     return support if support and group.shaken is not None and group.shaken.offers_tasks else ""
 
 
@@ -81,39 +85,43 @@ def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
 
 async def check(  # noqa: PLR0913  (everything that a first round knows)
     pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers, *, is_exempt: bool = True
-) -> None:
+) -> Tool:
     """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch.
 
-    The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused.
+    The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused. Returns what
+    was then known of the tool: a change that may have been missed meanwhile makes the group forget it.
     """
     group = pool.group(key)
-    if not group.knows(request.target, headers):
-        await know(pool, key, headers, request.target, is_exempt=is_exempt)
-    mirrored = (group.tools or {}).get(request.target, _UNKNOWN).mirrored
+    if group.knows(request.target, headers):
+        tool = known(group, request.target)
+    else:
+        tool = await know(pool, key, headers, request.target, is_exempt=is_exempt)
     try:
-        param_headers.check(mirrored, request.params.get("arguments"), http)
+        param_headers.check(tool.mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
         await pool.authorise(key, headers, is_exempt=is_exempt)
         raise
+    return tool
 
 
-async def know(pool: Pool, key: PoolKey, headers: Headers, tool: str, *, is_exempt: bool = True) -> None:
+async def know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exempt: bool = True) -> Tool:
     """List the tools of a group unless this one is known; a server without tools/list repeats no argument."""
     try:
-        await _know(pool, key, headers, tool, is_exempt=is_exempt)
+        return await _know(pool, key, headers, name, is_exempt=is_exempt)
     except SessionLost:
         pool.forget_idle(key)
-        await _know(pool, key, headers, tool, is_exempt=is_exempt)
+        return await _know(pool, key, headers, name, is_exempt=is_exempt)
 
 
-async def _know(pool: Pool, key: PoolKey, headers: Headers, tool: str, *, is_exempt: bool) -> None:
+async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exempt: bool) -> Tool:
     group = pool.group(key)
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
     clean = False
     try:
-        if not group.knows(tool, headers):
+        if not group.knows(name, headers):
             group.learn(await _list(pool, session, headers), headers)
         clean = True
+        return known(group, name)
     finally:
         pool.release(session, clean=clean)
 
