@@ -39,6 +39,7 @@ _ENDS_SECONDS: Final = 2.1
 _ENDS_LATE_SECONDS: Final = Timeouts().cancel_seconds + 0.1
 """The same if a server is slow to take the answers before them."""
 _GRACE_SECONDS: Final = Hold().grace_seconds
+_STOPS: Final = ("stop", "stall")
 _STILL_SECONDS: Final = 0.3
 """A grace period that ends so late shows its replica that it stood still, and then it waits for longer."""
 _CANCELS_SECONDS: Final = 1.0
@@ -428,12 +429,14 @@ def _grace_seconds(outcome: Outcome) -> float:
 
 
 def _stood_still(outcome: Outcome, told: Told, when: float) -> bool:
-    """Whether the owner of a call, which its client asked itself, stood still from then until after this time."""
-    asked, number = _opened(outcome, told.state), told.replica
-    if asked is None or asked.owner != f"gw-{number}":
+    """Whether the owner of a call, which its client asked itself, stood still from then until after this time.
+
+    Not if the request may also have been late to arrive.
+    """
+    asked, silenced = _opened(outcome, told.state), _silenced(outcome, told)
+    if asked is None or asked.owner != f"gw-{told.replica}" or any(each.kind not in _STOPS for each in silenced):
         return False
-    stops = [each for each in outcome.faults if each.kind in ("stop", "stall") and each.target == number]
-    return any(begins(each) <= told.sent and begins(each) + each.seconds > when + _STILL_SECONDS for each in stops)
+    return any(begins(each) <= told.sent and begins(each) + each.seconds > when + _STILL_SECONDS for each in silenced)
 
 
 def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:
@@ -654,7 +657,7 @@ def _lost_its_taker(outcome: Outcome, told: Told | None) -> bool:
     if told is None or "to which another one gave this call" not in str(told.error):
         return False
     taker = _replica_in(str((told.error or {}).get("message")))
-    still = [each for each in outcome.faults if each.kind in ("stop", "stall") and f"gw-{each.target}" == taker]
+    still = [each for each in outcome.faults if each.kind in _STOPS and f"gw-{each.target}" == taker]
     is_still = any(begins(each) <= told.at <= ends(outcome, each) for each in still)
     return is_still or _is_parted_from_named(outcome, told)
 

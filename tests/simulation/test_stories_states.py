@@ -193,9 +193,12 @@ def test_a_client_that_came_back_to_a_replica_that_stood_still_was_not_late(
     is_wrong: bool,  # noqa: FBT001
 ) -> None:
     outcome = _comes_back_to_one_that_stands_still()
-    outcome.faults = [replace(fault, **change) for fault in outcome.faults]
+    faults = outcome.faults
+    outcome.faults = [replace(fault, **change) for fault in faults]
     outcome.records[0].told[-1].message = {"error": {"code": -32602, "data": {"reason": "invalid_request_state"}}}
     assert any("its state is invalid" in each for each in complaints(outcome)) == is_wrong
+    outcome.faults = [*faults, *(replace(fault, kind="part") for fault in faults)]
+    assert not any("its state is invalid" in each for each in complaints(outcome))
 
 
 def _comes_back_to_one_that_stands_still() -> Outcome:
