@@ -101,7 +101,7 @@ MORE_FAULTS: Final = ("int", "replay", "modern cut")
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _with_tasks(_with_listeners(_rarest(_newest(_more(_first(seed))))))
+    return _with_tasks(_with_listeners(_lost(_rarest(_newest(_more(_first(seed)))))))
 
 
 def _first(seed: int) -> Plan:
@@ -529,6 +529,48 @@ def _left_twice(random: Random, plan: Plan) -> Plan:
         for call in plan.calls
     )
     return replace(plan, config=_held_for(plan, 90.0), calls=calls, faults=())
+
+
+def _lost(plan: Plan) -> Plan:
+    """Calls that are lost at a moment when few are: each kind comes with one call of its own."""
+    random = Random(f"lost {plan.seed}")
+    if random.random() > 0.015 or plan.replicas < 3 or plan.config["route"]:
+        return plan
+    return random.choice((_outlived, _answered_as_it_breaks, _broken_at_the_end))(random, plan)
+
+
+def _lost_call(random: Random, plan: Plan, *replicas: int, **how: Any) -> tuple[Plan, Call]:
+    """A plan with few other calls, on a server that cannot resume streams; and a call that may be run again."""
+    script = {"questions": 2, **how.pop("script", {})}
+    call = Call("c31", round(1.0 + 6.0 * random.random(), 3), "search", "ann", script, replicas=replicas, **how)
+    config = {name: value for name, value in _held_for(plan, 90.0).items() if name != "legs"}
+    server = replace(plan.server, has_events=False)
+    return replace(plan, server=server, config=config, calls=(*plan.calls[:6], call), faults=()), call
+
+
+def _outlived(random: Random, plan: Plan) -> Plan:
+    """Another replica runs a call again while its owner waits in vain for its client, which then comes there."""
+    owner, heir = random.sample(range(1, plan.replicas + 1), 2)
+    plan, call = _lost_call(
+        *(random, plan, owner, owner, heir, owner), think=0.2, habit="leaves", script={"between": 6.0}
+    )
+    return replace(plan, faults=(Fault(random.choice(("one way", "part")), call.at + 1.2, 8.0, owner),))
+
+
+def _answered_as_it_breaks(random: Random, plan: Plan) -> Plan:
+    """The server dies when it has an answer, and has not yet said so."""
+    script = {"at once": True}
+    plan, call = _lost_call(random, plan, 1, think=2.0, habit="one by one", script=script)
+    died = Fault("server", round(call.at + 2.1 + 0.2 * random.random(), 3), 1.0)
+    return replace(plan, server=replace(plan.server, answers_late=True), faults=(died,))
+
+
+def _broken_at_the_end(random: Random, plan: Plan) -> Plan:
+    """The only replica ends while a lost call waits for its client, to be run again."""
+    plan, call = _lost_call(random, plan, 1, think=15.0)
+    ends = Fault("term", call.at + 1.0 + random.random(), 2.0)
+    plan = replace(_alone(random, plan), faults=(Fault("cold cut", call.at + 0.5, 0.0), ends))
+    return replace(plan, config={**plan.config, "state": {}, "replica": {"id": "gw-1"}})
 
 
 def _unread_later(random: Random, plan: Plan) -> Plan:

@@ -15,7 +15,7 @@ from tests.simulation.world import START
 
 _TROUBLE: Final = DEATHS | CUTS | SILENCES | {"server"}
 _NOT_GIVEN: Final = ({"action": "cancel"}, {"error": -32602})
-"""What the gateway answers to the questions of a task that it must not cancel, once its client has cancelled it."""
+"""What the gateway answers to the questions of a task that nobody follows, or that goes on though it is cancelled."""
 _CANCELS_SECONDS: Final = 2.0
 """How soon after its client was told so a task is cancelled at its server."""
 _CAUSES: Final = {
@@ -79,20 +79,21 @@ def _was_taken_over(outcome: Outcome, record: TaskRecord) -> bool:
 def _of_run(record: TaskRecord, run: Run, *, is_troubled: bool) -> Iterator[str]:
     given, script = {said for answers in record.given.values() for said in answers}, record.call.script
     is_fragile = bool(script.get("fragile"))
+    # A task that nobody has heard of, since its client or the gateway lost the connection of its call, is cancelled.
+    is_unheard_of = record.task is None and (
+        record.outcome == "broken" or (record.outcome == "refused" and is_troubled)
+    )
+    is_given_up = is_unheard_of or (is_fragile and record.wanted_cancelled is not None)
     for name, answer in zip(run.asked, run.answers, strict=False):
         if answer == WITHDRAWN:
             if not is_troubled and record.outcome == "result" and script["patience"] > record.call.think:
                 yield f"run {run.number} got no answer to {name}"
-        elif is_fragile and record.wanted_cancelled is not None and answer in _NOT_GIVEN:
+        elif is_given_up and answer in _NOT_GIVEN:
             pass
         elif str(answer) not in given or not str(answer).startswith(f"{name}="):
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
     if run.ended is None:
         yield f"run {run.number} is left running"
-    # A task that nobody has heard of, since its client or the gateway lost the connection of its call, is cancelled.
-    is_unheard_of = record.task is None and (
-        record.outcome == "broken" or (record.outcome == "refused" and is_troubled)
-    )
     if run.cancelled is not None and record.wanted_cancelled is None and not is_unheard_of:
         yield f"run {run.number} was cancelled, which its client did not want"
     if run.is_harmed:

@@ -23,13 +23,18 @@ def played(
     *faults: Fault,
     replicas: int = 3,
     has_events: bool = True,
+    answers_late: bool = False,
+    has_own_keys: bool = False,
     route: dict[str, Any] | None = None,
     **hold: Any,
 ) -> Outcome:
     """What became of one call in a cluster that lives through these faults."""
     settings = {"ttl_seconds": 90.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0, **hold}
     config = {"hold": settings, "sessions": {"idle_seconds": 30}, "route": route or {}}
-    return History(Plan(1, replicas, Kind(has_events=has_events), config, (the_call,), faults)).run()
+    if has_own_keys:
+        config |= {"state": {}, "replica": {"id": "gw-1"}}
+    kind = Kind(has_events=has_events, answers_late=answers_late)
+    return History(Plan(1, replicas, kind, config, (the_call,), faults)).run()
 
 
 def replies(outcome: Outcome) -> list[str]:
@@ -72,6 +77,44 @@ def test_a_former_owner_cancels_its_run_once_the_call_was_run_again_elsewhere() 
     assert later.result is not None
     assert former.cancelled is not None
     assert former.cancelled < 1015.0
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("think", [0.2, 4.0])
+def test_a_former_owner_whose_grace_has_passed_passes_the_call_on(think: float) -> None:
+    """Its client has left, and comes back through a replica that hears nothing of the owner, and so runs it again."""
+    the_call = call(1, 1, 2, 1, think=think, habit="leaves", tool="search", questions=2, between=6.0)
+    outcome = played(the_call, Fault("one way", 1.2, 8.0, target=1), has_events=False)
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-2 200 input_required", "gw-1 200 complete"]
+    former, later = outcome.ledger.of("c1")
+    assert former.cancelled is not None
+    assert later.answers == ["c1/0=1", "c1/1=2"]
+    assert complaints(outcome) == []
+
+
+def test_an_answer_counts_though_its_call_is_lost_before_the_server_has_said_that_it_has_it() -> None:
+    the_call = call(1, think=2.0, habit="one by one", tool="search", questions=2, **{"at once": True})
+    outcome = played(the_call, Fault("server", 2.2, 1.0), has_events=False, answers_late=True)
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-1 200 input_required", "gw-1 200 complete"]
+    assert [run.answers for run in outcome.ledger.of("c1")] == [[], ["c1/0=1", "c1/1=2"]]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("has_own_keys", "end", "runs"),
+    [(True, "gw-1 400 invalid_request_state", 1), (False, "gw-1 200 complete", 2)],
+)
+def test_a_drain_leaves_a_lost_call_to_the_next_process_if_that_can_open_its_state(
+    end: str,
+    runs: int,
+    has_own_keys: bool,  # noqa: FBT001
+) -> None:
+    """It may be run again once its client, who thinks until then, comes back."""
+    cut, drain = Fault("cold cut", 1.0, 0.0), Fault("term", 2.0, 6.0)
+    the_call = call(1, think=8.0, tool="search", questions=1)
+    outcome = played(the_call, cut, drain, replicas=1, has_events=False, has_own_keys=has_own_keys)
+    assert replies(outcome) == ["gw-1 200 input_required", end]
+    assert len(outcome.ledger.of("c1")) == runs
     assert complaints(outcome) == []
 
 

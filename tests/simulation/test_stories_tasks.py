@@ -156,6 +156,10 @@ def test_only_a_task_that_no_cancel_stops_may_go_on_and_hear_that_nobody_answers
     record.wanted_cancelled = None
     refused, *_ = said_of(outcome)
     assert refused.startswith("run 1 got the answer {'error': -32602} to t1/0,")
+    outcome_of_it, handle = record.outcome, record.task
+    record.outcome, record.task = "broken", None  # then its client has not heard of it
+    assert said_of(outcome) == []
+    record.outcome, record.task = outcome_of_it, handle
     record.wanted_cancelled, record.call.script["fragile"] = START, False
     assert any("run 1 was not cancelled" in each for each in said_of(replace(outcome, faults=[])))
 
