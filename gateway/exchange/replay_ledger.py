@@ -31,13 +31,15 @@ Answers = tuple[tuple[Question, Raw], ...]
 class Recorded(msgspec.Struct, frozen=True, array_like=True):
     """One answer as it went upstream: the question it answers (`question_digest`), its round, and its JSON.
 
-    The same question of a later run gets the same answer. Ids differ from run to run, params do not.
+    The same question of a later run gets the same answer. Ids differ from run to run, params do not. An answer is due
+    if the run under way has not asked for it yet: whoever goes on with that run from a requestState still gives it.
     """
 
     key: str
     digest: bytes
     round: int
     answer: bytes
+    is_due: bool = False
 
 
 class ReplayLedger:
@@ -46,10 +48,10 @@ class ReplayLedger:
     __slots__ = ("_earlier", "_runs", "_unsent", "_withdrawn", "_withdrawn_ids", "record")
 
     def __init__(self, record: tuple[Recorded, ...] | None = ()) -> None:
-        self.record = record
+        self.record = record and tuple([each for each in record if not each.is_due])
         """The answers of the current run; None once they are too large to keep, or were lost between processes."""
         self._runs = 0
-        self._earlier: tuple[Recorded, ...] = ()
+        self._earlier = tuple([each for each in record or () if each.is_due])
         """Answers of the earlier run that the current run has not asked for yet."""
         self._withdrawn: dict[str, Question] = _NONE
         """Questions that the upstream withdrew while the client had them, by key; their call may be run again."""
@@ -117,7 +119,7 @@ class ReplayLedger:
                 break
             if recorded.digest == digest:
                 self._earlier = (*self._earlier[:place], *self._earlier[place + 1 :])
-                self._append((replace(recorded, key=question.key),))
+                self._append((replace(recorded, key=question.key, is_due=False),))
                 return Raw(recorded.answer)
         self._earlier = ()
         return None
@@ -163,7 +165,7 @@ class ReplayLedger:
 
     def start_run(self) -> None:
         """The call is sent again: the answers on record, and those not asked for yet, are of the earlier run now."""
-        earlier = self.on_record or ()
+        earlier = tuple([replace(each, is_due=True) for each in self.on_record or ()])
         self.start_call()
         self._earlier = earlier
         self._runs += 1

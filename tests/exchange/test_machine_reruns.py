@@ -932,6 +932,18 @@ def test_a_parked_call_that_cannot_be_resumed_is_run_again() -> None:
     assert play >> question(2, "b") << send((key(2), "b", reply(2)))
 
 
+def test_a_run_that_another_process_continues_gets_the_earlier_answers_that_it_has_still_to_get() -> None:
+    play = rerun(talked((1,), (2,)) >> BROKE)
+    play = play >> question(1, "a") << send((key(1), "a", reply(1)))
+    play = play >> on.LegLimitPassed(has_place=True) << ask(THIRD, 3)
+    play = restored(State.PARKED, record=play.exchange.record, round_=3) >> answered(FIRST, 3)
+    play = play >> question(2, "b") << send((key(3), "b", reply(2)))
+    assert on_record(play) == [entry(1, 1), (key(3), 2, bytes(reply(2)))]
+    play = rerun(play >> BROKE)
+    play = play >> question(1, "c") << send((key(1), "c", reply(1)))
+    assert play >> question(2, "d") << send((key(2), "d", reply(2)))
+
+
 def test_the_answer_to_a_question_without_words_is_on_record_by_its_digest() -> None:
     play = restored(State.PARKED, opened(2, words=False), record=(recorded(1, 1),), round_=2)
     play = play >> answered(FIRST, 2, **{key(2): reply(2)}) << ANY

@@ -57,6 +57,18 @@ def test_a_later_answer_replaces_the_earlier_one() -> None:
     ]
 
 
+def test_answers_that_a_run_has_still_to_get_are_given_by_another_process() -> None:
+    ledger = ReplayLedger()
+    ledger.note(answers(1), 1)
+    ledger.note(answers(2), 2)
+    ledger.start_run()
+    assert replayed(ledger, 1) == bytes(reply(1))
+    ledger = ReplayLedger(ledger.on_record)
+    assert keys(ledger) == ["again-1"]
+    assert replayed(ledger, 2) == bytes(reply(2))
+    assert ledger.record == ledger.on_record
+
+
 def test_a_struck_answer_is_not_replayed() -> None:
     ledger = ReplayLedger()
     ledger.note(answers(1, 2), 1)

@@ -376,7 +376,7 @@ class World:
         self.given.clear()
         self.given_up.clear()
         self.late.clear()
-        self.replaying = False
+        self.replaying = any(recorded.is_due for recorded in past.record or ())
         self.running = self.session = past.state is State.PARKED
         self.replayable = past.state is State.BROKEN
         self.referrals += past.state is State.REFERRED
