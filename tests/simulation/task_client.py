@@ -30,6 +30,8 @@ class TaskRecord(Record):
     """When it began to cancel the task."""
     came_back: float | None = None
     """When a task that was over was not over any more."""
+    ended_twice: str = ""
+    """How a task that was over ended at another replica, if it did otherwise."""
     asked_again: list[str] = field(default_factory=list)
     """Questions that were open again after their answer had been accepted."""
     refusals: list[str] = field(default_factory=list)
@@ -117,7 +119,7 @@ class TaskClient(Client):
                 continue
             same = ("status", "result", "error", "createdAt", "ttlMs")
             if [again.result.get(name) for name in same] != [view.get(name) for name in same]:
-                record.strange.append(f"ended twice: {view}, {again.result}")
+                record.ended_twice = f"{view}, {again.result}"
 
     async def _reply(self, questions: dict[str, Any], answered: set[str]) -> None:
         self.record.asked += [name_of(question) for question in questions.values()]

@@ -59,15 +59,21 @@ def _of_task(outcome: Outcome, record: TaskRecord) -> Iterator[str]:
     # Who followed the task before it was taken over may have been cut off from its server and from the other replicas,
     # and know of no end and no answer.
     if not met(outcome, anywhere, SILENCES | CUTS):
-        # One whose server was not told goes on for every replica but that which its client told.
-        is_told = not (record.call.script.get("fragile") and met(outcome, anywhere, DEATHS))
-        if record.came_back is not None and is_told:
+        if record.came_back is not None and not _is_secret(outcome, record, anywhere):
             yield f"was told at {record.came_back - START:.2f} that its task goes on, after its end"
         yield from (f"was asked {name} again after its answer" for name in record.asked_again)
+    if record.ended_twice and not _is_secret(outcome, record, anywhere):
+        yield f"ended twice: {record.ended_twice}"
     yield from _of_end(outcome, record, runs)
     if not _is_explained(outcome, record, anywhere, runs):
         why = "" if record.final is None else (record.final.error or {}).get("message")
         yield f"ended without a cause: {record.outcome} {why}"
+
+
+def _is_secret(outcome: Outcome, record: TaskRecord, anywhere: TaskRecord) -> bool:
+    """Whether its server was not told that a task is cancelled, and the replica that was may have ended."""
+    is_cancelled = any(status == "cancelled" for _, status in record.views)
+    return is_cancelled and "fragile" in record.call.script and bool(met(outcome, anywhere, DEATHS))
 
 
 def _was_taken_over(outcome: Outcome, record: TaskRecord) -> bool:

@@ -146,13 +146,18 @@ def test_only_a_task_that_no_cancel_stops_may_go_on_and_hear_that_nobody_answers
     outcome = played(Fault("kill", 20.0, 6.0), habit="cancels", fragile=True, before=6.0, questions=1)
     (record,), (run,) = outcome.tasks, outcome.ledger.of("t1")
     record.came_back, record.ended = START, None if record.ended is None else record.ended + 30.0
+    record.ended_twice = "as completed"
     assert complaints(outcome) == []
     run.is_harmed = True
     assert said_of(outcome) == ["run 1 was cancelled, which does harm"]
     run.is_harmed, faults = False, outcome.faults[:]
     outcome.faults.clear()
-    assert said_of(outcome) == ["was told at 0.00 that its task goes on, after its end"]
+    goes_on, ends_twice = "was told at 0.00 that its task goes on, after its end", "ended twice: as completed"
+    assert said_of(outcome) == [goes_on, ends_twice]
     outcome.faults += faults
+    views, record.views = record.views, [(START, "completed")]
+    assert said_of(outcome) == [goes_on, ends_twice]
+    record.views = views
     record.wanted_cancelled = None
     refused, *_ = said_of(outcome)
     assert refused.startswith("run 1 got the answer {'error': -32602} to t1/0,")
