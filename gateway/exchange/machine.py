@@ -543,7 +543,8 @@ class Exchange:
 
     def _become(self, _: on.Became) -> Commands:
         """The client gets the handle of a task, which leads to this run: there is no other one."""
-        self.state, self._ledger = OWNED, ReplayLedger(None)
+        self.state = OWNED
+        self._ledger.drop_record()
         legs, self.legs = self.legs, ()
         return [do.Give(legs)] if legs else []
 

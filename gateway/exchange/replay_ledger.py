@@ -124,6 +124,11 @@ class ReplayLedger:
         self._earlier = ()
         return None
 
+    def drop_record(self) -> None:
+        """The call is never run again."""
+        self.record, self._earlier = None, ()
+        self.forget_withdrawn()
+
     # -- withdrawn questions ------------------------------------------------------------------------------------
 
     def withdraw(self, question: Question) -> None:

@@ -147,6 +147,15 @@ def test_an_answer_that_was_not_delivered_may_be_given_again() -> None:
     assert play >> updated((first, DECLINE)) << do.SendAnswers(((first, DECLINE),))
 
 
+def test_a_question_that_was_withdrawn_before_there_was_a_task_stays_closed() -> None:
+    play = parked(FIRST)
+    answer = dict.fromkeys(play.questions, ACCEPT)
+    questions = tuple(play.questions.values())
+    play >> answered(SECOND, 1, **answer) << ANY >> on.Withdrawn(raw(0)) >> on.Became() << ANY
+    assert play >> on.Undelivered(questions, LOST, retryable=True)
+    assert not play.questions
+
+
 def test_the_questions_that_another_replica_asked_are_answered_once() -> None:
     play = adopted() >> asked(1)
     own = question(play, 1)

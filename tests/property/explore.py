@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Final
 
-from tests.property.test_exchange_properties import live
+from tests.property.test_exchange_properties import World, live
+from tests.property.test_task_properties import TaskWorld
 from tests.support.randomness import EXPLORE
 
 ROOT: Final = Path(__file__).parents[2]
@@ -22,18 +23,18 @@ FINDINGS: Final = 5
 """Enough to begin with: what they have in common is usually one defect."""
 
 
-def fails(seed: int, steps: int) -> bool:
+def fails(seed: int, steps: int, kind: type[World]) -> bool:
     """Whether this world breaks a promise."""
     try:
-        live(seed, steps)
+        live(seed, steps, kind)
     except Exception:  # noqa: BLE001  (whatever an exchange raises is a finding)
         return True
     return False
 
 
-def shortest(seed: int, steps: int) -> int:
+def shortest(seed: int, steps: int, kind: type[World]) -> int:
     """The least number of steps after which the world of this seed fails."""
-    return next((fewer for fewer in range(1, steps) if fails(seed, fewer)), steps)
+    return next((fewer for fewer in range(1, steps) if fails(seed, fewer, kind)), steps)
 
 
 def explore_exchanges(seconds: float) -> int:
@@ -43,14 +44,14 @@ def explore_exchanges(seconds: float) -> int:
     until = time.monotonic() + seconds
     worlds = lived = found = 0
     while time.monotonic() < until and found < FINDINGS:
-        seed = seeds.randrange(2**32)
+        seed, kind = seeds.randrange(2**32), (World, TaskWorld)[worlds % 2]
         worlds += 1
         try:
-            lived += live(seed, STEPS)
+            lived += live(seed, STEPS, kind)
         except Exception:  # noqa: BLE001  (as above)
             found += 1
             traceback.print_exc(limit=-2)
-            print(f"@example({seed}, {shortest(seed, STEPS)})", flush=True)
+            print(f"{kind.__name__}: @example({seed}, {shortest(seed, STEPS, kind)})", flush=True)
     print(f"{worlds} exchanges of {lived} steps in all, begun with {first}: {found} failed", flush=True)
     return found
 
