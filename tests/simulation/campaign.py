@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.simulation.oracle import complaints
 from tests.simulation.plan import draw
 
 _CHUNK = 25
+_TELL_SECONDS = 60.0
 _ENOUGH = 10_000
 """So many histories meet every row of the exchange's table."""
 Failure = tuple[int, list[str]]
@@ -21,16 +23,19 @@ Failure = tuple[int, list[str]]
 
 def many(first: int, end: int, processes: int) -> int:
     """Run many histories; print the failures, then what was met. A row that enough of them never meet is a failure."""
-    began, met, failed = time.monotonic(), Met(), 0
+    began, met, failed, count, told = time.monotonic(), Met(), 0, end - first, 0.0
     for failures, part in _results(first, end, processes):
         met.add(part)
         for seed, found in failures:
             failed += 1
             print(f"seed {seed}: make simulate SEED={seed}")
             print("\n".join(f"    {each[:300]}" for each in found[:6]), flush=True)
+        seconds = time.monotonic() - began
+        if seconds - told > _TELL_SECONDS:
+            told = seconds
+            print(f"{met.histories} of {count} in {seconds:.0f} s, {failed} went wrong", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
     print("\n".join(coverage.report(met)))
-    count = end - first
     print(f"{count} histories in {seconds:.0f} s ({count / seconds:.1f} a second), {failed} went wrong")
     never = [" ".join(row) for row in coverage.all_rows() if not met.rows[row]]
     lacks_rows = count >= _ENOUGH and bool(never)

@@ -17,6 +17,7 @@ Row = tuple[str, str]
 class Met:
     """What has been met, and how often."""
 
+    histories: int = 0
     rows: Counter[Row] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -25,11 +26,13 @@ class Met:
 
     def add(self, other: "Met") -> None:
         """Add what other histories have met."""
+        self.histories += other.histories
         for name in ("rows", "errors", "faults", "pairs", "habits"):
             getattr(self, name).update(getattr(other, name))
 
     def note(self, plan: Plan) -> None:
         """A history of this plan was run."""
+        self.histories += 1
         kinds = sorted({fault.kind for fault in plan.faults})
         self.faults.update(kinds)
         self.pairs.update(combinations(kinds, 2))
