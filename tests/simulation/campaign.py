@@ -57,6 +57,7 @@ def _results(first: int, end: int, processes: int) -> Iterator[tuple[list[Failur
     while first < end or running:
         while first < end and len(running) < processes:
             start, first = first, first + max(5, min(_CHUNK, (end - first) // (2 * processes)))  # all end together
+            first = min(first, end)
             here, there = context.Pipe(duplex=False)
             context.Process(target=_send, args=(there, start, first)).start()  # which lets go of those that have ended
             there.close()
