@@ -71,9 +71,9 @@ def _of_task(outcome: Outcome, record: TaskRecord) -> Iterator[str]:
 
 
 def _is_secret(outcome: Outcome, record: TaskRecord, anywhere: TaskRecord) -> bool:
-    """Whether its server was not told that a task is cancelled, and the replica that was may have ended."""
+    """Whether a task is cancelled without its server, and the replica that did so may have ended, or was silent."""
     is_cancelled = any(status == "cancelled" for _, status in record.views)
-    return is_cancelled and "fragile" in record.call.script and bool(met(outcome, anywhere, DEATHS))
+    return is_cancelled and "fragile" in record.call.script and bool(met(outcome, anywhere, DEATHS | SILENCES))
 
 
 def _was_taken_over(outcome: Outcome, record: TaskRecord) -> bool:

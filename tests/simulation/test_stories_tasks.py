@@ -154,7 +154,9 @@ def test_only_a_task_that_no_cancel_stops_may_go_on_and_hear_that_nobody_answers
     outcome.faults.clear()
     goes_on, ends_twice = "was told at 0.00 that its task goes on, after its end", "ended twice: as completed"
     assert said_of(outcome) == [goes_on, ends_twice]
-    outcome.faults += faults
+    outcome.faults.append(replace(faults[0], kind="stop"))
+    assert said_of(outcome) == []
+    outcome.faults = faults
     views, record.views = record.views, [(START, "completed")]
     assert said_of(outcome) == [goes_on, ends_twice]
     record.views = views
