@@ -58,32 +58,42 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     yield from (f"attacker: {each}" for each in outcome.learnt)
     yield from (f"failure: {each}" for each in outcome.failures)
     yield from (f"end: {each}" for each in outcome.ended_badly)
-    lost = _lost_a_replica(outcome)
-    # Who resumes the call of a silent owner does not end its session, and the owner does not end it either.
-    silent = bool({fault.kind for fault in outcome.faults} & SILENCES)
-    is_shared = _may_belong_to_another_call(outcome)
-    # A session that its client could not end is kept until others need the room.
-    is_kept = any(not each.has_ended_session for each in outcome.listened)
     # A task that was made while a clock was ahead is kept for longer than the rest lasts.
     is_kept_for_long = bool(outcome.tasks) and any(fault.kind == "jump" for fault in outcome.faults)
     for each in () if is_kept_for_long else outcome.left:
-        if "results" in each and (is_kept or _has_missed_an_end(outcome, each.partition(" ")[0])):
-            continue
-        if each.startswith("server ") and any(map(_was_passed, outcome.records)):
-            continue
-        if not (lost and each.startswith("server ")) and not (
-            (silent or is_shared) and each.startswith("server sessions")
-        ):
+        if not _may_be_left(outcome, each):
             yield f"left: {each}"
-    if not lost:  # what it had begun is known to nobody
-        for at, tag in outcome.ledger.deleted:
-            if not any(record.call.tag == tag and _has_ended_session(record, at) for record in outcome.records):
-                yield f"server: a session was deleted while {tag} ran in it"
+    for at, tag in outcome.ledger.deleted:
+        if not any(record.call.tag == tag and _has_ended_session(record, at) for record in outcome.records):
+            yield f"server: a session was deleted while {tag} ran in it"
     for line in outcome.lines:
         if line.level in BUG_LEVELS:
             yield f"log: {line.process} {line.event} {line.fields}"
         if line.event == "call.taken_over" and not _may_take_over(outcome, line):
             yield f"{line.process} took a call of {line.fields['owner']} over at {line.at - START:.2f}, which lives"
+
+
+def _may_be_left(outcome: Outcome, what: str) -> bool:
+    """Whether nobody can have ended what is left."""
+    kinds = {fault.kind for fault in outcome.faults}
+    if "results" in what:
+        # A session that its client could not end is kept until others need the room.
+        is_kept = any(not each.has_ended_session for each in outcome.listened)
+        return is_kept or _has_missed_an_end(outcome, what.partition(" ")[0])
+    if what.startswith("server streams"):
+        return "power" in kinds  # every other host ends its connections
+    if not what.startswith("server "):
+        return False
+    if _lost_a_replica(outcome) or any(map(_was_passed, outcome.records)):
+        return True
+    # Who resumes the call of a silent owner does not end its session, and the owner does not end it either. What opens
+    # or ends a session may also be lost on the way to the server.
+    is_silent = any(
+        line.event in ("call.taken_over", "tool_task.taken_over") and not line.fields["owner_is_dead"]
+        for line in outcome.lines
+    )
+    is_left_behind = is_silent or bool(kinds & {"part", "slow"}) or _may_belong_to_another_call(outcome)
+    return what.startswith("server sessions") and is_left_behind
 
 
 def _has_missed_an_end(outcome: Outcome, replica: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.simulation import oracle
-from tests.simulation.history import History, Outcome
+from tests.simulation.history import History, Line, Outcome
 from tests.simulation.network import Connection
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
@@ -103,3 +103,35 @@ def test_only_a_session_whose_id_was_lost_between_the_hosts_may_be_left(is_cut: 
     assert [each for each in outcome.left if "sessions" in each] == (
         [] if is_cut else ["server sessions: 1, at first 0"]
     )
+
+
+def _at_rest(*faults: Fault) -> Outcome:
+    """What became of one call, with faults that had nothing to do with it."""
+    outcome = played(call("pay", questions=1), kind=Kind())
+    assert oracle.complaints(outcome) == []
+    outcome.faults = list(faults)
+    return outcome
+
+
+def test_only_a_host_without_power_leaves_a_stream_that_its_server_takes_for_open() -> None:
+    outcome = _at_rest(*(Fault(kind, 1.0, 2.0) for kind in ("kill", "term", "part", "slow", "stop")))
+    outcome.left = ["server streams: 1, at first 0"]
+    assert oracle.complaints(outcome) == ["left: server streams: 1, at first 0"]
+    outcome.faults.append(Fault("power", 1.0, 2.0))
+    assert oracle.complaints(outcome) == []
+
+
+@pytest.mark.parametrize("kind", ["peers", "one way", "stop", "stall", "jump"])
+def test_only_a_call_that_was_taken_over_leaves_its_session_after_a_silence(kind: str) -> None:
+    outcome = _at_rest(Fault(kind, 1.0, 2.0))
+    outcome.left = ["server sessions: 1, at first 0"]
+    assert oracle.complaints(outcome) == ["left: server sessions: 1, at first 0"]
+    fields = {"owner": "gw-1", "owner_is_dead": False, "request_id": ""}
+    outcome.lines.append(Line(outcome.records[0].began, "gw-2", "info", "call.taken_over", fields))
+    assert "left: server sessions: 1, at first 0" not in oracle.complaints(outcome)
+
+
+def test_no_death_of_a_replica_excuses_that_a_session_ends_under_its_call() -> None:
+    outcome = _at_rest(Fault("kill", 1.0, 2.0))
+    outcome.ledger.deleted.append((outcome.records[0].began, "c1"))
+    assert oracle.complaints(outcome) == ["server: a session was deleted while c1 ran in it"]
