@@ -310,7 +310,7 @@ def _of_result(outcome: Outcome, record: Record, result: dict[str, Any], runs: l
     given = {said for each in record.given.values() for said in each}
     for answer in answers:
         if isinstance(answer, dict):
-            if _may_belong_to_another_call(outcome):
+            if _may_belong_to_another_call(outcome, record.call.caller):
                 continue
             if answer.get("action") == "cancel" or ("error" in answer and record.call.habit != "cannot be asked"):
                 yield f"got a result of a question that was answered for it: {text}"
@@ -323,7 +323,7 @@ def _of_other_answers(outcome: Outcome, record: Record, told: Told) -> Iterator[
 
     Who takes a call over cannot know what was answered before.
     """
-    if met(outcome, record, DEATHS | SILENCES):
+    if _has_happened(outcome, "call.taken_over", told) and met(outcome, record, DEATHS | SILENCES):
         return
     for answer in json.loads(told.result["content"][0]["text"])["answers"]:
         name, _, _ = answer.partition("=") if isinstance(answer, str) else ("", "", "")
@@ -331,10 +331,16 @@ def _of_other_answers(outcome: Outcome, record: Record, told: Told) -> Iterator[
             yield f"answered {told.carried[name]}, and got a result with {answer}"
 
 
-def _may_belong_to_another_call(outcome: Outcome) -> bool:
-    """Whether calls share a session in which a question came that names none of them: it is refused."""
+def _has_happened(outcome: Outcome, event: str, told: Told) -> bool:
+    """Whether a line of the log, of any call, says so before a client was told something."""
+    return any(line.event == event and line.at <= told.at for line in outcome.lines)
+
+
+def _may_belong_to_another_call(outcome: Outcome, caller: str | None = None) -> bool:
+    """Whether calls of a caller share a session in which a question came that names none of them: it is refused."""
     is_shared = "sessions" in outcome.plan.config.get("route", {})
-    return is_shared and any(call.script.get("aside") for call in outcome.plan.calls)
+    calls = [each for each in outcome.plan.calls if caller in (None, each.caller)]
+    return is_shared and any(each.script.get("aside") for each in calls)
 
 
 def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> Iterator[str]:
@@ -368,7 +374,7 @@ def _of_error(outcome: Outcome, record: Record, told: Told, runs: list[Run]) -> 
 
 def _asked_in_vain(outcome: Outcome, record: Record, runs: list[Run]) -> bool:
     """Whether a server waits for the answer to a question that no gateway heard, or whose refusal it did not take."""
-    is_refused = "refuses" in record.call.script and _may_belong_to_another_call(outcome)
+    is_refused = "refuses" in record.call.script and _may_belong_to_another_call(outcome, record.call.caller)
     return is_refused or any(run.is_unheard for run in runs)
 
 
@@ -381,11 +387,11 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     hold = outcome.plan.config["hold"]
     if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
         return True  # it was told a round of another run, whose keys are the same, and answered the one before
-    if "state" in outcome.plan.config and any(when <= told.at for when, _ in outcome.deaths):
+    if "state" in outcome.plan.config and any(record.began <= when <= told.at for when, _ in outcome.deaths):
         return True  # its keys ended with the replica
     if _ends_with_its_keys(outcome, record, told):
         return True
-    if record.left_unread and "cold_seconds" in hold:
+    if record.left_unread and _has_happened(outcome, "call.cooled", told):
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     if _went_cold_since(outcome, record, told):
         return True
@@ -580,9 +586,10 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
             return True
     if reason in ("busy", "gave up") and "sessions" in outcome.plan.config.get("route", {}):
         return True  # another call of its caller has their one session
-    if reason == "call_lost" and _may_belong_to_another_call(outcome):
+    if reason == "call_lost" and _may_belong_to_another_call(outcome, record.call.caller):
         return True
-    if reason == "call_lost" and script.get("aside") and met(outcome, record, SILENCES):
+    is_taken_over = record.final is not None and _has_happened(outcome, "call.taken_over", record.final)
+    if reason == "call_lost" and script.get("aside") and is_taken_over and met(outcome, record, SILENCES):
         return True  # who takes a call over does not hear what comes on the side stream of its former owner
     if reason == "call_lost" and _left_a_question_unread(outcome, record):
         return True

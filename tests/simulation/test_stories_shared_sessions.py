@@ -1,5 +1,6 @@
 """Stories of callers whose calls share one session (`sessions.affinity: principal`)."""
 
+from dataclasses import replace
 from typing import Any
 
 from gateway.protocol import mcp
@@ -56,6 +57,13 @@ def test_a_question_that_may_be_one_of_either_is_refused() -> None:
     _, run = outcome.ledger.of("c1")
     assert run.answers == [{"error": mcp.INVALID_PARAMS}]
     assert oracle.complaints(outcome) == []
+
+
+def test_only_a_question_of_the_same_caller_may_be_refused_for_another_call() -> None:
+    outcome = played(call("c1", 0.0, "pay", **REFERRED, aside=True), call("c2", 3.2, "search", **DEAF))
+    plan = outcome.plan
+    outcome.plan = replace(plan, calls=tuple(replace(each, caller="bob") for each in plan.calls))
+    assert any("answered for it" in each for each in oracle.complaints(outcome))
 
 
 def test_a_call_that_is_taken_over_is_asked_on_the_side_stream_if_no_other_one_can_have_joined_its_session() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.history import Outcome
+from tests.simulation.history import Line, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault
 from tests.simulation.test_stories import story
@@ -217,3 +217,57 @@ def test_a_call_is_cancelled_once_both_copies_of_its_newest_request_were_left(ot
     assert complaints(outcome) == []
     run.cancelled, run.ended = None, gone + 7.1
     assert [each[:14] for each in complaints(outcome)] == ["c1: run 1 went"]
+
+
+def _told(reason: str, fault: Fault, **script: Any) -> Outcome:
+    """What became of a call whose client was told this at its end, after a fault that had nothing to do with it."""
+    outcome = played(call(1, think=1.0, questions=1, **script), replicas=1)
+    assert complaints(outcome) == []
+    (record,) = outcome.records
+    assert record.final is not None
+    record.outcome, record.final.message = (
+        "error",
+        {"error": {"code": -32602, "message": "", "data": {"reason": reason}}},
+    )
+    outcome.faults = [fault]
+    return outcome
+
+
+def _log(outcome: Outcome, event: str) -> None:
+    """Have the log say, before the call began, that this happened to any call."""
+    fields = {"owner": "", "owner_is_dead": False, "request_id": "", "round": 1}
+    outcome.lines.append(Line(outcome.records[0].began, "gw-1", "info", event, fields))
+
+
+def test_only_a_call_that_was_taken_over_gets_the_result_of_other_answers() -> None:
+    outcome = played(call(1, think=1.0, questions=1), replicas=1)
+    (record,) = outcome.records
+    record.told[-1].carried, outcome.faults = {"c1/0": "c1/0=9"}, [Fault("kill", 1.0, 2.0)]
+    assert complaints(outcome) == ["c1: answered c1/0=9, and got a result with c1/0=1"]
+    _log(outcome, "call.taken_over")
+    assert complaints(outcome) == []
+
+
+def test_only_a_call_that_went_cold_excuses_that_its_client_asks_again_with_an_invalid_state() -> None:
+    outcome = _told("invalid_request_state", Fault("kill", 60.0, 2.0))
+    outcome.records[0].left_unread = True
+    assert any("its state is invalid" in each for each in complaints(outcome))
+    _log(outcome, "call.cooled")
+    assert complaints(outcome) == []
+
+
+def test_only_keys_that_ended_during_a_call_excuse_that_its_state_is_invalid() -> None:
+    outcome = _told("invalid_request_state", Fault("kill", 60.0, 2.0))
+    (record,) = outcome.records
+    outcome.plan.config["state"] = {}
+    outcome.deaths = [(record.began - 0.1, "gw-1")]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+    outcome.deaths = [(record.began + 0.1, "gw-1")]
+    assert complaints(outcome) == []
+
+
+def test_only_a_call_that_was_taken_over_is_lost_for_a_question_of_the_side_stream() -> None:
+    outcome = _told("call_lost", Fault("jump", 1.0, 2.0), aside=True)
+    assert any("ended without a cause: error call_lost" in each for each in complaints(outcome))
+    _log(outcome, "call.taken_over")
+    assert complaints(outcome) == []
