@@ -7,7 +7,8 @@ from tests.simulation.history import WARM_SECONDS, Outcome
 from tests.simulation.plan import Fault
 from tests.simulation.world import START
 
-DRAINS: Final = frozenset({"term", "term twice", "int"})
+WHOLE_DRAINS: Final = frozenset({"term", "int"})
+DRAINS: Final = WHOLE_DRAINS | {"term twice"}
 DEATHS: Final = frozenset({"kill", "power", *DRAINS})
 CUTS: Final = frozenset({"cut", "cold cut", "modern cut"})
 SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})

@@ -17,7 +17,7 @@ from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from tests.simulation import listening_oracle, task_oracle
-from tests.simulation.causes import CUTS, DEATHS, SILENCES, begins, ends, met
+from tests.simulation.causes import CUTS, DEATHS, SILENCES, WHOLE_DRAINS, begins, ends, met
 from tests.simulation.client import PATIENCE_SECONDS, Record, Told
 from tests.simulation.history import KEY, Line, Outcome
 from tests.simulation.plan import Fault
@@ -275,7 +275,7 @@ def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
         return True
     # It cancels behind the answers to open questions, for which it does not wait beyond its end.
     is_late = record.call.script.get("refuses", "").startswith("late")
-    return bool(met(outcome, record, DEATHS if has_events or is_late else DEATHS - {"term"}, until=math.inf))
+    return bool(met(outcome, record, DEATHS if has_events or is_late else DEATHS - WHOLE_DRAINS, until=math.inf))
 
 
 def _repetitions(outcome: Outcome, record: Record, runs: list[Run]) -> Iterator[str]:
@@ -565,7 +565,7 @@ _CAUSES: Final = {
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": SILENCES,
     "gave up": frozenset({*SILENCES, *DEATHS}),
-    "broken": frozenset({*DEATHS, *CUTS, "part", "stop", "slow"} - {"term"}),
+    "broken": frozenset({*DEATHS, *CUTS, "part", "stop", "slow"} - WHOLE_DRAINS),
 }
 """What can be the cause of an end that is no result, by its reason."""
 
@@ -614,7 +614,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     may_be_sent_already = "sent again since" in said and script.get("urls") and not _may_run_again(outcome, record)
     is_unfindable = may_be_sent_already or _leads_nowhere(outcome, record)
     if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome) and not is_unfindable:
-        causes -= {"term"}
+        causes -= WHOLE_DRAINS
     return any(_may_have_begun(outcome, record, each) for each in met(outcome, record, causes))
 
 
@@ -623,12 +623,12 @@ def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:
 
     A replica that is stopped hears of its drain when it goes on, and serves first what has come meanwhile.
     """
-    if fault.kind != "term":
+    if fault.kind not in WHOLE_DRAINS:
         return True
     name, when = f"gw-{fault.target}", begins(fault)
-    drains = [line.at for line in outcome.lines if (line.event, line.process) == ("server.draining", name)]
-    began = min((at for at in drains if at >= when), default=when)
-    return record.began < began + outcome.plan.config["hold"]["drain_delay_seconds"]
+    drains = [line for line in outcome.lines if (line.event, line.process) == ("server.draining", name)]
+    began = (line.at + line.fields["delay_seconds"] for line in drains if line.at >= when)
+    return record.began < min(began, default=when + outcome.plan.config["hold"]["drain_delay_seconds"])
 
 
 def _seemed_to_keep_connections(outcome: Outcome, told: Told | None) -> bool:

@@ -173,3 +173,24 @@ def test_only_a_second_signal_excuses_a_call_that_is_not_handed_over() -> None:
     assert complaints(outcome) == []
     outcome.second_signals.clear()
     assert [each[:20] for each in complaints(outcome)] == ["c1: waited at gw-1 u"]
+
+
+@pytest.mark.parametrize("kind", ["term", "int"])
+@pytest.mark.parametrize("lost", ["reply", "session", "cancellation"])
+def test_only_a_drain_that_is_cut_short_loses_what_a_whole_one_hands_over_or_cancels(kind: str, lost: str) -> None:
+    the_call = Call("c1", 0.0, "pay", "ann", {"questions": 1}, 2.0, "plain", (1,))
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    plan = Plan(1, 1, Kind(has_events=lost != "cancellation"), {"hold": hold}, (the_call,), ())
+    outcome = History(plan).run()
+    (record,), (run,) = outcome.records, outcome.ledger.runs
+    assert complaints(outcome) == []
+    if lost == "cancellation":
+        run.ended = None
+    else:
+        record.outcome = "broken" if lost == "reply" else "error"
+        assert record.final is not None
+        record.final.message = {"error": {"code": -32603, "message": "", "data": {"reason": "session_lost"}}}
+    outcome.faults = [Fault(kind, 1.0, 2.0)]
+    assert len(complaints(outcome)) == 1
+    outcome.faults.append(Fault("term twice", 1.0, 2.0))
+    assert complaints(outcome) == []
