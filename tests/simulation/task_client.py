@@ -41,7 +41,7 @@ class TaskRecord(Record):
     is_driven: bool = False
     """It got a result without a task."""
     requests: set[str] = field(default_factory=set)
-    """The ids that its requests have in the log, as far as they were answered."""
+    """The ids that its requests have in the log."""
 
 
 class TaskClient(Client):
@@ -197,7 +197,9 @@ class TaskClient(Client):
             mcp.METHOD_HEADER: method,
             mcp.NAME_HEADER: target,
             "Authorization": f"Bearer {call.caller}",
+            "X-Request-Id": id_,
         }
+        self.record.requests.add(id_)
         self.record.sent += 1
         self.record.used.add(replica)
         try:
@@ -215,5 +217,4 @@ class TaskClient(Client):
             self.record.strange.append(f"{id_} was answered with {message.get('id')}")
         told = Told(self._now(), replica, reply.status, message, is_first=method == mcp.TOOLS_CALL)
         message["_headers"] = reply.headers
-        self.record.requests.add(reply.headers.get("x-request-id", ""))
         return told
