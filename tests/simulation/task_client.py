@@ -114,6 +114,7 @@ class TaskClient(Client):
             again = await self._about(mcp.TASKS_GET)
             if again is None or again.error is not None:
                 return
+            record.views.append((again.at, str(again.result["status"])))
             if again.result["status"] not in _FINAL:
                 record.came_back = again.at
                 continue
