@@ -7,8 +7,8 @@ children die at once, the pauses between starts grow.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gateway import world
@@ -40,6 +40,7 @@ class ChildLauncher:
         self._tasks = tasks
         self._slots = asyncio.Semaphore(route.upstream.max_children)
         self._prestarted: deque[Child] = deque()
+        self._lent = 0
         self._failures = 0
         """Children in a row that ended before they answered `initialize`."""
         self.has_initialized = False
@@ -61,6 +62,16 @@ class ChildLauncher:
             if not child.over.done():
                 return child
         return await self._start_in_slot()
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Child]:
+        """As `take`, for who gives it back: until then, no other child is started ahead in its place."""
+        self._lent += 1
+        try:
+            yield await self.take()
+        finally:
+            self._lent -= 1
+            self._changed.set()
 
     def initialized(self, child: Child) -> None:
         """The child answered `initialize`, so its command works."""
@@ -173,7 +184,8 @@ class ChildLauncher:
         """Start a child ahead whenever one is missing and `max_children` allows it."""
         while self._may_prestart:
             self._changed.clear()
-            if len(self._prestarted) < self._upstream.warm and not self._slots.locked() and self._trial is None:
+            ahead = len(self._prestarted) + self._lent
+            if ahead < self._upstream.warm and not self._slots.locked() and self._trial is None:
                 await self._prestart_one()
             else:
                 _ = await self._changed.wait()

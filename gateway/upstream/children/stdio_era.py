@@ -111,20 +111,20 @@ class StdioEra:
             self._probe = None
 
     async def _answer(self) -> bool | None:
-        child = await self.launcher.take()
-        line = await self._answer_of(child, era.discover(_PROBE_ID))
-        if line is None:
-            await child.close()
-            return None
-        child.asked = False
-        found = era.verdict(200, "application/json", line, _PROBE_ID)
-        if found:
-            self.launcher.initialized(child)
-            self.launcher.stop_prestarting()
-            self.modern.use(child)
-        else:
-            self.launcher.give_back(child)
-        return bool(found)
+        async with self.launcher.lent() as child:
+            line = await self._answer_of(child, era.discover(_PROBE_ID))
+            if line is None:
+                await child.close()
+                return None
+            child.asked = False
+            found = era.verdict(200, "application/json", line, _PROBE_ID)
+            if found:
+                self.launcher.initialized(child)
+                self.launcher.stop_prestarting()
+                self.modern.use(child)
+            else:
+                self.launcher.give_back(child)
+            return bool(found)
 
     async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
         """Return the response of a child to a probe; None if it ends, or does not answer in time.

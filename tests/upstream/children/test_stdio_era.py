@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -68,6 +69,10 @@ class FakeLauncher:
         self.has_initialized = False
         self.fails = False
         self.room = 10
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[FakeChild]:
+        yield await self.take()
 
     async def take(self) -> FakeChild:
         if len(self.children) == self.room and not self.given_back:
