@@ -11,11 +11,13 @@ import os
 import random as _random
 import select
 import socket
+import subprocess
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from typing import Any, Final, Protocol
 
 AddressInfo = tuple[int, int, int, str, Any]
@@ -23,6 +25,8 @@ AddressInfo = tuple[int, int, int, str, Any]
 LookupFailed: Final = socket.gaierror
 """The error of a name lookup; a kind of OSError."""
 Socket = socket.socket
+Started = subprocess.Popen[bytes]
+"""A process that was started."""
 STREAM: Final = socket.SOCK_STREAM
 ONLY_REACHABLE: Final = socket.AI_ADDRCONFIG
 """Look up no IPv6 addresses on a host that has none, and the like."""
@@ -44,6 +48,11 @@ def _poll(of: HasFileno) -> Callable[[], object]:
 def _new_socket(to: AddressInfo) -> Socket:
     family, kind, protocol, _, _ = to
     return socket.socket(family, kind, protocol)
+
+
+def _pipe() -> tuple[FileIO, FileIO]:
+    reading, writing = os.pipe()
+    return FileIO(reading, "r"), FileIO(writing, "w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,12 @@ class World:
     """A socket that can connect to an address. Raises OSError."""
     poll: Callable[[HasFileno], Callable[[], object]] = _poll
     """A function whose result is true if there is something to read in a socket now, such as its end."""
+    socket_pair: Callable[[], tuple[Socket, Socket]] = socket.socketpair
+    """Two sockets that are connected to each other."""
+    pipe: Callable[[], tuple[FileIO, FileIO]] = _pipe
+    """The end of a new pipe to read from, and the one to write to. Raises OSError."""
+    start_process: Callable[..., Started] = subprocess.Popen
+    """Start a program; takes what `subprocess.Popen` does. Raises OSError."""
 
 
 _REAL: Final = World()
@@ -80,6 +95,9 @@ random_bytes = _REAL.random_bytes
 random = _REAL.random
 new_socket = _REAL.new_socket
 poll = _REAL.poll
+socket_pair = _REAL.socket_pair
+pipe = _REAL.pipe
+start_process = _REAL.start_process
 
 
 def enter(world: World) -> None:
@@ -107,11 +125,6 @@ def listening(host: str, port: int) -> Socket:
     """A socket that listens. Raises OSError."""
     family, _, _, _, to = socket.getaddrinfo(host, port, type=STREAM)[0]
     return socket.create_server(to[:2], family=family)
-
-
-def socket_pair() -> tuple[Socket, Socket]:
-    """Two sockets that are connected to each other."""
-    return socket.socketpair()
 
 
 def duplicate(of: Socket) -> Socket:

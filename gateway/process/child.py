@@ -8,12 +8,13 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
@@ -92,7 +93,7 @@ class Child:
         self.receive: Callable[[bytes], None] = lambda _: None
         """Takes a line of its output."""
         self.stderr_log = StderrLog(route, given_secrets(upstream))
-        self._process: subprocess.Popen[bytes]
+        self._process: world.Started
         self._stdin: asyncio.WriteTransport
         self._transports: list[asyncio.BaseTransport] = []
         self._control: tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -103,18 +104,19 @@ class Child:
     async def start(self) -> None:
         """Start it; `over` reports a failure of its command. Raises OSError if the reaper cannot start."""
         ours, theirs = world.socket_pair()
-        pipes: list[int] = []
+        pipes: list[tuple[FileIO, FileIO]] = []
         try:
             with theirs:
                 ours.setblocking(False)
-                pipes += (*os.pipe(), *os.pipe(), *os.pipe())
+                pipes += (world.pipe(), world.pipe(), world.pipe())
+                (stdin, _), (_, stdout), (_, stderr) = pipes
                 # Not asyncio's subprocess: uvloop gives a child sockets, which cannot be reopened as /dev/stdin, and
                 # leaks file descriptors to it.
-                self._process = self._start_reaper(theirs, pipes[0], pipes[3], pipes[5])
+                self._process = self._start_reaper(theirs, stdin, stdout, stderr)
         except BaseException:
             ours.close()
-            for file in pipes:
-                os.close(file)
+            for end in chain(*pipes):
+                end.close()
             raise
         # uvloop closes a pipe whose connection is cancelled, but not the file object, which would close the number a
         # second time. So the connections are made even after a cancellation, and then the child is killed.
@@ -132,12 +134,12 @@ class Child:
             self._tasks.spawn(self._supervise(), "child")
             self.kill()
 
-    def _start_reaper(self, control: world.Socket, stdin: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    def _start_reaper(self, control: world.Socket, stdin: FileIO, stdout: FileIO, stderr: FileIO) -> world.Started:
         upstream = self._upstream
         assert upstream.command is not None
         program = (sys.executable, "-I", "-S", str(_REAPER), str(control.fileno()), upstream.cwd or "")
-        return subprocess.Popen(  # noqa: S603  (the operator configured the command; no shell)
-            (*program, *upstream.command),
+        return world.start_process(
+            (*program, *upstream.command),  # the operator configured it; no shell
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
@@ -146,13 +148,13 @@ class Child:
             start_new_session=True,  # Ctrl-C in a terminal must reach the gateway only
         )
 
-    async def _connect(self, control: world.Socket, pipes: list[int]) -> None:
+    async def _connect(self, control: world.Socket, pipes: list[tuple[FileIO, FileIO]]) -> None:
         """Connect our ends of the pipes. The child's ends are closed here, or the pipes would never end."""
         loop = asyncio.get_running_loop()
-        in_read, in_, out, out_write, err, err_write = pipes
-        for file in (err_write, out_write, in_read):
-            os.close(file)
-        ends = deque(os.fdopen(file, mode, buffering=0) for file, mode in ((err, "rb"), (out, "rb"), (in_, "wb")))
+        (in_read, in_), (out, out_write), (err, err_write) = pipes
+        for end in (err_write, out_write, in_read):
+            end.close()
+        ends = deque((err, out, in_))
         try:
             # A transport owns its end from here on, even if its connection fails.
             transport, _ = await loop.connect_read_pipe(lambda: self.stderr_log, ends.popleft())

@@ -12,7 +12,7 @@ DRAINS: Final = WHOLE_DRAINS | {"term twice"}
 DEATHS: Final = frozenset({"kill", "power", *DRAINS})
 CUTS: Final = frozenset({"cut", "cold cut", "modern cut"})
 SILENCES: Final = frozenset({"part", "one way", "peers", "stop", "stall", "slow", "jump"})
-_EVERYWHERE: Final = frozenset({"server", *CUTS, "slow", "split", "dns"})
+_EVERYWHERE: Final = frozenset({"server", "child", *CUTS, "slow", "split", "dns"})
 """Faults that are not those of one replica."""
 _AFTER_SECONDS: Final = {"split": math.inf, "drift": math.inf}
 """How long a fault is felt after its end, if that is not half a second."""

@@ -50,6 +50,9 @@ def _power(history: "History", fault: Fault) -> None:
     host = history.host(fault.target)
     history.network.cut_power(host)
     history.gateway(fault.target).end()
+    for process in list(history.simulation.processes.values()):
+        if process.host == host:
+            process.end()
 
     def restore() -> None:
         history.network.restore_power(host)
@@ -114,7 +117,7 @@ def _server(history: "History", fault: Fault) -> None:
 
 def _cut(history: "History", fault: Fault) -> None:
     """Reset some connections."""
-    found = list(history.network.connections)
+    found = [each for each in history.network.connections if not each.is_local]
     if found:
         for connection in history.random.sample(found, min(len(found), 3)):
             connection.cut()
@@ -135,6 +138,13 @@ def _reset_all(history: "History", server: str) -> None:
     for connection in list(history.network.connections):
         if connection.ends[1].process is process:
             connection.cut()
+
+
+def _child(history: "History", fault: Fault) -> None:
+    """Kill a server over stdio."""
+    found = list(history.simulation.children.servers.values())
+    if found:
+        history.random.choice(found).end()
 
 
 def _slow(history: "History", fault: Fault) -> None:
@@ -192,6 +202,7 @@ _KINDS: Final[dict[str, Callable[["History", Fault], None]]] = {
     "cut": _cut,
     "cold cut": _cold_cut,
     "modern cut": _modern_cut,
+    "child": _child,
     "slow": _slow,
     "split": _split,
     "dns": _dns,

@@ -100,6 +100,7 @@ class History:
         self.lines: list[Line] = []
         self.trace: list[str] = []
         self._traces = traces
+        self.simulation.children.ledger = self.ledger
         if traces:
             self.network.watchers.append(self._note_packet)
         self._failures: list[str] = []
@@ -206,6 +207,10 @@ class History:
                 return
             self._retire(before)
         process = self.simulation.process("server", _SERVER[0])
+        self._store.sessions.clear()
+        for run in self.ledger.runs:
+            if run.ended is None and run.session.startswith(self._store.name):
+                run.ended, run.died = self.now, True
         server = LegacyServer(process, self.plan.server, self.ledger, self._store, _SERVER[1])
         self._servers.append(server)
         process.start(server.main())
@@ -357,6 +362,7 @@ class History:
                 held |= {f"{process.name} {name}": value for name, value in _held_by(gateway, process).items()}
         held |= {f"server {name}": value for name, value in self._servers[-1].held().items()}
         held["modern server listeners"] = self._modern_server.held()
+        held["children"] = len(self.simulation.children.servers)
         return held
 
 
@@ -459,6 +465,8 @@ def _text(plan: Plan) -> str:
     tree["routes"].append(
         {"path": "/modern", "upstream": {"url": f"http://{_MODERN_SERVER[0]}:{_MODERN_SERVER[1]}/mcp"}}
     )
+    if plan.has_children:
+        tree["routes"].append({"path": "/child", "upstream": {"command": ["simulated"]}, "ephemeral": ["search"]})
     return json.dumps(tree)
 
 

@@ -400,6 +400,18 @@ class Loop(asyncio.AbstractEventLoop):
         await waiter
         return transport, protocol
 
+    async def create_unix_connection(
+        self, protocol_factory: Callable[[], Any], path: Any = None, *, sock: Any = None, **_: Any
+    ) -> tuple[Any, Any]:
+        return await self.create_connection(protocol_factory, sock=sock)
+
+    async def connect_read_pipe(self, protocol_factory: Callable[[], Any], pipe: Any) -> tuple[Any, Any]:
+        return await self.create_connection(protocol_factory, sock=pipe)
+
+    async def connect_write_pipe(self, protocol_factory: Callable[[], Any], pipe: Any) -> tuple[Any, Any]:
+        transport, wrapped = await self.create_connection(lambda: pipe.writing(protocol_factory()), sock=pipe)
+        return transport, wrapped.protocol
+
     async def create_server(
         self, protocol_factory: Callable[[], Any], host: str | None = None, port: int | None = None, **options: Any
     ) -> Any:

@@ -278,6 +278,12 @@ class Connection:
         for end in self.ends:
             end.heard_reset()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a pipe, or the like."""
+        one, other = self.ends
+        return one.process.host == other.process.host
+
     def forget_if_over(self) -> None:
         one, other = self.ends
         if one.is_closed and other.is_closed:

@@ -168,7 +168,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
             yield f"was asked {name}, which nobody asked"
     given = {said for answers in record.given.values() for said in answers}
     for run in runs:
-        if record.call.is_legacy or record.call.path == "/mcp":
+        if record.call.is_legacy or record.call.path != "/modern":
             yield from _of_run(record, run, given)
         if run.ended is None and not _may_be_uncancelled(outcome, record) and not _was_passed(record):
             yield f"run {run.number} is left running"
@@ -206,7 +206,11 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
 
 def _asked_twice(record: Record, runs: list[Run]) -> Iterator[str]:
     """Another run gets the answers of the one before, up to the first question that has none."""
-    if record.call.habit == "rivals" or record.call.path != "/mcp" or {"urls", "refuses"} & record.call.script.keys():
+    if (
+        record.call.habit == "rivals"
+        or record.call.path == "/modern"
+        or {"urls", "refuses"} & record.call.script.keys()
+    ):
         return
     for one, other in pairwise(runs):
         for first, second in zip(one.answers, other.answers, strict=False):
@@ -269,7 +273,7 @@ def _may_be_uncancelled(outcome: Outcome, record: Record) -> bool:
     """Whether nobody was left to cancel a call, or no word from its replica arrived at the server in time."""
     # A replica that ends as it should cancels what nobody can resume, and leaves the rest to the others.
     is_held = outcome.plan.config.get("route", {}).get("continuation") != "replay"
-    has_events = outcome.plan.server.has_events and is_held
+    has_events = outcome.plan.server.has_events and is_held and record.call.path != "/child"
     is_hindered = bool(met(outcome, record, frozenset({"slow", "part"}), until=math.inf))
     if is_hindered and met(outcome, record, DEATHS, until=math.inf):
         return True
@@ -558,9 +562,9 @@ def _replica_in(message: str) -> str | None:
 _HINDRANCES: Final = frozenset({"kill", "power", "part", "one way", "stop", "stall", "slow", "split", "server", *CUTS})
 _CAUSES: Final = {
     "owner_lost": DEATHS,
-    "call_lost": frozenset({"server", *CUTS, "part", "slow", *DEATHS}),
-    "session_lost": frozenset({"server", *DEATHS}),
-    "upstream_unreachable": frozenset({"server", "part", "slow", "stop", "cold cut"}),
+    "call_lost": frozenset({"server", "child", *CUTS, "part", "slow", *DEATHS}),
+    "session_lost": frozenset({"server", "child", *DEATHS}),
+    "upstream_unreachable": frozenset({"server", "child", "part", "slow", "stop", "cold cut"}),
     "stopping": DEATHS,
     "invalid_request_state": frozenset({"jump"}),
     "owner_stalled": SILENCES,
@@ -613,7 +617,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
     may_be_sent_already = "sent again since" in said and script.get("urls") and not _may_run_again(outcome, record)
     is_unfindable = may_be_sent_already or _leads_nowhere(outcome, record)
-    if reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome) and not is_unfindable:
+    is_left = reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome, record)
+    if is_left and not is_unfindable:
         causes -= WHOLE_DRAINS
     return any(_may_have_begun(outcome, record, each) for each in met(outcome, record, causes))
 
@@ -709,8 +714,10 @@ def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:
     return any(_NOTICES_SECONDS < noticed - when <= _READS_LATER_SECONDS for when in late)
 
 
-def _is_left_behind(outcome: Outcome) -> bool:
+def _is_left_behind(outcome: Outcome, record: Record) -> bool:
     """Whether a replica that ends as it should leaves its calls to the others, which can resume their streams."""
+    if record.call.path == "/child":
+        return False
     return outcome.plan.server.has_events and "sessions" not in outcome.plan.config.get("route", {})
 
 

@@ -30,7 +30,7 @@ class Call:
     replicas: tuple[int, ...] = (1,)
     """Which replica gets each of its requests in turn."""
     path: str = "/mcp"
-    """`/mcp` leads to the legacy server, `/modern` to a modern one."""
+    """`/mcp` leads to the legacy server, `/modern` to a modern one, `/child` to legacy servers over stdio."""
     is_legacy: bool = False
     """Whether its client is a legacy one."""
 
@@ -64,6 +64,11 @@ class Plan:
     tasks: tuple[Call, ...] = ()
     """Calls that become tasks of clients that declare these."""
 
+    @property
+    def has_children(self) -> bool:
+        """Whether some calls go to servers over stdio."""
+        return any(call.path == "/child" for call in self.calls)
+
     def without_calls(self, tags: set[str]) -> "Plan":
         return replace(self, calls=tuple(call for call in self.calls if call.tag not in tags))
 
@@ -96,12 +101,12 @@ MORE_HABITS: Final = (
     *("reads late", "leaves unread", "unread copy", "one by one", "asks again, goes", "asks again, thinks"),
     *("leaves for a moment", "copies, then goes", "asks again, stops reading", "twice, then goes"),
 )
-MORE_FAULTS: Final = ("int", "replay", "modern cut")
+MORE_FAULTS: Final = ("int", "replay", "modern cut", "child")
 
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _with_tasks(_with_listeners(_lost(_rarest(_newest(_more(_first(seed)))))))
+    return _with_children(_with_tasks(_with_listeners(_lost(_rarest(_newest(_more(_first(seed))))))))
 
 
 def _first(seed: int) -> Plan:
@@ -727,3 +732,28 @@ def _task(random: Random, number: int, replicas: int) -> Call:
         habit=random.choice(TASK_HABITS),
         replicas=tuple(random.randrange(1, replicas + 1) for _ in range(6)),
     )
+
+
+_NOT_OF_CHILDREN: Final = ("refuses", "aside", "deaf")
+"""What a server over stdio does not do: it has nothing but its output, and the end of it ends what ran."""
+
+
+def _with_children(plan: Plan) -> Plan:
+    """A plan in which some calls go to servers over stdio, if that is drawn; such servers may die."""
+    random = Random(f"children {plan.seed}")
+    if random.random() >= 0.06:
+        return plan
+
+    def changed(call: Call) -> Call:
+        if not _is_usual(call) or random.random() < 0.3:
+            return call
+        script = {name: value for name, value in call.script.items() if name not in _NOT_OF_CHILDREN}
+        tool = "pay" if call.tool == "job" else call.tool
+        return replace(call, path="/child", script=script, tool=tool)
+
+    calls = tuple(changed(call) for call in plan.calls)
+    dead = tuple(
+        Fault("child", round(1.0 + random.random() * (LOAD_SECONDS - 5.0), 3), 0.0) for _ in range(random.randrange(4))
+    )
+    faults = tuple(sorted((*plan.faults, *dead), key=lambda fault: fault.at))
+    return replace(plan, calls=calls, faults=faults)

@@ -472,6 +472,28 @@ FAULTS: Final = (
         "                    pass\n",
         needs="tasks",
     ),
+    Planted(
+        "children: a call waits on when its child has ended",
+        "upstream/stdio.py",
+        "asyncio.wait((answered, child.over), return_when=asyncio.FIRST_COMPLETED)",
+        "asyncio.wait((answered,), return_when=asyncio.FIRST_COMPLETED)",
+        frozenset({"child"}),
+        needs="has_children",
+    ),
+    Planted(
+        "children: a session that ends leaves its child",
+        "upstream/stdio.py",
+        '        """End the child."""\n        if self._started:\n',
+        '        """End the child."""\n        if False:\n',
+        needs="has_children",
+    ),
+    Planted(
+        "children: one that is asked for its era has another one started",
+        "process/launcher.py",
+        "        self._lent += 1\n",
+        "        self._lent += 0\n",
+        needs="has_children",
+    ),
 )
 
 

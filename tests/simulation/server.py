@@ -126,10 +126,13 @@ class Session:
 class Store:
     """What a server has on its disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "s", runs: int = 0) -> None:
+        self.name = name
+        """With this begin the names of its sessions."""
         self.sessions: dict[str, Session] = {}
         self.opened = 0
-        self.runs = 0
+        self.runs = runs
+        """How many there were so far: each run has a number of its own."""
 
 
 class LegacyServer:
@@ -137,10 +140,6 @@ class LegacyServer:
 
     def __init__(self, process: Process, kind: Kind, ledger: Ledger, store: Store, port: int) -> None:
         self._process, self._kind, self._ledger, self._store, self._port = process, kind, ledger, store, port
-        store.sessions.clear()
-        for run in ledger.runs:
-            if run.ended is None:
-                run.ended, run.died = process.kernel.now, True
         self._tasks = TaskServer(self)
 
     async def main(self) -> None:
@@ -215,7 +214,7 @@ class LegacyServer:
 
     def _initialize(self, request: Request, message: Any) -> None:
         self._store.opened += 1
-        session = Session(f"s{self._store.opened}", request)
+        session = Session(f"{self._store.name}{self._store.opened}", request)
         self._store.sessions[session.name] = session
         tasks = {"tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}}} if self._kind.takes_tasks else {}
         result = {

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from gateway import world
+from tests.simulation.children import Children
 from tests.simulation.kernel import AsyncGenerators, Kernel, Loop, Process
 from tests.simulation.network import Network, poll
 
@@ -32,6 +33,7 @@ class Simulation:
         self.kernel.now = START
         self.network = Network(self.kernel)
         self.processes: dict[str, Process] = {}
+        self.children = Children(self)
         self._randoms: dict[int, Random] = {}
         self._born = 0
         self._outside = Random(f"{seed} outside")
@@ -64,6 +66,9 @@ class Simulation:
                 random=lambda: self._random().random(),
                 new_socket=self.network.new_socket,  # type: ignore[arg-type]
                 poll=poll,  # type: ignore[arg-type]
+                socket_pair=self.children.socket_pair,  # type: ignore[arg-type]
+                pipe=self.children.pipe,  # type: ignore[arg-type]
+                start_process=self.children.start_process,  # type: ignore[arg-type]
             )
         )
         tasks._all_tasks.add = _forget  # type: ignore[attr-defined]
