@@ -81,12 +81,10 @@ class Drain:
             await _until(lambda: not self._has_calls, deadline)
             # A balancer sends a refused connection to another replica, and no request is lost with it.
             await listeners.clients.stop_accepting()
-        if not is_resumable():  # else another process can go on with a task, and needs no state of this one for that
-            await _until(lambda: not self._table.working, deadline)
-        await self._until_idle(listeners, deadline)
+        await self._until_idle(listeners, deadline, is_resumable)
         self._end_remaining(is_resumable=is_resumable())
         if not self._membership.alone:
-            await self._until_idle(listeners, loop.time() + _LAST_SECONDS)
+            await self._until_idle(listeners, loop.time() + _LAST_SECONDS, is_resumable)
 
     def _begin_no_calls(self, ends_at: float) -> None:
         alone = self._membership.alone
@@ -106,12 +104,14 @@ class Drain:
         is_asking = downstream.front.sessions.open_requests
         return bool(len(self._lot) or downstream.running or downstream.relayed or is_asking)
 
-    async def _until_idle(self, listeners: Listeners, deadline: float) -> None:
+    async def _until_idle(self, listeners: Listeners, deadline: float, is_resumable: Callable[[], bool]) -> None:
         idle_polls = 0
 
         def is_idle() -> bool:
             nonlocal idle_polls
-            idle_polls = 0 if self._is_busy(listeners.all) else idle_polls + 1
+            # Another process goes on with a task or a cold call without any state of this one, if it has the keys.
+            is_needed = not is_resumable() and (self._table.working or len(self._lot.cold))
+            idle_polls = 0 if is_needed or self._is_busy(listeners.all) else idle_polls + 1
             return idle_polls >= _IDLE_POLLS
 
         await _until(is_idle, deadline)

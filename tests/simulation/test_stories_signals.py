@@ -194,3 +194,17 @@ def test_only_a_drain_that_is_cut_short_loses_what_a_whole_one_hands_over_or_can
     assert len(complaints(outcome)) == 1
     outcome.faults.append(Fault("term twice", 1.0, 2.0))
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("cold_seconds", [0.5, 3.0], ids=["before the drain", "in the drain"])
+def test_a_call_that_goes_cold_in_a_process_with_its_own_keys_may_be_answered_until_the_drain_is_over(
+    cold_seconds: float,
+) -> None:
+    hold = {"ttl_seconds": 40.0, "cold_seconds": cold_seconds, "drain_delay_seconds": 0.5, "drain_seconds": 10.0}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "state": {}, "replica": {"id": "gw-1"}}
+    the_call = Call("c1", 0.0, "pay", "ann", {"questions": 1}, 7.0, "plain", (1,))
+    outcome = History(Plan(1, 1, Kind(), config, (the_call,), (Fault("term", 2.0, 60.0),))).run()
+    (record,) = outcome.records
+    assert [line.event for line in outcome.lines if line.event.startswith("call.")] == ["call.cooled"]
+    assert record.outcome == "result"
+    assert complaints(outcome) == []
