@@ -348,8 +348,7 @@ class Gateway:
             live.upstream.pool.retire()
         self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
-        for listener in self._listeners:
-            await listener.close()
+        _ = await asyncio.gather(*(listener.close() for listener in self._listeners))
         await self.routes.end_children()
         await self.tasks.close()
         self._client.close()

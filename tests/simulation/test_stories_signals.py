@@ -64,6 +64,17 @@ def test_a_second_signal_during_a_drain_ends_the_process_soon(after: float) -> N
     assert second <= _ended(_plan(), (_BEFORE, second)) <= second + _SOON_SECONDS
 
 
+def test_a_second_signal_ends_the_process_as_soon_if_replicas_wait_there_as_well_as_clients() -> None:
+    calls = (
+        Call("c1", 0.0, "pay", "ann", {"questions": 0, "before": 9.0}, 0.2, "plain", (1,)),
+        Call("c2", 0.0, "pay", "bob", {"questions": 2, "between": 9.0}, 0.2, "plain", (1, 2)),
+    )
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    plan = Plan(1, 2, Kind(has_events=False), {"hold": hold, "sessions": {"idle_seconds": 30}}, calls, ())
+    second = _BEFORE + 0.5  # nothing is handed over before the drain begins
+    assert second <= _ended(plan, (_BEFORE, second)) <= second + _SOON_SECONDS
+
+
 @pytest.mark.parametrize("after", [0.0, 0.0005, 0.1, 1.9, 1.9995, 2.0, 2.0005])
 def test_a_third_signal_while_everything_is_closed_changes_nothing(after: float) -> None:
     second = _BEFORE + 1.5
