@@ -18,7 +18,6 @@ from msgspec import UNSET, Raw, UnsetType
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import ChangeQueue
-from gateway.cluster.draining import Draining
 from gateway.http.outbox import FinalMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, TasksUndeclared, UpstreamError
@@ -74,7 +73,7 @@ def wanted(request: Request) -> Filter:
 
 
 @asynccontextmanager
-async def subscription(asked: ClientCall, draining: Draining, *, is_exempt: bool = True) -> AsyncIterator[ChangeQueue]:
+async def subscription(asked: ClientCall, *, is_exempt: bool = True) -> AsyncIterator[ChangeQueue]:
     """The stream of one listen request: it starts with the acknowledgement and ends when the gateway stops.
 
     If it would not start before that, this raises ShuttingDown: an acknowledgement of less would be false.
@@ -84,7 +83,7 @@ async def subscription(asked: ClientCall, draining: Draining, *, is_exempt: bool
     live.upstream.subscriptions[serving] = None
     live.process.metrics.subscribed(live.route.path, 1)
     try:
-        await draining.prepared(serving.begin(is_exempt=is_exempt))
+        await live.process.draining.prepared(serving.begin(is_exempt=is_exempt))
         with live.upstream.pool.hearing(asked.key.principal, serving, serving.uris):
             yield serving.stream
     finally:

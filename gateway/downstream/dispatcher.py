@@ -103,7 +103,7 @@ class Dispatcher:
     async def _listen(self, round_: Round) -> Replied:
         """Serve a subscription."""
         with round_.weigh():
-            async with subscription.subscription(round_, self._draining, is_exempt=round_.is_exempt) as stream:
+            async with subscription.subscription(round_, is_exempt=round_.is_exempt) as stream:
                 round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
                 return await round_.write(stream)
 
