@@ -42,6 +42,8 @@ _GRACE_SECONDS: Final = Hold().grace_seconds
 _STOPS: Final = ("stop", "stall")
 _STILL_SECONDS: Final = 0.3
 """A grace period that ends so late shows its replica that it stood still, and then it waits for longer."""
+_CONNECTS_SECONDS: Final = 1.5
+"""How long a client that has given a connection up may take to come elsewhere."""
 _CANCELS_SECONDS: Final = 1.0
 """How long a cancellation takes at most if nothing goes wrong."""
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
@@ -462,13 +464,26 @@ def _stood_still(outcome: Outcome, told: Told, when: float) -> bool:
 def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:
     """When an owner lost the leg of a client which was told then, where no link led to the owner, to come again.
 
-    The connection of the replica where it waited was reset, or that replica ended.
+    The connection of the replica where it waited was reset, or that replica ended. Or that one gave the leg up, and
+    the next one that the client asked could not be reached.
     """
     before = [each for each in record.told if each.state == told.state and each.at <= told.sent]
     parted = [each for each in before if _is_parted_from_owner(outcome, each)]
     cuts = [begins(each) for each in outcome.faults if each.kind == "cut"]
     cut = [at for at in cuts for each in parted if each.sent <= at <= each.at]
-    return min([*cut, *(each.unheard_since for each in parted if each.unheard_since is not None)], default=None)
+    given_up = [each.at for each in parted if _was_kept_from_coming(outcome, record, each.at, told)]
+    unheard = [each.unheard_since for each in parted if each.unheard_since is not None]
+    return min([*cut, *unheard, *given_up], default=None)
+
+
+def _was_kept_from_coming(outcome: Outcome, record: Record, since: float, told: Told) -> bool:
+    """Whether a client may have tried in vain, from then until a later request, to reach yet another replica."""
+    others = record.used - {told.replica}
+    faults = [each for each in outcome.faults if each.kind in ("part", "power") and each.target in others]
+    return any(
+        begins(each) <= since + _CONNECTS_SECONDS and ends(outcome, each) >= told.sent - _CONNECTS_SECONDS
+        for each in faults
+    )
 
 
 def _arrived(outcome: Outcome, told: Told) -> float:

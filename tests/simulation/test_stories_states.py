@@ -271,3 +271,25 @@ def test_only_a_call_that_was_taken_over_is_lost_for_a_question_of_the_side_stre
     assert any("ended without a cause: error call_lost" in each for each in complaints(outcome))
     _log(outcome, "call.taken_over")
     assert complaints(outcome) == []
+
+
+def test_a_client_whose_leg_was_given_up_may_lose_the_grace_period_at_a_replica_that_it_does_not_reach() -> None:
+    outcome = _is_kept_from_coming()
+    assert replies(outcome)[1:] == ["gw-3 503 owner_stalled", "gw-3 400 invalid_request_state"]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("change", [{"seconds": 4.0}, {"at": 6.0}, {"target": 3}, {"kind": "stop"}])
+def test_only_a_replica_that_it_did_not_reach_all_the_time_excuses_a_client_whose_leg_was_given_up(
+    change: dict[str, Any],
+) -> None:
+    outcome = _is_kept_from_coming()
+    part, one_way = outcome.faults
+    outcome.faults = [replace(part, **change), one_way]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+def _is_kept_from_coming() -> Outcome:
+    """Its leg waits at the third replica, which gives it up. Then it asks the second one, which is cut off."""
+    faults = Fault("part", 0.0, 15.0, target=2), Fault("one way", 0.3, 2.0, target=1)
+    return played(call(1, 3, 2, 3, think=0.2, questions=2, between=6.0), *faults, has_events=False)
