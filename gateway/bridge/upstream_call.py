@@ -392,9 +392,12 @@ class UpstreamCall(ABC):
         self._is_let_go = True
 
     def leave_result(self) -> None:
-        """Leave a result that its client may not have read to another replica, which can read it in the session."""
-        session = self._released
-        if session is not None and not session.pending and self._can_be_found_in(session):
+        """Leave a result that its client may not have read to another process, which can read it in the session."""
+        if self._released is not None:
+            self._leave_result_in(self._released)
+
+    def _leave_result_in(self, session: Session) -> None:
+        if not session.pending and self._can_be_found_in(session):
             session.shared.must_not_end = True
 
     def release(self, *, clean: bool) -> None:
@@ -436,7 +439,14 @@ class UpstreamCall(ABC):
             self._give_back(self._released, clean=clean)
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
-        self._context.live.upstream.pool.release(session, clean=clean)
+        live = self._context.live
+        if live.process.draining.leaves_results and self._context.exchange.keeps_end and self._is_last_in(session):
+            self._leave_result_in(session)
+        live.upstream.pool.release(session, clean=clean)
+
+    def _is_last_in(self, session: Session) -> bool:
+        """Whether the pool ends the session rather than keep it for other calls."""
+        return session.adopted
 
     def drop(self, reason: str) -> None:
         """Give the session back at once, and cancel the call unless its answer has come."""

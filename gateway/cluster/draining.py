@@ -14,6 +14,8 @@ class Draining:
     """The state of the drain of one process; it only moves forward."""
 
     def __init__(self) -> None:
+        self.leaves_results = False
+        """Whether this process is to end, and another one can give the results that its clients may not have read."""
         self.has_begun = False
         """Whether this process begins no new calls, sessions and streams."""
         self.refuses_calls = False

@@ -193,6 +193,11 @@ class Exchange:
         return TIMERS.get(self.state, ()) if self._policy.may_ask else ()
 
     @property
+    def keeps_end(self) -> bool:
+        """Whether the call is over, and its final message waits for its client, or for a repeated retry."""
+        return self._final is not None and bool(self.timers)
+
+    @property
     def kept_bytes(self) -> int:
         """The size of the open questions, of the answers on record, and of a result that waits for its client."""
         size = len(self._final.result) if isinstance(self._final, do.Reply) else 0

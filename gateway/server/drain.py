@@ -73,6 +73,7 @@ class Drain:
             delay_seconds=delay_seconds,
             deadline_seconds=delay_seconds + seconds,
         )
+        self._draining.leaves_results = is_resumable()
         listeners.clients.send_away()
         await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
         deadline = loop.time() + seconds

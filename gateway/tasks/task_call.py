@@ -312,7 +312,12 @@ class TaskCall(UpstreamCall):
         return self._is_given or (self._context.exchange.state is FINISHED and self._can_be_found_in(session))
 
     def _give_back(self, session: Session, *, clean: bool) -> None:
+        give_back = super()._give_back
+
         async def release() -> None:
-            self._context.live.upstream.pool.release(session, clean=clean)
+            give_back(session, clean=clean)
 
         self._outgoing.put(release)
+
+    def _is_last_in(self, session: Session) -> bool:  # noqa: ARG002  (a session that had a task never serves another)
+        return True

@@ -254,6 +254,20 @@ def test_a_result_that_its_client_has_not_read_outlives_the_drain_of_its_replica
     assert complaints(outcome) == []
 
 
+@pytest.mark.parametrize("has_own_keys", [True, False])
+def test_a_result_of_a_call_that_was_taken_over_in_a_drain_outlives_it_unread(
+    has_own_keys: bool,  # noqa: FBT001
+) -> None:
+    """The call was cold. No other call is sent to the session where it ends, so the pool does not keep that."""
+    the_call = call(1, 1, 1, 1, think=3.0, habit="leaves unread", questions=1, between=1.0)
+    hold = {"cold_seconds": 1.0, "drain_delay_seconds": 1.5, "drain_seconds": 1.0}
+    outcome = played(the_call, Fault("term", 3.6, 2.0, target=1), replicas=1, has_own_keys=has_own_keys, **hold)
+    assert replies(outcome)[-1].endswith("invalid_request_state" if has_own_keys else "200 complete")
+    assert len(outcome.ledger.of("c1")) == 1
+    assert outcome.left == [], "nobody can read in a session whose states no process can open: it is ended"
+    assert oracle.complaints(outcome) == []
+
+
 REPLAY = {"continuation": "replay"}
 
 

@@ -242,3 +242,15 @@ def test_a_result_of_a_task_that_no_client_has_waited_for_is_left_to_the_next_pr
     (record,) = outcome.records
     assert record.outcome == ("result" if has_events or tool == "chore" else "error")
     assert complaints(outcome) == []
+
+
+def test_a_result_of_a_task_that_is_given_in_a_drain_outlives_it_unread() -> None:
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.5, "drain_seconds": 1.0}
+    script = {"questions": 1, "between": 1.0}
+    the_call = Call("c1", 0.0, "job", "ann", script, think=1.0, habit="leaves unread", replicas=(1, 1, 1, 2))
+    kind = Kind(has_events=True, has_tasks=True, has_lasting_tasks=True)
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}}
+    outcome = History(Plan(1, 2, kind, config, (the_call,), (Fault("term", 1.2, 60.0),))).run()
+    (record,) = outcome.records
+    assert record.outcome == "result"
+    assert complaints(outcome) == []
