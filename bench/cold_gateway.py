@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 
 from gateway.config import load
-from gateway.routes.cold_calls import ColdCall, Remains, packed
+from gateway.parking.cold_calls import ColdCall, Remains, packed
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Upstream
 from gateway.server.process import Gateway

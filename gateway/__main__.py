@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__, container_health, shell_completion, world
+from gateway.children.child import not_here
 from gateway.config import (
     Config,
     ConfigError,
@@ -29,7 +30,6 @@ from gateway.config import (
     with_log_level,
 )
 from gateway.config.schema import json_schema
-from gateway.process.child import not_here
 from gateway.runtime import event_loop
 from gateway.server.serve import serve
 from gateway.server.wrap import wrap

@@ -18,7 +18,7 @@ from gateway.admin.merge_statuses import cut, failing_first, health
 from gateway.bridge.driver import Driver
 from gateway.cluster.membership import Membership
 from gateway.config import Config, cautions, digest
-from gateway.routes.held_calls import Lot
+from gateway.parking.lot import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
 from gateway.tasks.live_task import LiveTask

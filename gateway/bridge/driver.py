@@ -39,11 +39,11 @@ from gateway.exchange.machine import (
     State,
 )
 from gateway.http.outbox import FinalMessage
+from gateway.parking.cold_calls import ColdCall
+from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, LocalProtocolError, OwnerStalled, ShuttingDown, bug
 from gateway.protocol.request import Request
-from gateway.routes.cold_calls import ColdCall
-from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
 from gateway.seal import handoff

@@ -19,9 +19,9 @@ from gateway.bridge.request_call import RequestCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import events as on
 from gateway.exchange import results
+from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import bug
-from gateway.routes.held_calls import Lot
 from gateway.runtime.call_bytes import Weight
 from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.group import Group

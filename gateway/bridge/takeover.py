@@ -12,10 +12,10 @@ from gateway.bridge.call_context import Context, may_run_again, may_run_twice
 from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
+from gateway.parking.cold_calls import ColdCall, Remains, packed
+from gateway.parking.cold_expiry import give_up_orphan
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, bug
-from gateway.routes.cold_calls import ColdCall, Remains, packed
-from gateway.routes.cold_expiry import give_up_orphan
 from gateway.routes.deadlines import wait_seconds
 from gateway.seal import handoff
 from gateway.seal.request_state import Envelope, Upstream

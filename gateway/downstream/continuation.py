@@ -20,9 +20,9 @@ from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
+from gateway.parking.cold_calls import ColdCall
+from gateway.parking.lot import Lot
 from gateway.protocol.errors import DownstreamError, InvalidState
-from gateway.routes.cold_calls import ColdCall
-from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, bind, check
 from gateway.tasks.follower import holder

@@ -22,8 +22,8 @@ from gateway.http.server.response import Response
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import ProcessScope
-from gateway.seal import client_state
-from gateway.seal.client_state import Item
+from gateway.seal import sep_1655_items
+from gateway.seal.sep_1655_items import Item
 
 NAME: Final = "mrtr-gateway/upstream-session"
 _FREE: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS | {mcp.LISTEN}
@@ -42,9 +42,9 @@ class PinnedClients:
     async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Replied:
         """Serve a round on a route with dialects; a process that `is_stopping` pins no client."""
         request, said = round_.request, round_.request.said
-        if client_state.DIALECT not in round_.live.route.dialects or not client_state.declares(said.capabilities):
+        if sep_1655_items.DIALECT not in round_.live.route.dialects or not sep_1655_items.declares(said.capabilities):
             return await serve(round_)
-        meta, sealed = client_state.taken(said.user_meta, NAME)
+        meta, sealed = sep_1655_items.taken(said.user_meta, NAME)
         round_.request = replace(request, said=replace(said, user_meta=meta))
         item = None if sealed is None else self._opened(sealed, round_)
         own, path = self._process.owner, round_.live.route.path
@@ -92,4 +92,4 @@ class _ReplyWithItem(WrappedReply):
 
     def whole(self, final: FinalMessage) -> Awaitable[Response]:
         """See `ReplyWriter`; it ends every round."""
-        return self._reply.whole(replace(final, body=client_state.with_item(final.body, NAME, self._item)))
+        return self._reply.whole(replace(final, body=sep_1655_items.with_item(final.body, NAME, self._item)))

@@ -19,7 +19,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import Hear, HttpServer, ModernRequest
+from gateway.mirror.server_client import Hear, HttpServerClient, ModernRequest
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import is_modern
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
@@ -77,7 +77,7 @@ class StdioForwarding:
         assert incoming.caller is not None
         assert parsed.id is not None
         target = parsed.target or ""
-        server, headers, repeated = HttpServer(live), own_headers(live.route), dict[str, str]()
+        server, headers, repeated = HttpServerClient(live), own_headers(live.route), dict[str, str]()
         if parsed.method == mcp.TOOLS_CALL:
             caller = incoming.path, incoming.caller.principal
             if not self._catalog.knows(caller, target):
@@ -102,7 +102,7 @@ class StdioForwarding:
             outcome = Passed.ANSWERED
         except UpstreamError as exc:
             outcome = Passed.UNREACHABLE
-            if live.upstream.stdio is not None:  # an `HttpServer` counts them itself
+            if live.upstream.stdio is not None:  # an `HttpServerClient` counts them itself
                 live.process.metrics.upstream_failed(live.route.path, exc.reason)
             raise
         finally:

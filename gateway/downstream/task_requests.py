@@ -16,10 +16,10 @@ from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
+from gateway.parking.lot import Lot
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
 from gateway.protocol.request import Request
-from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form

@@ -18,8 +18,8 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest, ReplyListener
 from gateway.http_client.request_head import HeaderLines, RequestHead
+from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.coarse_timer import CoarseTimer
-from gateway.runtime.throttle import Throttle
 
 _ONE_BYTE: Final = b"Content-Length: 1\r\n\r\n"
 REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -68,7 +68,7 @@ class Client:
         self._calls = calls
         self._take_over(bounds.value)
         bounds.after_replace(self._take_over)
-        self.arriving = Throttle(bounds.part(lambda value: value.limits.arriving_bytes))
+        self.arriving = Arrivals(bounds.part(lambda value: value.limits.arriving_bytes))
         """Limits the unfinished messages of the upstream."""
 
     def sibling(self, bounds: InForce[Bounds]) -> "Client":

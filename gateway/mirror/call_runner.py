@@ -24,7 +24,7 @@ from gateway.mirror.call_rounds import (
     Step,
     with_trace,
 )
-from gateway.mirror.modern_server import ModernRequest, ask
+from gateway.mirror.server_client import ModernRequest, ask
 from gateway.mirror.upstream import CallServer
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable

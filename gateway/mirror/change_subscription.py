@@ -17,7 +17,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.bridge.subscription import Filter
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernRequest, ModernServer, in_time
+from gateway.mirror.server_client import ModernRequest, ServerClient, in_time
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, UpstreamError
@@ -62,7 +62,7 @@ class Changes:
 
     def __init__(
         self,
-        server: ModernServer,
+        server: ServerClient,
         tasks: Tasks,
         profile: Profile,
         deliver: Callable[[bytes], None],
@@ -227,7 +227,7 @@ class _Listening:
 
     def __init__(
         self,
-        server: ModernServer,
+        server: ServerClient,
         request: ModernRequest,
         tasks: Tasks,
         deliver: Callable[[bytes], None],
@@ -245,7 +245,7 @@ class _Listening:
         if self._task is not asyncio.current_task():
             _ = self._task.cancel()
 
-    async def _run(self, server: ModernServer, request: ModernRequest) -> None:
+    async def _run(self, server: ServerClient, request: ModernRequest) -> None:
         with telling(self.over):
             try:
                 await server.send(request, self._hear)

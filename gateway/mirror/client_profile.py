@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities, capabilities_of
-from gateway.seal import client_state
+from gateway.seal import sep_1655_items
 
 _MAX_INFO_BYTES: Final = 1_024
 _MAX_CAPABILITIES_BYTES: Final = 2_048
@@ -62,9 +62,9 @@ def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profi
         raise InvalidParams('initialize needs "params.protocolVersion", a string')
     version = requested if requested in mcp.LEGACY_VERSIONS else mcp.LEGACY
     declared = params.get("capabilities", jsonrpc.EMPTY)
-    keeps_state = keeps_state and client_state.declares(declared)
+    keeps_state = keeps_state and sep_1655_items.declares(declared)
     capabilities = _capabilities(declared, (*_OTHER, "state") if keeps_state else _OTHER)
-    echoes_state = client_state.declares(declared, "request")
+    echoes_state = sep_1655_items.declares(declared, "request")
     return Profile(version, _info(params), capabilities, echoes_state, keeps_state)
 
 

@@ -6,7 +6,7 @@ from msgspec import Raw
 
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernRequest, ModernServer, ask
+from gateway.mirror.server_client import ModernRequest, ServerClient, ask
 from gateway.mirror.translation import UNSERVED, initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, MethodNotFound, NoHandshake
@@ -17,7 +17,7 @@ DEFAULT_LEVEL: Final = "info"
 """The log level of a client that has set none: a modern server logs nothing unless it is told a level."""
 
 
-async def initialize(server: ModernServer, profile: Profile, headers: Headers) -> bytes:
+async def initialize(server: ServerClient, profile: Profile, headers: Headers) -> bytes:
     """The InitializeResult of a modern server; raises GatewayError."""
     id_ = new_id()
     body = modern_request(id_, mcp.DISCOVER, {}, profile)

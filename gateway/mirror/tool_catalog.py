@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ANSWER_SECONDS, ModernRequest, ModernServer, ask
+from gateway.mirror.server_client import ANSWER_SECONDS, ModernRequest, ServerClient, ask
 from gateway.mirror.translation import modern_request
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import GatewayError
@@ -85,7 +85,7 @@ class ToolCatalog:
             self._count -= len(oldest.tools)
         return known
 
-    async def read(self, caller: CallerKey, server: ModernServer, profile: Profile, headers: Headers) -> None:
+    async def read(self, caller: CallerKey, server: ServerClient, profile: Profile, headers: Headers) -> None:
         """List the tools; a server that does not list them repeats no argument.
 
         Calls that need the list at the same time share it. What comes too late is missing: the server then refuses a
@@ -104,7 +104,7 @@ class ToolCatalog:
             del self._reading[caller]
             reading.set_result(None)
 
-    async def _read(self, caller: CallerKey, server: ModernServer, profile: Profile, headers: Headers) -> None:
+    async def _read(self, caller: CallerKey, server: ServerClient, profile: Profile, headers: Headers) -> None:
         async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
             id_ = new_id()
             body = modern_request(id_, mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)

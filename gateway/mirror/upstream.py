@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.config import TaskLimits
-from gateway.mirror.modern_server import HttpServer, ModernServer, StdioServer
+from gateway.mirror.server_client import HttpServerClient, ServerClient, StdioServerClient
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.tasks import Tasks
@@ -17,17 +17,17 @@ async def is_modern(live: LiveRoute, headers: Headers) -> bool:
     return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
 
 
-def server_of(live: LiveRoute) -> ModernServer:
+def server_of(live: LiveRoute) -> ServerClient:
     """The modern server of a route."""
     if live.upstream.stdio is not None:
-        return StdioServer(live.upstream.stdio.modern)
-    return HttpServer(live)
+        return StdioServerClient(live.upstream.stdio.modern)
+    return HttpServerClient(live)
 
 
 class CallServer(msgspec.Struct, frozen=True, eq=False):
     """The server of a call, with what calls of the same caller share."""
 
-    server: ModernServer
+    server: ServerClient
     catalog: ToolCatalog
     caller: CallerKey
     tasks: Tasks
@@ -38,7 +38,7 @@ class CallServer(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(
-        cls, live: LiveRoute, caller: CallerKey, catalog: ToolCatalog, server: ModernServer | None = None
+        cls, live: LiveRoute, caller: CallerKey, catalog: ToolCatalog, server: ServerClient | None = None
     ) -> "CallServer":
         """The upstream of a route, whose own server is the default."""
         drives, seconds = live.route.tasks.undeclared == "drive", live.config.tasks.ttl_seconds

@@ -20,8 +20,8 @@ from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
-from gateway.seal.client_state import ItemSealer
 from gateway.seal.request_state import Sealer
+from gateway.seal.sep_1655_items import ItemSealer
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.children.stdio_era import StdioEra

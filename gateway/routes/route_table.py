@@ -7,13 +7,13 @@ its sessions stays the same.
 
 from functools import partial
 
+from gateway.children.child import Child
+from gateway.children.launcher import ChildLauncher, end_children
 from gateway.config import Config, Contexts, InForce, Route, RouteSettings, on_route
 from gateway.exchange.machine import Policy
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.http.upstream_url import Endpoint
-from gateway.process.child import Child
-from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import mcp
 from gateway.routes.deadlines import Deadlines, lengths
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
@@ -169,8 +169,8 @@ class RouteTable:
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""
-        throttles = [live.upstream.client.arriving for live in self.live.values()]
-        used, limit = (sum(values) for values in ([t.used for t in throttles], [t.limit for t in throttles]))
+        arrivals = [live.upstream.client.arriving for live in self.live.values()]
+        used, limit = (sum(values) for values in ([t.used for t in arrivals], [t.limit for t in arrivals]))
         return BudgetStatus(used, limit, 0)
 
     def children(self, path: str) -> int:

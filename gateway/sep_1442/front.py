@@ -21,16 +21,16 @@ from gateway.legacy_front.backend import cancelled
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import initialize, params_of, request_of
-from gateway.mirror.modern_server import ModernServer
+from gateway.mirror.server_client import ServerClient
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.mirror.upstream import is_modern, server_of
+from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
-from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.keyring import PREFIX
 from gateway.sep_1442 import vocabulary
@@ -190,7 +190,7 @@ class Stateless:
         except NoSession as exc:
             raise InvalidSession from exc
 
-    async def _server(self, at: MirrorArrival) -> tuple[ModernServer, Headers]:
+    async def _server(self, at: MirrorArrival) -> tuple[ServerClient, Headers]:
         """Return the server for the rounds of a request, with the headers for it."""
         live, incoming = at.live, at.incoming
         if live.route.era == "mirror" or (live.route.era == "auto" and await is_modern(live, at.headers)):

@@ -9,7 +9,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.modern_server import ModernRequest, ModernServer
+from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.routes.live_route import LiveRoute
@@ -28,7 +28,7 @@ class Listening:
         self._queue = ChangeQueue(live.deadlines.silence, live.config.limits.behind_bytes)
         self._is_over = False
 
-    async def serve(self, server: ModernServer, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:
+    async def serve(self, server: ServerClient, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:
         """Write the changes of a server until its client leaves, or the stream is ended."""
         streams = self._live.upstream.streams
         hearing = self._live.process.tasks.start(self._listen(server, listening(profile, headers)), "listen")
@@ -40,7 +40,7 @@ class Listening:
             _ = hearing.cancel()
             _ = streams.pop(self, None)
 
-    async def _listen(self, server: ModernServer, request: ModernRequest) -> None:
+    async def _listen(self, server: ServerClient, request: ModernRequest) -> None:
         with telling(lambda exc: self._finish(FinalMessage.of_error(exc, self._id, self._request_id))):
             await server.send(request, self._hear)
 

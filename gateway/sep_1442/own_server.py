@@ -13,7 +13,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
 from gateway.http.server.response import Response
-from gateway.mirror.modern_server import Hear, ModernRequest
+from gateway.mirror.server_client import Hear, ModernRequest
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
 from gateway.routes.live_route import LiveRoute
@@ -33,7 +33,7 @@ class OwnSide(NamedTuple):
 
 
 class OwnServer(msgspec.Struct, frozen=True, eq=False):
-    """A `ModernServer` for the rounds of one request."""
+    """A `ServerClient` for the rounds of one request."""
 
     reads_headers: ClassVar[bool] = False
     side: OwnSide
@@ -42,7 +42,7 @@ class OwnServer(msgspec.Struct, frozen=True, eq=False):
     live: LiveRoute
 
     async def send(self, request: ModernRequest, hear: Hear) -> None:
-        """See `ModernServer`; the headers are those that the client sent."""
+        """See `ServerClient`; the headers are those that the client sent."""
         reply = _Messages(hear, self.reply, self.live.config.limits.event_bytes)
         with suppress(ConnectionError, PeerFailed):
             _ = await self.side.serve(self._modern(request), reply)

@@ -11,7 +11,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_rounds import Question, Request
-from gateway.mirror.modern_server import ModernRequest, ModernServer
+from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
@@ -38,7 +38,7 @@ class StatelessCall(StreamedCall):
         binding: Session,
         request: Request,
         declared: Declared,
-        server: ModernServer,
+        server: ServerClient,
         session: Session | None,
     ) -> None:
         """`binding` is what the ids of nested requests are bound to, and `session` that of the client."""

@@ -16,8 +16,8 @@ from gateway.cluster.membership import Membership
 from gateway.config import Config, InForce
 from gateway.downstream.handler import RequestHandler
 from gateway.http.server.listener import Listener
+from gateway.parking.lot import Lot
 from gateway.protocol.errors import Stopping
-from gateway.routes.held_calls import Lot
 from gateway.routes.route_table import RouteTable
 from gateway.tasks.live_task import LiveTask
 from gateway.tasks.table import TaskTable

@@ -4,8 +4,8 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+from gateway.children.child import Child
 from gateway.legacy_front.backend import ClientLink, ClientMessage
-from gateway.process.child import Child
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.pieces import Turn
 from gateway.runtime.tasks import Tasks

@@ -22,6 +22,7 @@ from gateway.exchange.commands import TTL, Timer
 from gateway.exchange.input_requests import KINDS, Question
 from gateway.exchange.machine import IDLE, OWNED, Snapshot, State
 from gateway.identity.principal import of_headers
+from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import (
     Busy,
@@ -36,7 +37,6 @@ from gateway.protocol.errors import (
     UpstreamError,
     bug,
 )
-from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Share
 from gateway.runtime.call_bytes import Weight
 from gateway.seal.request_state import Upstream

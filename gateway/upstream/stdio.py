@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.process.child import Child
-from gateway.process.launcher import ChildLauncher
+from gateway.children.child import Child
+from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, lost_session
 from gateway.protocol.errors import CallGone, CallLost, SessionLost, Unreachable
 from gateway.upstream.channel import Channel, Headers, Receive, SideListener

@@ -5,6 +5,7 @@ import pytest
 from gateway.admin import cluster_status, cluster_view
 from gateway.auth import jwks, oauth_proxy, oauth_upstream
 from gateway.bridge import call_context, outgoing_messages, subscription
+from gateway.children import child, launcher, stderr_log
 from gateway.cluster import discovery, membership, peer_connections, peer_listener
 from gateway.config.parsing import yaml_tree
 from gateway.downstream import stages
@@ -18,13 +19,12 @@ from gateway.legacy_front import session, session_ids, stream
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import client_profile
 from gateway.mirror import server_task as task
-from gateway.process import child, launcher, stderr_log
 from gateway.protocol import errors, request_meta
 from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
 from gateway.routes import deadlines
-from gateway.runtime import throttle
-from gateway.seal import client_state, peer_messages
+from gateway.runtime import arrivals
+from gateway.seal import peer_messages, sep_1655_items
 from gateway.sessions import list_cache, own_answers
 from gateway.sessions.pool import pool
 from gateway.telemetry import redaction
@@ -62,7 +62,7 @@ FIXED = [
         [f"{client_profile._MAX_INFO_BYTES:,} bytes", f"{client_profile._NAME_CHARACTERS} characters"],
     ),
     ("client capabilities that a mirrored session keeps", [f"{client_profile._MAX_CAPABILITIES_BYTES:,} bytes"]),
-    ("the state of a client that keeps state", [f"{client_state._MAX_CHARACTERS:,} characters"]),
+    ("the state of a client that keeps state", [f"{sep_1655_items._MAX_CHARACTERS:,} characters"]),
     ("headers of one request", [count(request_parser.MAX_HEADERS)]),
     ("the configuration file", [f"{yaml_tree.MAX_TEXT_CHARACTERS:,} characters"]),
     ("nesting in the configuration file", [f"{yaml_tree._MAX_DEPTH} levels"]),
@@ -102,7 +102,7 @@ FIXED = [
     ("open requests of one session", [count(session._MAX_OPEN)]),
     ("a reply before it becomes a stream", [seconds(stream._FIRST_SECONDS)]),
     ("the id of a client's session", [count(session_ids._MAX_CHARACTERS)]),
-    ("unfinished SSE events and JSON answers", [f"below {size(throttle.SMALL_BYTES)}"]),
+    ("unfinished SSE events and JSON answers", [f"below {size(arrivals.SMALL_BYTES)}"]),
     ("open questions of one call", [count(input_requests.MAX_QUESTIONS)]),
     ("requests of the server in one call", [count(nested.MAX_NESTED), size(nested.MAX_NESTED_ID_BYTES)]),
     ("a key of `inputRequests`", [f"{input_requests._MAX_KEY} characters"]),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.downstream.pinned_clients import NAME
 from gateway.protocol import mcp
-from gateway.seal.client_state import Item
+from gateway.seal.sep_1655_items import Item
 from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers

@@ -164,7 +164,7 @@ def _given(end: End, process: Process) -> End:
 
 
 async def _reap(reaper: Process, server: Process, control: End, pid: int) -> None:
-    """The program of a reaper (`process.process_tree_reaper`)."""
+    """The program of a reaper (`children.process_tree_reaper`)."""
     loop: Any = reaper.loop
     socket = Socket(reaper.loop.network)
     socket.end = control

@@ -489,7 +489,7 @@ FAULTS: Final = (
     ),
     Planted(
         "children: one that is asked for its era has another one started",
-        "process/launcher.py",
+        "children/launcher.py",
         "        self._lent += 1\n",
         "        self._lent += 0\n",
         needs="has_children",

@@ -1,10 +1,10 @@
-"""A FAKE `ModernServer` in memory: the test answers each request by hand."""
+"""A FAKE `ServerClient` in memory: the test answers each request by hand."""
 
 import asyncio
 import json
 from typing import Any
 
-from gateway.mirror.modern_server import Hear, ModernRequest
+from gateway.mirror.server_client import Hear, ModernRequest
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
 from tests.support.fake_modern import INFO

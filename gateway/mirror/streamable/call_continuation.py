@@ -10,9 +10,9 @@ from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.server.response import Response
 from gateway.mirror.call_rounds import Progress, Question, Request
 from gateway.mirror.client_requests import initialize
-from gateway.mirror.streamable import nested_state
+from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.nested_state import InvalidRequestState
+from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
 from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session
@@ -36,9 +36,9 @@ class CallContinuation:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         shared = self._shared
         nested = at.nested(message, shared.tokens, session)
-        is_echo = nested_state.is_echo(nested, message)
-        if is_echo or nested_state.DIALECT in at.live.route.dialects:
-            nested, message = nested_state.taken(nested, message, shared.tokens)
+        is_echo = sep_1685_state.is_echo(nested, message)
+        if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
+            nested, message = sep_1685_state.taken(nested, message, shared.tokens)
         held = shared.lot.find(nested.place.exchange)
         if held is not None:
             at.continued(Step.HELD)

@@ -27,23 +27,23 @@ from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import of_initialize
 from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.streamable import client_state_item
+from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
-from gateway.mirror.streamable.client_state_item import Level
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
+from gateway.mirror.streamable.sep_1655_item import Level
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
 from gateway.mirror.upstream import CallServer, server_of
+from gateway.parking.lot import Lot
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
-from gateway.routes.held_calls import Lot
 from gateway.routes.live_route import ProcessScope
 from gateway.runtime.budget import Budget
-from gateway.seal import client_state
+from gateway.seal import sep_1655_items
 
 _METHODS: Final = "POST, GET, DELETE"
 _MAX_ID_BYTES: Final = 1_000
@@ -135,7 +135,7 @@ class Mirror:
     async def _initialize(self, at: MirrorArrival, id_: bytes, message: jsonrpc.Message) -> Response:
         if self.draining.refuses_calls:
             raise ShuttingDown("try again")
-        profile = of_initialize(params_of(message), keeps_state=client_state.DIALECT in at.live.route.dialects)
+        profile = of_initialize(params_of(message), keeps_state=sep_1655_items.DIALECT in at.live.route.dialects)
         result = await initialize(server_of(at.live), profile, at.headers)
         token = self._shared.tokens.new_session(at.bearer, profile)
         return await at.reply.only(FinalMessage(jsonrpc.result(id_, result), headers={mcp.SESSION_ID: token}))
@@ -154,9 +154,9 @@ class Mirror:
         if key in self._shared.running or key in self._subscribing:
             raise IdInUse
         response = jsonrpc.result(id_, b"{}")
-        keeps_level = client_state_item.is_kept(at.live, session)
+        keeps_level = sep_1655_item.is_kept(at.live, session)
         if keeps_level:
-            message, known = client_state_item.taken(message, at, session)
+            message, known = sep_1655_item.taken(message, at, session)
             if known is not None:
                 self._homes.learn_level(session, known)
         match message.method:
@@ -167,7 +167,7 @@ class Mirror:
                 self._homes.set_level(session, level)
                 await self._router.to_all(at.incoming)
                 if keeps_level:
-                    response = client_state_item.given(response, level, at.live, session)
+                    response = sep_1655_item.given(response, level, at.live, session)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._subscribing.add(key)
                 try:

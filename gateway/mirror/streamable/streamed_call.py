@@ -22,16 +22,16 @@ from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
 from gateway.mirror.call_runner import Runner
-from gateway.mirror.modern_server import ModernServer
-from gateway.mirror.streamable import nested_state
+from gateway.mirror.server_client import ServerClient
+from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.mirror.upstream import CallServer
+from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost, GatewayError
-from gateway.routes.held_calls import Lot
 from gateway.runtime.fair_shares import FairTable
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
@@ -75,7 +75,7 @@ class StreamedCall:
         request: Request,
         log_level: str | None,
         progress: Progress | None = None,
-        server: ModernServer | None = None,
+        server: ServerClient | None = None,
     ) -> None:
         """`progress` is set if this continues a call that a dead replica began.
 
@@ -248,7 +248,7 @@ class StreamedCall:
     def _asking(self, question: Question) -> bytes:
         """The nested request of a question."""
         call, tokens = self.call, self._shared.tokens
-        has_state = self.session.profile.echoes_state and nested_state.DIALECT in self._live.route.dialects
+        has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self._live.route.dialects
         nested = NestedId(
             self._placed(),
             call.progress.round,
@@ -261,7 +261,7 @@ class StreamedCall:
         if not self._resumes:  # nobody could continue the call
             nested = nested.brief
         if has_state:
-            question = nested_state.with_state(question, tokens.state(nested))
+            question = sep_1685_state.with_state(question, tokens.state(nested))
         return question.asked(tokens.nested_id(nested))
 
     # -- from the client ----------------------------------------------------------------------------------------

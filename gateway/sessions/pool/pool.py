@@ -25,8 +25,8 @@ from gateway.protocol.errors import Busy, CallLost, Refused, SessionLost, Unreac
 from gateway.protocol.request import Request
 from gateway.protocol.tool_filter import OmittedTool
 from gateway.runtime.coarse_timer import Alarm
-from gateway.runtime.rate_limit import Rate, TokenBucket
 from gateway.runtime.tasks import Tasks
+from gateway.runtime.token_bucket import Rate, TokenBucket
 from gateway.seal.request_state import Upstream
 from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity, Limits

@@ -6,12 +6,12 @@ from typing import Final
 from yarl import URL
 
 from gateway import __version__
+from gateway.children.child import Child, given_secrets, not_here
+from gateway.children.launcher import ChildLauncher, end_children
 from gateway.config import InForce
 from gateway.exchange import handshake
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
-from gateway.process.child import Child, given_secrets, not_here
-from gateway.process.launcher import ChildLauncher, end_children
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, Refused, clean
 from gateway.runtime.tasks import Tasks

@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.process.child import Child
-from gateway.process.launcher import ChildLauncher
+from gateway.children.child import Child
+from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.upstream.stdio import is_message

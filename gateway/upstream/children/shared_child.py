@@ -15,8 +15,8 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.process.child import Child
-from gateway.process.launcher import ChildLauncher
+from gateway.children.child import Child
+from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Headers, Receive, SideListener

@@ -12,8 +12,8 @@ from typing import Any, Final
 from msgspec import Raw
 
 from gateway import world
-from gateway.process.child import Child
-from gateway.process.launcher import ChildLauncher
+from gateway.children.child import Child
+from gateway.children.launcher import ChildLauncher
 from gateway.protocol import era, jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks

@@ -19,7 +19,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import Unreachable
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
+from gateway.runtime.arrivals import SMALL_BYTES, Arrival, Arrivals
 from gateway.upstream.channel import Hearer
 
 REFUSAL_BYTES: Final = 65_536
@@ -46,7 +46,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     hearer: Hearer
     max_bytes: int
     """The size of the largest message."""
-    arriving: Throttle
+    arriving: Arrivals
     drain_seconds: float
     """How long a stream may stay open after the answer."""
     ended: Callable[[], None] = nothing

@@ -19,7 +19,7 @@ from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallGone, CallLost, Refused
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.runtime.throttle import SMALL_BYTES
+from gateway.runtime.arrivals import SMALL_BYTES
 from gateway.upstream.channel import NO_HEADERS, Callbacks, Channel, Headers, Hearer, Reading, Receive
 from gateway.upstream.http.http_errors import (
     RetryLater,

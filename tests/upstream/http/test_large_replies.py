@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.protocol import mcp
-from gateway.runtime.throttle import Throttle
+from gateway.runtime.arrivals import Arrivals
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually
@@ -17,7 +17,7 @@ LARGE = 1_000_000
 Send = Callable[[Turn, str, asyncio.Event], Awaitable[None]]
 
 
-def throttle(stand: Stand) -> Throttle:
+def arrivals(stand: Stand) -> Arrivals:
     return stand.gateway.routes.live["/mcp"].upstream.client.arriving
 
 
@@ -63,7 +63,7 @@ async def test_past_the_limit_only_the_oldest_message_is_read_on(
         await send(turn, str(number) * LARGE, gates[number])
 
     upstream.tool(tool)
-    client, arriving = stand.client(), throttle(stand)
+    client, arriving = stand.client(), arrivals(stand)
     calls = []
     for number in range(4):
         calls.append(
@@ -92,7 +92,7 @@ async def test_a_large_message_whose_call_is_given_up_makes_room(upstream: FakeU
 
     upstream.tool(tool)
     call = asyncio.get_running_loop().create_task(stand.client().call())
-    arriving = throttle(stand)
+    arriving = arrivals(stand)
     await eventually(lambda: arriving.used > LIMIT)
     call.cancel()
     await eventually(lambda: not arriving.used)

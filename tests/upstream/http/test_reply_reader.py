@@ -11,7 +11,7 @@ from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
-from gateway.runtime.throttle import SMALL_BYTES, Throttle
+from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.upstream.channel import NO_HEADERS, Headers, Receive
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES, nothing
 from gateway.upstream.http.resumable_channel import CallReply
@@ -25,7 +25,7 @@ OTHER = b'{"method":"ping","id":2}'
 class Reading:
     """A reply at work in which only the answer is looked for, with what came of it."""
 
-    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
+    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
         self.answers: list[bytes] = []
         self.unusual = 0
         self.acceptances = 0
@@ -35,7 +35,7 @@ class Reading:
         self.reply = CallReply(
             self,
             max_bytes,
-            throttle or Throttle(InForce(1 << 20)),
+            arrivals or Arrivals(InForce(1 << 20)),
             drain_seconds,
             self._become_unusual,
             channel=self,
@@ -226,8 +226,8 @@ async def test_a_failure_after_the_answer_is_none() -> None:
 
 
 async def test_a_large_body_waits_for_an_older_one() -> None:
-    throttle = Throttle(InForce(SMALL_BYTES))
-    older, later = (Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle) for _ in range(2))
+    arrivals = Arrivals(InForce(SMALL_BYTES))
+    older, later = (Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals) for _ in range(2))
     for reading in (older, later):
         reading.head()
         reading.reply.on_body(b" " * (SMALL_BYTES + 1))
@@ -236,14 +236,14 @@ async def test_a_large_body_waits_for_an_older_one() -> None:
     older.reply.close()
     assert not later.pending.is_paused
     later.reply.close()
-    assert throttle.used == 0
+    assert arrivals.used == 0
 
 
 class Following(Reading):
     """A reply that is followed as soon as something else than the answer comes."""
 
-    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, throttle: Throttle | None = None) -> None:
-        super().__init__(drain_seconds, max_bytes, throttle)
+    def __init__(self, drain_seconds: float = 60, max_bytes: int = 1000, arrivals: Arrivals | None = None) -> None:
+        super().__init__(drain_seconds, max_bytes, arrivals)
         self.heard: list[bytes] = []
         self.broke = 0
 
@@ -363,9 +363,9 @@ async def test_a_followed_stream_that_is_left_hands_over_nothing_more() -> None:
     assert reading.is_aborted
 
 
-def held_behind(throttle: Throttle, later: Reading) -> Reading:
+def held_behind(arrivals: Arrivals, later: Reading) -> Reading:
     """The older reply that another, which has read a large part of a stream, waits for."""
-    older = Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    older = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     older.head()
     older.reply.on_body(b" " * (SMALL_BYTES + 1))
     later.reply.on_body(b":" + b" " * SMALL_BYTES)
@@ -374,29 +374,29 @@ def held_behind(throttle: Throttle, later: Reading) -> Reading:
 
 
 async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_read_with_it() -> None:
-    throttle = Throttle(InForce(SMALL_BYTES))
-    later = Following(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    arrivals = Arrivals(InForce(SMALL_BYTES))
+    later = Following(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     later.stream(event(OTHER))
-    older = held_behind(throttle, later)
+    older = held_behind(arrivals, later)
     later.reply.on_body(b"\n" + event(OTHER))
     assert later.heard == [OTHER, OTHER]
     assert not later.pending.is_paused
     later.reply.close()
     older.reply.close()
-    assert throttle.used == 0
+    assert arrivals.used == 0
 
 
 async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what_was_read_with_it() -> None:
-    throttle = Throttle(InForce(SMALL_BYTES))
-    later = Reading(max_bytes=10 * SMALL_BYTES, throttle=throttle)
+    arrivals = Arrivals(InForce(SMALL_BYTES))
+    later = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     later.stream()
-    older = held_behind(throttle, later)
+    older = held_behind(arrivals, later)
     later.reply.on_body(b"\n" + event(ANSWER))
     assert later.answers == [ANSWER]
     assert not later.pending.is_paused
     later.end()
     older.reply.close()
-    assert throttle.used == 0
+    assert arrivals.used == 0
 
 
 async def test_a_bug_of_who_waits_for_the_answer_is_reported_and_the_reply_dropped(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.process.stderr_log import StderrLog
+from gateway.children.stderr_log import StderrLog
 from tests.support.logs import Lines
 from tests.support.turns import gives_way
 

@@ -9,10 +9,10 @@ import pytest
 
 from gateway.config import InForce
 from gateway.mirror.call_runner import Runner
-from gateway.mirror.modern_server import _ModernReply
+from gateway.mirror.server_client import _ModernReply
 from gateway.protocol import mcp
+from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
-from gateway.runtime.throttle import Throttle
 from gateway.upstream.channel import Callbacks
 from tests.mirror.conftest import Begin
 from tests.support.fake_carrier import FakeCarrier
@@ -227,7 +227,7 @@ async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
     reply = _ModernReply(
         Callbacks(bool, bool),
         LARGE,
-        Throttle(InForce(LIMIT)),
+        Arrivals(InForce(LIMIT)),
         0.0,
         request=None,
         idle=timer,  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Messages that arrive at the same time, and the bytes that they hold together."""
 
 from gateway.config import InForce
-from gateway.runtime.throttle import SMALL_BYTES, Arrival, Throttle
+from gateway.runtime.arrivals import SMALL_BYTES, Arrival, Arrivals
 
 KIB64 = SMALL_BYTES
 
@@ -9,33 +9,33 @@ KIB64 = SMALL_BYTES
 class Reader:
     """A reader that counts how often it was told to go on."""
 
-    def __init__(self, throttle: Throttle) -> None:
+    def __init__(self, arrivals: Arrivals) -> None:
         self.resumed = 0
-        self.arrival: Arrival = throttle.arrival(self.go_on)
+        self.arrival: Arrival = arrivals.arrival(self.go_on)
 
     def go_on(self) -> None:
         self.resumed += 1
 
 
 def test_messages_below_the_limit_do_not_wait() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two = Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(50 * KIB64)
     assert two.arrival.hold(50 * KIB64)
-    assert throttle.used == 100 * KIB64
+    assert arrivals.used == 100 * KIB64
 
 
 def test_past_the_limit_only_the_oldest_reads_on() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two = Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(60 * KIB64)
     assert not two.arrival.hold(60 * KIB64)
     assert one.arrival.hold(5000 * KIB64)
 
 
 def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two, three = Reader(throttle), Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one, two, three = Reader(arrivals), Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(90 * KIB64)
     assert not two.arrival.hold(80 * KIB64)
     assert not three.arrival.hold(80 * KIB64)
@@ -45,23 +45,23 @@ def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
     two.arrival.release()
     assert three.resumed == 1
     three.arrival.release()
-    assert throttle.used == 0
+    assert arrivals.used == 0
 
 
 def test_a_reader_that_waits_reads_on_if_its_message_ends_in_what_it_had_read() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two = Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(90 * KIB64)
     assert not two.arrival.hold(80 * KIB64)
     assert not two.arrival.hold(81 * KIB64)
     assert two.resumed == 0
     assert two.arrival.hold(10)
-    assert (one.resumed, two.resumed, throttle.used) == (0, 1, 90 * KIB64)
+    assert (one.resumed, two.resumed, arrivals.used) == (0, 1, 90 * KIB64)
 
 
 def test_all_read_on_when_there_is_room_again() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    readers = [Reader(throttle) for _ in range(3)]
+    arrivals = Arrivals(InForce(100 * KIB64))
+    readers = [Reader(arrivals) for _ in range(3)]
     assert readers[0].arrival.hold(90 * KIB64)
     for reader in readers[1:]:
         assert not reader.arrival.hold(20 * KIB64)
@@ -70,8 +70,8 @@ def test_all_read_on_when_there_is_room_again() -> None:
 
 
 def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two = Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(10 * KIB64)
     assert two.arrival.hold(10 * KIB64)
     one.arrival.release()
@@ -79,26 +79,26 @@ def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
 
 
 def test_a_second_release_does_nothing() -> None:
-    throttle = Throttle(InForce(100 * KIB64))
-    one = Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one = Reader(arrivals)
     assert one.arrival.hold(10 * KIB64)
     one.arrival.release()
     one.arrival.release()
-    assert throttle.used == 0
+    assert arrivals.used == 0
 
 
 def test_a_message_that_shrinks_makes_room_for_itself() -> None:
     """A stream holds only its unfinished event."""
-    throttle = Throttle(InForce(100 * KIB64))
-    one, two = Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(100 * KIB64))
+    one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(50 * KIB64)
     assert not two.arrival.hold(60 * KIB64)
     assert two.arrival.hold(10 * KIB64)
 
 
 def test_small_messages_are_not_counted() -> None:
-    throttle = Throttle(InForce(1))
-    one, two = Reader(throttle), Reader(throttle)
+    arrivals = Arrivals(InForce(1))
+    one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(KIB64)
     assert two.arrival.hold(KIB64)
-    assert throttle.used == 0
+    assert arrivals.used == 0

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.config import InForce
-from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains, packed
+from gateway.parking.cold_calls import ColdCall, ColdCalls, Remains, packed
 from gateway.seal.request_state import Upstream
 
 LIVE = SimpleNamespace(

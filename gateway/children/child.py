@@ -1,6 +1,6 @@
 """One child process that speaks MCP over its standard streams.
 
-The process started here is a reaper (`process.process_tree_reaper`). It starts the server with the pipes made here,
+The process started here is a reaper (`children.process_tree_reaper`). It starts the server with the pipes made here,
 and kills all descendants of the server when this side of its socket closes. So no child outlives the gateway.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Final, cast
 
 from gateway import world
+from gateway.children.stderr_log import StderrLog
 from gateway.config import Upstream
-from gateway.process.stderr_log import StderrLog
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
+from gateway.runtime.arrivals import Arrival, Arrivals
 from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
-from gateway.runtime.throttle import Arrival, Throttle
 from gateway.telemetry import Event, get_logger, secret_arguments
 
 log = get_logger()
@@ -70,7 +70,7 @@ def given_secrets(upstream: Upstream) -> list[str]:
 class Child:
     """A reaper, its server, and all processes that the server starts."""
 
-    def __init__(self, upstream: Upstream, route: str, event_bytes: int, arriving: Throttle, tasks: Tasks) -> None:
+    def __init__(self, upstream: Upstream, route: str, event_bytes: int, arriving: Arrivals, tasks: Tasks) -> None:
         """`arriving` limits the unfinished lines of all children of the route."""
         loop = asyncio.get_running_loop()
         self.pid = 0
@@ -360,7 +360,7 @@ class _Input(asyncio.BaseProtocol):
 class _Output(PieceReader):
     """The pipe from the child's stdout."""
 
-    def __init__(self, lines: Lines, arriving: Throttle, child: Child) -> None:
+    def __init__(self, lines: Lines, arriving: Arrivals, child: Child) -> None:
         super().__init__()
         self.closed = False
         self.exit = ""
@@ -382,12 +382,12 @@ class _Output(PieceReader):
             self._arrival = self._arriving.arriving(self._arrival, self._lines.unfinished_bytes, self)
 
     def pause_reading(self) -> None:
-        """See `throttle.Reader`."""
+        """See `arrivals.Reader`."""
         self._waits_for_others = True
         self._pause()
 
     def resume_reading(self) -> None:
-        """See `throttle.Reader`."""
+        """See `arrivals.Reader`."""
         self._waits_for_others = False
         if not self._pieces.is_waiting:
             self._read_on()

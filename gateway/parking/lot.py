@@ -9,8 +9,8 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
+from gateway.parking.cold_calls import ColdCall, ColdCalls
 from gateway.protocol.errors import Busy
-from gateway.routes.cold_calls import ColdCall, ColdCalls
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
 

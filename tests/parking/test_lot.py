@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.config import Hold, InForce
+from gateway.parking.lot import Lot
 from gateway.protocol.errors import Busy
-from gateway.routes.held_calls import Lot
 from gateway.runtime.budget import Budget
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.config import InForce
-from gateway.runtime.rate_limit import Rate, TokenBucket
+from gateway.runtime.token_bucket import Rate, TokenBucket
 
 
 class FakeClock:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.mirror.streamable.client_state_item import NAME
+from gateway.mirror.streamable.sep_1655_item import NAME
 from gateway.protocol import mcp
-from gateway.seal.client_state import Item
+from gateway.seal.sep_1655_items import Item
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import CAPABILITIES, LegacyClient

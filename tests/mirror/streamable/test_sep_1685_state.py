@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from gateway.mirror.streamable.nested_state import KEY
+from gateway.mirror.streamable.sep_1685_state import KEY
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.mirror.streamable.test_front import ACCEPT, ask, text

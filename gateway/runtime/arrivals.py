@@ -12,10 +12,10 @@ SMALL_BYTES: Final = 65_536
 class Arrival:
     """One message that is still arriving."""
 
-    __slots__ = ("_go_on", "_throttle", "is_waiting", "size")
+    __slots__ = ("_arrivals", "_go_on", "is_waiting", "size")
 
-    def __init__(self, throttle: "Throttle", go_on: Callable[[], None]) -> None:
-        self._throttle = throttle
+    def __init__(self, arrivals: "Arrivals", go_on: Callable[[], None]) -> None:
+        self._arrivals = arrivals
         self._go_on = go_on
         self.size = 0
         self.is_waiting = False
@@ -27,16 +27,16 @@ class Arrival:
         """
         was_waiting = self.is_waiting
         if size <= SMALL_BYTES:
-            self._throttle.release(self)
+            self._arrivals.release(self)
         else:
-            _ = self._throttle.hold(self, size)
+            _ = self._arrivals.hold(self, size)
         if was_waiting and not self.is_waiting:
             self._go_on()
         return not self.is_waiting
 
     def release(self) -> None:
         """Hold nothing any more: the message is complete, or not wanted. A second call does nothing."""
-        self._throttle.release(self)
+        self._arrivals.release(self)
 
     def go_on(self) -> None:
         """Have the reader read on if it waits."""
@@ -55,7 +55,7 @@ class Reader(Protocol):
         """Read on."""
 
 
-class Throttle:
+class Arrivals:
     """Counts the bytes of messages that are still arriving, up to a limit.
 
     Past the limit only the oldest of them reads on, so that there is always one that comes to its end: together they

@@ -18,11 +18,11 @@ import pytest_asyncio
 import uvloop
 
 from gateway.__main__ import main
+from gateway.children.child import Child, given_secrets
 from gateway.config import InForce, Upstream
-from gateway.process.child import Child, given_secrets
+from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
-from gateway.runtime.throttle import Throttle
 from gateway.telemetry import Metrics
 from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
@@ -452,7 +452,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
         command = ("sh", "-c", "exec <&-; read -r _ < fifo")
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(fifo := f"{folder}/fifo")
-            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks)
+            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks)
             await child.start()
             async with asyncio.timeout(20):
                 while not child._input.is_lost:
@@ -483,7 +483,7 @@ def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tu
 
     async def start(turns: int) -> str:
         child = Child(
-            Upstream(command=("cat",)), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
+            Upstream(command=("cat",)), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
         )
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
@@ -519,7 +519,7 @@ def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[st
 
     async def start(turns: int) -> bool:
         child = Child(
-            Upstream(command=("false",)), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
+            Upstream(command=("false",)), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
         )
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
@@ -563,7 +563,7 @@ def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tupl
         program = f"import os; os.write(1, b'x\\n' * {FLOOD_LINES}); os._exit(3)"
         command = (sys.executable, "-S", "-c", program)
         tasks = Tasks(Metrics("test"))
-        child = Child(Upstream(command=command), "/mcp", 4096, Throttle(InForce(1 << 20)), tasks)
+        child = Child(Upstream(command=command), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks)
         heard = []
         with Turns() as turns:
 

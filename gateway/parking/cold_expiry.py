@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.cluster import witness
 from gateway.exchange.input_requests import Question, withdrawn
+from gateway.parking.cold_calls import ColdCall, ColdCalls, Remains
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
-from gateway.routes.cold_calls import ColdCall, ColdCalls, Remains
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import Alarm

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gateway import world
+from gateway.children.child import Child
 from gateway.config import Route, Upstream
 from gateway.http.upstream_client import Client
-from gateway.process.child import Child
 from gateway.protocol.errors import CallLost, Unreachable
 from gateway.runtime.tasks import Tasks
 

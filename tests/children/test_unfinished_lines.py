@@ -8,10 +8,10 @@ from typing import Final, Self
 import pytest
 import uvloop
 
+from gateway.children.child import Child
 from gateway.config import InForce, Upstream
-from gateway.process.child import Child
+from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.tasks import Tasks
-from gateway.runtime.throttle import SMALL_BYTES, Throttle
 from gateway.telemetry import Metrics
 
 pytestmark = pytest.mark.processes
@@ -44,7 +44,7 @@ class Family:
 
     def __init__(self, limit: int) -> None:
         self.tasks = Tasks(Metrics("test"))
-        self.arriving = Throttle(InForce(limit))
+        self.arriving = Arrivals(InForce(limit))
         self.children: list[Child] = []
         self.lines: dict[Child, list[bytes]] = {}
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer
-from gateway.seal.client_state import KEY, PURPOSE, Item, ItemSealer, declares, taken, with_item
 from gateway.seal.keyring import Keyring, Keys
+from gateway.seal.sep_1655_items import KEY, PURPOSE, Item, ItemSealer, declares, taken, with_item
 
 NOW = 1_000_000.0
 RING = Keyring([bytes(range(32))], PURPOSE)

@@ -15,8 +15,8 @@ from gateway.mirror.streamable.tokens import Session
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
 from gateway.routes.live_route import LiveRoute
-from gateway.seal import client_state
-from gateway.seal.client_state import Item
+from gateway.seal import sep_1655_items
+from gateway.seal.sep_1655_items import Item
 
 NAME: Final = "mrtr-gateway/log-level"
 
@@ -30,14 +30,14 @@ class Level(NamedTuple):
 
 def is_kept(live: LiveRoute, session: Session) -> bool:
     """Whether the client of a session keeps the level."""
-    return session.profile.keeps_state and client_state.DIALECT in live.route.dialects
+    return session.profile.keeps_state and sep_1655_items.DIALECT in live.route.dialects
 
 
 def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tuple[jsonrpc.Message, Level | None]:
     """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
     params = params_of(message)
     try:
-        meta, sealed = client_state.taken(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), NAME)
+        meta, sealed = sep_1655_items.taken(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), NAME)
     except ValueError:
         return message, None  # its `_meta` is not an object, which the call reports
     if sealed is None:
@@ -59,4 +59,4 @@ def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Level | None:
 def given(response: bytes, level: Level, live: LiveRoute, session: Session) -> bytes:
     """The response with the level for its client to keep."""
     item = Item(NAME, session.route, session.principal, level.issued, session.key, level.name)
-    return client_state.with_item(response, NAME, live.process.items.seal(item))
+    return sep_1655_items.with_item(response, NAME, live.process.items.seal(item))

@@ -54,7 +54,7 @@ Hear = Callable[[bytes], None]
 """Takes a message of a reply: a notification, or the response, which is the last. Raises ValueError for a bad one."""
 
 
-class ModernServer(Protocol):
+class ServerClient(Protocol):
     """Sends requests of 2026-07-28 to one server."""
 
     reads_headers: ClassVar[bool]
@@ -67,7 +67,7 @@ class ModernServer(Protocol):
         """
 
 
-async def ask(server: ModernServer, request: ModernRequest) -> Raw | jsonrpc.Error:
+async def ask(server: ServerClient, request: ModernRequest) -> Raw | jsonrpc.Error:
     """Send a request and wait for its response; raises GatewayError if there is none."""
     found: list[Raw | jsonrpc.Error] = []
 
@@ -91,14 +91,14 @@ async def in_time(answer: Awaitable[T], method: str) -> T:
         raise CallLost(f"The server did not answer {method} in {ANSWER_SECONDS:g} s") from exc
 
 
-class StdioServer(msgspec.Struct, frozen=True, eq=False):
+class StdioServerClient(msgspec.Struct, frozen=True, eq=False):
     """A modern server that is a child process, which all requests share."""
 
     reads_headers: ClassVar[bool] = False
     modern: ModernStdio
 
     async def send(self, request: ModernRequest, hear: Hear) -> None:
-        """See `ModernServer`."""
+        """See `ServerClient`."""
         sending = self.modern.request(request.body, hear)
         del request  # it is sent once, and a call need not keep it
         try:
@@ -107,14 +107,14 @@ class StdioServer(msgspec.Struct, frozen=True, eq=False):
             raise CallLost(f"The server sent a malformed message ({exc}); the call may have had effects") from exc
 
 
-class HttpServer(msgspec.Struct, frozen=True, eq=False):
+class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
     """A modern server over streamable HTTP."""
 
     reads_headers: ClassVar[bool] = True
     live: LiveRoute
 
     async def send(self, request: ModernRequest, hear: Hear) -> None:
-        """See `ModernServer`."""
+        """See `ServerClient`."""
         live = self.live
         sending = _Sending(live, request, hear).run(request)
         del request
