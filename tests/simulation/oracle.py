@@ -395,8 +395,6 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
         return True  # it was told a round of another run, whose keys are the same, and answered the one before
     if "state" in outcome.plan.config and any(record.began <= when <= told.at for when, _ in outcome.deaths):
         return True  # its keys ended with the replica
-    if _ends_with_its_keys(outcome, record, told):
-        return True
     if record.left_unread and _has_happened(outcome, "call.cooled", told):
         return True  # nothing is left of the questions of a cold call but their state, which it did not read
     if _went_cold_since(outcome, record, told):
@@ -405,17 +403,6 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     return age + _clocks_apart(outcome, record, told) > hold["ttl_seconds"] - 1
-
-
-def _ends_with_its_keys(outcome: Outcome, record: Record, told: Told) -> bool:
-    """Whether a process whose keys end with it had cancelled the call by then, at the end of its drain."""
-    drains = [each for each in outcome.lines if each.event == "server.draining" and each.at <= told.at]
-    mine = [each for each in drains if each.process == f"gw-{told.replica}"]
-    if "state" not in outcome.plan.config or not mine:
-        return False
-    began = mine[-1].at + mine[-1].fields["delay_seconds"]
-    cancelled = [run.cancelled for run in outcome.ledger.of(record.call.tag) if run.cancelled is not None]
-    return any(began <= when <= told.at for when in cancelled)
 
 
 def _clocks_apart(outcome: Outcome, record: Record, told: Told) -> float:

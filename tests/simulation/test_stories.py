@@ -85,20 +85,6 @@ def test_only_a_leg_that_was_lost_before_its_owner_was_cut_off_excuses_that_its_
     assert any("its state is invalid" in each for each in complaints(outcome))
 
 
-@pytest.mark.parametrize("change", ["not cancelled", "cancelled before", "cancelled after", "keys"])
-def test_only_a_call_that_was_cancelled_by_a_drain_ends_with_the_keys_of_its_process(change: str) -> None:
-    outcome = story("a_process_that_ends_with_its_keys_has_given_its_calls_up")
-    (run,) = outcome.ledger.of("c5")
-    (drain, _) = (line for line in outcome.lines if line.event == "server.draining")
-    (refused,) = (told for record in outcome.records for told in record.told if told.reason)
-    assert drain.at < (run.cancelled or 0.0) < refused.at
-    if change == "keys":
-        _ = outcome.plan.config.pop("state")
-    else:
-        run.cancelled = {"not cancelled": None, "cancelled before": drain.at - 0.1}.get(change, refused.at + 0.1)
-    assert any("its state is invalid" in each for each in complaints(outcome))
-
-
 @pytest.mark.parametrize("change", [{"target": 1}, {"seconds": 4.0}, {"kind": "jump"}])
 def test_only_a_taker_that_stands_still_at_the_end_of_the_drain_excuses_that_a_call_is_lost(
     change: dict[str, Any],
