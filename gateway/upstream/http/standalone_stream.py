@@ -77,7 +77,7 @@ class StandaloneStream:
         # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
         # (Python 3.11), and a call whose client has left would run on.
         _ = await asyncio.wait((head,), timeout=self._upstream.times.side_head_seconds)
-        if not head.done() and self._reply is not None:  # between two GETs that were refused there is no stream
+        if not head.done() and self._reply is not None:  # between two GETs that brought none there is no stream
             self.is_open = True
 
     def stop_reporting(self) -> None:
@@ -117,16 +117,13 @@ class StandaloneStream:
             raise
 
     def _broke(self, *, is_refused: bool = False) -> None:
-        """There is no stream any more; `is_refused` if the server may give one later."""
+        """There is no stream any more, or not yet; `is_refused` if the server may give one later."""
         if self._is_closing:
             self._end()  # the server ends it with the session
             return
         self._let_go()
-        if is_refused:
-            self._failures += 1
-        else:
-            self._note_head()
-            self._failures = 0 if world.monotonic() - self._began > _STABLE_SECONDS else self._failures + 1
+        lasted = not is_refused and world.monotonic() - self._began > _STABLE_SECONDS
+        self._failures = 0 if lasted else self._failures + 1
         self._get_after_pause()
 
     def _end(self) -> None:
@@ -209,6 +206,7 @@ class StandaloneStream:
         try:
             self._upstream.endpoint.follow(location)
         except UpstreamError:
+            self._note_head()
             self._broke()
         else:
             self._broke(is_refused=True)

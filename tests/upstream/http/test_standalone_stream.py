@@ -141,6 +141,19 @@ async def test_a_server_that_takes_another_stream_for_open_is_asked_again(listen
         assert len(server.requests) == 3
 
 
+async def test_the_handshake_waits_for_a_further_request_if_the_first_one_broke(listen: Listen) -> None:
+    answers = iter((b"", b"", STREAM))  # the client sends what broke off without a reply once more
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        if answer := next(answers):
+            await wire.say(answer)
+            await wire.gone()
+
+    async with listen(script) as (it, _):
+        assert it.stream.is_open
+
+
 @pytest.mark.parametrize(("reply", "is_open"), [((REFUSED,), False), ((), True)], ids=["refused", "no answer yet"])
 async def test_only_a_stream_whose_server_has_not_answered_in_time_is_taken_for_open(
     listen: Listen,
