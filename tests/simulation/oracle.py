@@ -65,7 +65,7 @@ def _of_processes(outcome: Outcome) -> Iterator[str]:
     for each in () if is_kept_for_long else outcome.left:
         if not _may_be_left(outcome, each):
             yield f"left: {each}"
-    for at, tag in outcome.ledger.deleted:
+    for at, tag in () if _lost_a_replica(outcome) else outcome.ledger.deleted:  # what it had begun is known to nobody
         if not any(record.call.tag == tag and _has_ended_session(record, at) for record in outcome.records):
             yield f"server: a session was deleted while {tag} ran in it"
     for line in outcome.lines:

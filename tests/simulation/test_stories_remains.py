@@ -129,9 +129,3 @@ def test_only_a_call_that_was_taken_over_leaves_its_session_after_a_silence(kind
     fields = {"owner": "gw-1", "owner_is_dead": False, "request_id": ""}
     outcome.lines.append(Line(outcome.records[0].began, "gw-2", "info", "call.taken_over", fields))
     assert "left: server sessions: 1, at first 0" not in oracle.complaints(outcome)
-
-
-def test_no_death_of_a_replica_excuses_that_a_session_ends_under_its_call() -> None:
-    outcome = _at_rest(Fault("kill", 1.0, 2.0))
-    outcome.ledger.deleted.append((outcome.records[0].began, "c1"))
-    assert oracle.complaints(outcome) == ["server: a session was deleted while c1 ran in it"]
