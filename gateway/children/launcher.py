@@ -48,7 +48,7 @@ class ChildLauncher:
         self._last_reason = ""
         self._not_before = 0.0
         self._trial: Child | None = None
-        """After a failure, one child is started at a time: this one, until it works or fails."""
+        """After a failure, one child is started at a time: this one, until it works or fails. It may be prestarted."""
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
         self._may_prestart = bool(route.upstream.warm)
@@ -56,12 +56,14 @@ class ChildLauncher:
 
     async def take(self) -> Child:
         """Return a child that has received nothing. Raises Unreachable."""
-        while self._prestarted:
-            child = self._prestarted.popleft()
-            self._changed.set()
-            if not child.over.done():
-                return child
-        return await self._start_in_slot()
+        while True:
+            while self._prestarted:
+                child = self._prestarted.popleft()
+                self._changed.set()
+                if not child.over.done():
+                    return child
+            if (started := await self._start_in_slot(unless_one_waits=True)) is not None:
+                return started
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Child]:
@@ -82,7 +84,15 @@ class ChildLauncher:
     def give_back(self, child: Child) -> None:
         """Keep a child for the next session: it has answered a probe, and has received nothing of a client."""
         child.receive_with(lambda _: None)
-        self._prestarted.appendleft(child)
+        self._keep(child, self._prestarted.appendleft)
+
+    def _keep(self, child: Child, put: Callable[[Child], None]) -> None:
+        """Let a child wait for a session, unless enough do: one that was to replace it may have started meanwhile."""
+        if len(self._prestarted) < max(self._upstream.warm, 1):
+            put(child)
+            self._settled.set()
+        else:
+            self.end(child)
 
     def begin_prestarting(self) -> None:
         """Start children ahead of their sessions from now on, if the route wants that."""
@@ -111,9 +121,9 @@ class ChildLauncher:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    async def _wait_for_start(self) -> None:
+    async def _wait_for_start(self, *, unless_one_waits: bool) -> None:
         """Wait until a child may start: at once, or after failures one at a time, with pauses."""
-        while self._failures:
+        while self._failures and not (unless_one_waits and self._prestarted):
             if self._trial is not None:
                 self._settled.clear()
                 _ = await self._settled.wait()
@@ -128,11 +138,14 @@ class ChildLauncher:
                 )
             await asyncio.sleep(pause)
 
-    async def _start_in_slot(self) -> Child:
-        """Start a child as one of `max_children`. Raises Unreachable."""
+    async def _start_in_slot(self, *, unless_one_waits: bool) -> Child | None:
+        """Start a child as one of `max_children`; None if there is no need to any more. Raises Unreachable."""
         await self._slots.acquire()
         try:
-            await self._wait_for_start()
+            await self._wait_for_start(unless_one_waits=unless_one_waits)
+            if unless_one_waits and self._prestarted:
+                self._slots.release()
+                return None
             return await self._start()
         except BaseException:
             self._slots.release()
@@ -196,7 +209,9 @@ class ChildLauncher:
             await asyncio.sleep(pause)
             return
         with suppress(Unreachable):
-            self._prestarted.append(await self._start_in_slot())
+            child = await self._start_in_slot(unless_one_waits=False)
+            assert child is not None
+            self._keep(child, self._prestarted.append)
 
 
 async def end_children(children: Iterable[Child]) -> None:

@@ -734,8 +734,8 @@ def _task(random: Random, number: int, replicas: int) -> Call:
     )
 
 
-_NOT_OF_CHILDREN: Final = ("refuses", "aside", "deaf")
-"""What a server over stdio does not do: it has nothing but its output, and the end of it ends what ran."""
+_NOT_OF_CHILDREN: Final = ("refuses", "aside", "deaf", "asks late")
+"""What a server over stdio does not do, or what may be of the next call: it has nothing but its output."""
 
 
 def _with_children(plan: Plan) -> Plan:
