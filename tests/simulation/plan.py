@@ -748,6 +748,8 @@ def _with_children(plan: Plan) -> Plan:
         if not _is_usual(call) or random.random() < 0.3:
             return call
         script = {name: value for name, value in call.script.items() if name not in _NOT_OF_CHILDREN}
+        if "hangs" in script:
+            script["hangs"] = 20.0  # it may do so in several runs, and a history has an end
         tool = "pay" if call.tool == "job" else call.tool
         return replace(call, path="/child", script=script, tool=tool)
 
