@@ -81,7 +81,7 @@ class Outcome:
     changed: list[float] = field(default_factory=list)
     """When each change happened."""
     own_keys: list[bytes] = field(default_factory=list)
-    """The keys of replicas that were given none, as far as they live."""
+    """The keys of processes that were given none: another one is made at each start."""
     second_signals: list[tuple[float, str]] = field(default_factory=list)
     """When a replica was asked to end for the second time, by one fault or by two: it hands nothing over then."""
 
@@ -114,6 +114,7 @@ class History:
         self.load_began = 0.0
         self._terminated: dict[Process, None] = {}
         self._second_signals: dict[Process, float] = {}
+        self._own_keys: list[bytes] = []
         attacks = any(fault.kind == "replay" for fault in plan.faults)
         self.attacker = Attacker(self) if attacks else None
 
@@ -240,6 +241,10 @@ class History:
     def note_line(self, line: Line) -> None:
         """A process has logged a line."""
         self.lines.append(line)
+        if line.event == "server.started":
+            gateway = _gateway_of(self.simulation.processes[line.process])
+            assert gateway is not None
+            self._own_keys += gateway._state_keys._own
         if self._traces:
             self.trace.append(f"{line.at!r} {line.process} {line.level} {line.event} {line.fields!r}")
 
@@ -261,8 +266,6 @@ class History:
                 self.start_gateway(number)
             self.kernel.run(self.now + WARM_SECONDS)
             at_first = self._held()
-            gateways = [_gateway_of(self.gateway(number)) for number in range(1, plan.replicas + 1)]
-            own_keys = [key for each in gateways if each is not None for key in each._state_keys._own]
             clients = self.simulation.process("clients", _CLIENTS)
             addresses = [(self.host(number), 8080) for number in range(1, plan.replicas + 1)]
             with clients.running():
@@ -317,7 +320,7 @@ class History:
             listened,
             tasks,
             self.changed,
-            own_keys,
+            self._own_keys,
             [(at, process.name) for process, at in self._second_signals.items()],
         )
 

@@ -119,8 +119,10 @@ def test_only_a_call_that_went_cold_refuses_a_client_whose_connection_broke_befo
         assert any("its state is invalid" in each for each in complaints(outcome))
 
 
-def test_a_state_whose_key_is_of_one_process_ages_on_its_way_too() -> None:
-    outcome = story("a_state_whose_key_is_of_one_process_ages_on_its_way")
+@pytest.mark.parametrize("process", ["one_process", "a_process_that_was_started_again"])
+def test_a_state_whose_key_is_of_one_process_ages_on_its_way_too(process: str) -> None:
+    outcome = story(f"a_state_whose_key_is_of_{process}_ages_on_its_way")
+    assert complaints(outcome) == []
     outcome.own_keys.clear()
     assert any("its state is invalid" in each for each in complaints(outcome)), "nothing else says when it was made"
 
