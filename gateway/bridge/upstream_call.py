@@ -360,8 +360,8 @@ class UpstreamCall(ABC):
         session, call = self._session, self._call
         if session is not None and call is not None and self._is_sent:
             self._outgoing.cancel(session, call, reason, partial(self._is_ours, session))
-        elif self._task is not None:
-            _ = self._task.cancel()
+        else:
+            self._stop_task()
 
     async def _is_ours(self, session: Session) -> bool:
         """Whether no other replica has gone on with the call, and each can be asked; without a state, none can."""
@@ -405,6 +405,8 @@ class UpstreamCall(ABC):
         self.end_kept()
         session, self._session, self._left = self._session, None, None
         if session is None:
+            if self.is_being_resumed and self._task is not asyncio.current_task():
+                self._stop_task()  # it would go on in the session that it waits for
             return
         if self._is_let_go:
             # The upstream's further questions are for the replica that continues the call.
@@ -459,9 +461,12 @@ class UpstreamCall(ABC):
 
     def abandon(self) -> None:
         """Stop before anything was sent: the exchange was restored in vain."""
+        self._stop_task()
+        self.end()
+
+    def _stop_task(self) -> None:
         if self._task is not None:
             _ = self._task.cancel()
-        self.end()
 
     def end(self) -> None:
         """Drop the call and the listener, because the exchange is over.
