@@ -614,6 +614,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason in ("broken", "session_lost") and _read_beyond_a_deadline(outcome, record):
         return True
+    if reason == "session_lost" and _came_when_its_call_was_over(outcome, record):
+        return True
     causes = _CAUSES.get(reason, frozenset())
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
@@ -623,6 +625,15 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     if is_left and not is_unfindable:
         causes -= WHOLE_DRAINS
     return any(_may_have_begun(outcome, record, each) for each in met(outcome, record, causes))
+
+
+def _came_when_its_call_was_over(outcome: Outcome, record: Record) -> bool:
+    """Whether a clock made a state look valid, whose call had been held for all of its time and given up."""
+    told = record.final
+    if told is None or told.state is None:
+        return False
+    age, ttl_seconds = told.at - record.states.get(told.state, told.at), outcome.plan.config["hold"]["ttl_seconds"]
+    return age - _clocks_apart(outcome, record, told) <= ttl_seconds < age
 
 
 def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:

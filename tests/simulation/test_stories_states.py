@@ -295,3 +295,28 @@ def _is_kept_from_coming() -> Outcome:
     """Its leg waits at the third replica, which gives it up. Then it asks the second one, which is cut off."""
     faults = Fault("part", 0.0, 15.0, target=2), Fault("one way", 0.3, 2.0, target=1)
     return played(call(1, 3, 2, 3, think=0.2, questions=2, between=6.0), *faults, has_events=False)
+
+
+@pytest.mark.parametrize(
+    ("age", "amount", "is_excused"),
+    [(95.0, 90.0, True), (85.0, 90.0, False), (95.0, 0.0, False), (185.0, 90.0, False)],
+    ids=["so it is", "the call was held still", "no clock was wrong", "the clock did not hide it"],
+)
+def test_only_a_state_that_a_clock_made_look_valid_leads_to_a_call_that_is_over(
+    age: float,
+    amount: float,
+    is_excused: bool,  # noqa: FBT001
+) -> None:
+    """The owner had given the call up, and ended its session."""
+    outcome = _told("session_lost", Fault("jump", 0.0, 60.0, amount=amount))
+    (record,) = outcome.records
+    assert record.final is not None
+    assert record.final.state is not None
+    record.states[record.final.state] = record.final.at - age
+    assert any("session_lost" in each for each in complaints(outcome)) is not is_excused
+
+
+def test_a_clock_keeps_a_client_away_until_its_call_is_over() -> None:
+    outcome = story("a_clock_keeps_a_client_away_until_its_call_is_over")
+    assert [record.outcome for record in outcome.records if record.call.tag == "c26"] == ["error"]
+    assert complaints(outcome) == []
