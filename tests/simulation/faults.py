@@ -10,6 +10,8 @@ from tests.simulation.plan import Fault
 if TYPE_CHECKING:
     from tests.simulation.history import History
 
+SLOW_SECONDS: Final = 1.5
+"""How much longer than usual a message may be on its way while everything is slow."""
 _WAITS_SECONDS: Final = 20.0
 _LOOKS_SECONDS: Final = 0.02
 
@@ -148,7 +150,7 @@ def _child(history: "History", fault: Fault) -> None:
 
 
 def _slow(history: "History", fault: Fault) -> None:
-    history.network.extra_seconds = 1.5
+    history.network.extra_seconds = SLOW_SECONDS
 
     def restore() -> None:
         history.network.extra_seconds = 0.0

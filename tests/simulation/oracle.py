@@ -19,6 +19,7 @@ from gateway.seal.request_state import Envelope
 from tests.simulation import listening_oracle, task_oracle
 from tests.simulation.causes import CUTS, DEATHS, SILENCES, WHOLE_DRAINS, begins, ends, met
 from tests.simulation.client import PATIENCE_SECONDS, Record, Told
+from tests.simulation.faults import SLOW_SECONDS
 from tests.simulation.history import KEY, Line, Outcome
 from tests.simulation.plan import Fault
 from tests.simulation.server import Run
@@ -46,6 +47,8 @@ _CONNECTS_SECONDS: Final = 1.5
 """How long a client that has given a connection up may take to come elsewhere."""
 _CANCELS_SECONDS: Final = 1.0
 """How long a cancellation takes at most if nothing goes wrong."""
+_ARRIVES_SECONDS: Final = SLOW_SECONDS + 0.1
+"""How long a message is on its way at most while everything is slow."""
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -735,9 +738,27 @@ def _is_left_behind(outcome: Outcome, record: Record) -> bool:
 
 
 def _leads_nowhere(outcome: Outcome, record: Record) -> bool:
-    """Whether its last state was sealed before the call had a session: who drains hands it over without waiting."""
+    """Whether its last state was sealed before the call had a session: who drains hands it over without waiting.
+
+    Or before the first event id of its stream had come.
+    """
     envelope = None if record.final is None else _opened(outcome, record.final.state)
-    return envelope is not None and envelope.upstream is None
+    if envelope is None or record.final is None:
+        return False
+    where = envelope.upstream
+    return where is None or (not where.is_resumable and _was_overtaken(outcome, record, record.final.state))
+
+
+def _was_overtaken(outcome: Outcome, record: Record, state: str | None) -> bool:
+    """Whether a state was sealed while what its server had sent first was still on its way, since everything was slow.
+
+    A question on the side stream comes over another connection.
+    """
+    sealed = _sealed_at(outcome, record, state)
+    slow = [each for each in outcome.faults if each.kind == "slow"]
+    sent = max((run.began for run in outcome.ledger.of(record.call.tag) if run.began <= sealed), default=-math.inf)
+    is_slow = any(begins(each) <= sent <= begins(each) + each.seconds for each in slow)
+    return is_slow and sealed <= sent + _ARRIVES_SECONDS
 
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:

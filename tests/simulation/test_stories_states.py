@@ -320,3 +320,18 @@ def test_a_clock_keeps_a_client_away_until_its_call_is_over() -> None:
     outcome = story("a_clock_keeps_a_client_away_until_its_call_is_over")
     assert [record.outcome for record in outcome.records if record.call.tag == "c26"] == ["error"]
     assert complaints(outcome) == []
+
+
+def test_only_a_slow_network_excuses_that_a_question_came_before_the_first_event_id_of_its_call() -> None:
+    """Its state does not say where to read on, and leads nowhere once its replica has ended in a drain."""
+    the_call = call(1, 2, at=0.01, think=8.0, questions=1, aside=True)
+    slow, drain = Fault("slow", 0.0, 3.0), Fault("term", 2.0, 2.0)
+    outcome = played(the_call, slow, drain)
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-2 200 owner_lost"]
+    assert complaints(outcome) == []
+    quick = replace(outcome, faults=[each for each in outcome.faults if each.kind != "slow"])
+    assert any("ended without a cause" in each for each in complaints(quick))
+    outcome.ledger.of("c1")[0].began -= 2.0
+    slow = replace(slow, at=slow.at - 2.0, seconds=slow.seconds + 2.0)
+    late = replace(outcome, faults=[slow, *(each for each in outcome.faults if each.kind != "slow")])
+    assert any("ended without a cause" in each for each in complaints(late)), "the id had come long before"
