@@ -493,11 +493,13 @@ class Pool:
         self._tasks.spawn(session.channel.close(end_session=session.may_end), "close session")
 
     def forget_idle(self, key: PoolKey) -> None:
-        """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted."""
+        """Drop the idle sessions of a key: the upstream forgot one session of it, so it was restarted.
+
+        It is told of their end, because some of them may have been opened since.
+        """
         group = self.group(key)
         group.missed()
         for session in tuple(group.idle):
-            session.lose()
             self._drop(session)
 
     def _sweep_later(self) -> None:

@@ -180,7 +180,10 @@ async def test_a_principals_own_idle_session_makes_room_for_it(upstream: FakeUps
     assert len(await upstream.saw("DELETE", 2)) == 2
 
 
-async def test_a_session_that_its_server_has_forgotten_is_not_ended(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_of_idle_sessions_only_the_one_that_its_server_has_surely_forgotten_is_not_ended(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    """The other one may have been opened since the server was started again."""
     client, gate = stand.client("Bearer x"), Gate(upstream)
     both = [later(client.call()) for _ in range(2)]
     await upstream.saw("tools/call", 2)
@@ -191,7 +194,8 @@ async def test_a_session_that_its_server_has_forgotten_is_not_ended(upstream: Fa
     assert (await client.call()).text == "done"
     await eventually(lambda: stand.sessions("idle") == 1)
     await stand.gateway.close()
-    assert [seen.session for seen in upstream.of("DELETE")] == ["s3"]
+    refused = next(seen.session for seen in upstream.of("tools/call")[2:] if seen.session != "s3")
+    assert {seen.session for seen in upstream.of("DELETE")} == {"s1", "s2", "s3"} - {refused}
 
 
 # -- the pool alone ---------------------------------------------------------------------------------------------------
