@@ -11,7 +11,8 @@ from gateway.protocol import mcp
 from tests.simulation import plain_http as http
 from tests.simulation.plan import Call
 
-_REQUEST_SECONDS: Final = 120.0
+_REQUEST_SECONDS: Final = 150.0
+"""Longer than twice 60 s, which may pass before silence is noticed, after the last change that a server tells of."""
 PATIENCE_SECONDS: Final = 75.0
 """How long a client tries again before it gives a call up."""
 _THINKS_AGAIN_SECONDS: Final = 12.0
