@@ -391,8 +391,8 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
     if _came_back_late(outcome, record, told):
         return True
-    if record.call.habit == "rivals" and told.carried and (told is not record.final or met(outcome, record, DEATHS)):
-        return True  # the other answers came first, and their result is here or was lost with a replica
+    if record.call.habit == "rivals" and told.carried and _has_faster_rival(outcome, record, told):
+        return True
     hold = outcome.plan.config["hold"]
     if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
         return True  # it was told a round of another run, whose keys are the same, and answered the one before
@@ -406,6 +406,13 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     return age + _clocks_apart(outcome, record, told) > hold["ttl_seconds"] - 1
+
+
+def _has_faster_rival(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether other answers may have come first: their result is here, was lost with a replica, or went cold."""
+    others = [each for each in record.told if each.state == told.state and each.carried != told.carried]
+    is_lost = met(outcome, record, DEATHS) or any(_went_cold_since(outcome, record, each) for each in others)
+    return told is not record.final or bool(is_lost)
 
 
 def _clocks_apart(outcome: Outcome, record: Record, told: Told) -> float:

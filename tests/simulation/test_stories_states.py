@@ -94,6 +94,21 @@ def test_only_a_link_that_was_cut_before_a_call_went_cold_excuses_the_refusal_of
         assert any("its state is invalid" in each for each in complaints(other))
 
 
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_only_a_call_that_went_cold_excuses_that_neither_of_two_rivals_is_served(is_cold: bool) -> None:  # noqa: FBT001
+    outcome = story("the_call_of_the_faster_of_two_rivals_goes_cold")
+    assert replies(outcome)[1:] == [
+        "gw-3 400 invalid_request_state",
+        "gw-1 503 owner_stalled",
+        "gw-1 400 invalid_request_state",
+    ]
+    if is_cold:
+        assert complaints(outcome) == []
+        return
+    lines = [line for line in outcome.lines if line.event != "call.cooled"]
+    assert "c10: was told at 12.80 that its state is invalid" in complaints(replace(outcome, lines=lines))
+
+
 def _reply_is_lost(cold_seconds: float) -> Outcome:
     """The owner hears the request of another replica, and then nothing that it says arrives for 2 s."""
     the_call = call(2, 1, 1, think=0.01, questions=2, between=0.05)
