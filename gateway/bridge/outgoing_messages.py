@@ -96,7 +96,7 @@ class Outgoing:
             for pause in _CANCEL_PAUSES if young else _CANCEL_PAUSES[:1]:
                 await asyncio.sleep(pause)
                 if pause and not session.works_on(call):
-                    return
+                    break  # it has ended, or nothing reads it any more
                 is_over = await self._attempt(send)
             if not is_over:
                 self._context.live.process.tasks.spawn(cancel_again(send), "cancel again")

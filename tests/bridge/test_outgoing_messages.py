@@ -4,6 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from gateway.bridge import outgoing_messages
 from gateway.bridge.outgoing_messages import Outgoing
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
@@ -36,6 +39,25 @@ async def test_leaving_in_the_first_round_cancels_at_once_and_once(
     await upstream.saw("DELETE")
     await eventually(lambda: stand.sessions("quarantined") == 0)
     assert len(upstream.of(mcp.CANCELLED)) == 1
+
+
+async def test_a_cancellation_that_is_refused_is_sent_again_though_nothing_reads_the_call_any_more(
+    upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing_messages, "CANCEL_AGAIN_SECONDS", (0.0,))
+
+    async def breaks_off(turn: Turn) -> None:
+        await turn.raw(b": running\n\n")
+        await turn.reset()
+
+    async def refuse(turn: Turn) -> None:
+        turn.reply(503)
+
+    upstream.tool(breaks_off)
+    upstream.once(mcp.CANCELLED, refuse)
+    assert (await client.call()).error["data"]["reason"] == "call_lost"
+    one, other = await upstream.saw(mcp.CANCELLED, 2)
+    assert one.body["params"] == other.body["params"]
 
 
 async def test_a_request_that_no_client_knows_is_method_not_found(upstream: FakeUpstream, client: Client) -> None:
