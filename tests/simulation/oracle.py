@@ -169,7 +169,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
         yield "has not ended"
         return
     for name in record.asked:
-        if not any(name in run.asked for run in runs):
+        if not any(name in run.asked for run in runs) and not _came_after_its_call(outcome, name, runs):
             yield f"was asked {name}, which nobody asked"
     given = {said for answers in record.given.values() for said in answers}
     for run in runs:
@@ -207,6 +207,22 @@ def _of_run(record: Record, run: Run, given: set[str]) -> Iterator[str]:
             continue
         if answer is not None and answer not in said:
             yield f"run {run.number} got the answer {answer} to {name}, which its client did not give"
+
+
+def _came_after_its_call(outcome: Outcome, name: str, runs: list[Run]) -> bool:
+    """Whether a question on a side stream came so late that another call of its caller had the session by then.
+
+    Its own call has ended without an answer, and it says of no call that it belongs to that.
+    """
+    callers = {record.call.tag: record.call.caller for record in outcome.records}
+    asked = [each for each in outcome.ledger.runs if name in each.asked and each.asked_aside is not None]
+    return any(
+        (each.session, callers.get(each.tag)) == (run.session, callers[run.tag])
+        and (each.ended or math.inf) <= run.began
+        and _may_arrive(outcome, each.asked_aside or 0.0, run.began - _ARRIVES_SECONDS)  # it came late, too
+        for run in runs
+        for each in asked
+    )
 
 
 def _asked_twice(record: Record, runs: list[Run]) -> Iterator[str]:
@@ -762,10 +778,15 @@ def _was_overtaken(outcome: Outcome, record: Record, state: str | None) -> bool:
     A question on the side stream comes over another connection.
     """
     sealed = _sealed_at(outcome, record, state)
-    slow = [each for each in outcome.faults if each.kind == "slow"]
     sent = max((run.began for run in outcome.ledger.of(record.call.tag) if run.began <= sealed), default=-math.inf)
+    return _may_arrive(outcome, sent, sealed)
+
+
+def _may_arrive(outcome: Outcome, sent: float, when: float) -> bool:
+    """Whether what was sent while everything was slow may still have been on its way at a later time."""
+    slow = [each for each in outcome.faults if each.kind == "slow"]
     is_slow = any(begins(each) <= sent <= begins(each) + each.seconds for each in slow)
-    return is_slow and sealed <= sent + _ARRIVES_SECONDS
+    return is_slow and when <= sent + _ARRIVES_SECONDS
 
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:

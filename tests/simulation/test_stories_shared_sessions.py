@@ -1,4 +1,4 @@
-"""Stories of callers whose calls share one session (`sessions.affinity: principal`)."""
+"""Stories of calls that share a session, at a time (`sessions.affinity: principal`) or one after the other."""
 
 from dataclasses import replace
 from typing import Any
@@ -74,3 +74,29 @@ def test_a_call_that_is_taken_over_is_asked_on_the_side_stream_if_no_other_one_c
     (record,) = outcome.records
     assert (record.asked, record.outcome) == (["c1/0", "c1/1"], "result")
     assert len(outcome.ledger.of("c1")) == 1
+
+
+def test_only_a_slow_network_excuses_that_a_question_is_taken_for_one_of_the_next_call_in_its_session() -> None:
+    """It names no call, and comes over another connection than the result of its own one, which did not wait."""
+    hasty = call("c1", 0.05, "pay", questions=1, aside=True, patience=0.1)
+    next_call = call("c2", 0.2, "pay", questions=1, before=0.4)
+    hold = {"hold": {"ttl_seconds": 90.0}}
+    outcome = History(Plan(349, 1, Kind(), hold, (hasty, next_call), (Fault("slow", 0.06, 9.0),))).run()
+    first, second = outcome.records
+    assert (first.asked, second.asked) == ([], ["c2/0", "c1/0"])
+    assert oracle.complaints(outcome) == []
+    strange = "c2: was asked c1/0, which nobody asked"
+    assert strange in oracle.complaints(replace(outcome, faults=[]))
+    run, other = outcome.ledger.runs
+    for field, value in (
+        ("session", "s0"),
+        ("ended", None),
+        ("asked_aside", other.began - 3.3),
+        ("asked_aside", None),
+    ):
+        before = getattr(run, field)
+        setattr(run, field, value)
+        assert strange in oracle.complaints(outcome), field
+        setattr(run, field, before)
+    second.call = replace(second.call, caller="bob")
+    assert strange in oracle.complaints(outcome)
