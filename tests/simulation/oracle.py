@@ -49,6 +49,8 @@ _CANCELS_SECONDS: Final = 1.0
 """How long a cancellation takes at most if nothing goes wrong."""
 _ARRIVES_SECONDS: Final = SLOW_SECONDS + 0.1
 """How long a message is on its way at most while everything is slow."""
+_FIRST_PAUSE_SECONDS: Final = 0.5
+"""How long no child is started after one was of no use. Each pause is twice as long as the one before."""
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
 """Reasons of errors that say that the tool has not run."""
 
@@ -636,6 +638,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "call_lost" and ("refuses" in script or _hangs_for_too_long(outcome, record)):
         return True
+    if reason == "upstream_unreachable" and _came_while_no_child_is_started(outcome, record.final):
+        return True
     if reason == "stopping" and _outlasted_a_drain(outcome, record.final):
         return True
     if reason in ("broken", "session_lost") and _read_beyond_a_deadline(outcome, record):
@@ -721,6 +725,20 @@ def _lost_its_taker(outcome: Outcome, told: Told | None) -> bool:
     still = [each for each in outcome.faults if each.kind in _STOPS and f"gw-{each.target}" == taker]
     is_still = any(begins(each) <= told.at <= ends(outcome, each) for each in still)
     return is_still or _is_parted_from_named(outcome, told)
+
+
+def _came_while_no_child_is_started(outcome: Outcome, told: Told | None) -> bool:
+    """Whether children of its replica were killed one after the other before they were of use: the pauses grow."""
+    found = None if told is None else re.search(r"(\d+) times in a row; it is started again in", str(told.error))
+    if told is None or found is None:
+        return False
+    times = int(found[1])
+    here = [line for line in outcome.lines if line.process == f"gw-{told.replica}" and line.at <= told.at]
+    ended = [line.at for line in here if line.event == "child.ended"][-times:]
+    kills = [begins(each) for each in outcome.faults if each.kind == "child"]
+    are_killed = all(any(kill <= at <= kill + _NOTICES_SECONDS for kill in kills) for at in ended)
+    pause = _FIRST_PAUSE_SECONDS * 2 ** (times - 1)
+    return len(ended) == times and are_killed and told.at - ended[-1] < pause
 
 
 def _outlasted_a_drain(outcome: Outcome, told: Told | None) -> bool:

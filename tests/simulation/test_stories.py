@@ -92,3 +92,16 @@ def test_only_a_taker_that_stands_still_at_the_end_of_the_drain_excuses_that_a_c
     outcome = story("the_taker_of_a_call_stands_still_when_a_drain_ends")
     outcome.faults = [replace(fault, **change) if fault.kind == "stop" else fault for fault in outcome.faults]
     assert any("to which another one gave this call" in each for each in complaints(outcome))
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_only_as_many_kills_just_before_a_call_excuse_that_no_child_is_started_for_it(is_late: bool) -> None:  # noqa: FBT001
+    outcome = story("a_call_comes_in_the_pause_after_children_were_killed_in_a_row")
+    (record,) = outcome.records
+    assert ([fault.kind for fault in outcome.faults], record.outcome) == (["child"] * 3, "error")
+    if is_late:
+        assert record.final is not None
+        record.final.at += 2.0
+    else:
+        outcome.faults = outcome.faults[1:]
+    assert any("3 times in a row" in each for each in complaints(outcome))
