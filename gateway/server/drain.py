@@ -2,7 +2,8 @@
 
 Other replicas begin the new calls that it receives; without other replicas it refuses them. The listener of the
 clients closes as soon as no call is held here or runs here, and at the latest at the deadline, so that a balancer
-sends the next connection elsewhere. Requests on open connections are still served.
+sends the next connection elsewhere; without other replicas, it closes at the end. Requests on open connections are
+still served.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _POLL_SECONDS: Final = 0.05
 _IDLE_POLLS: Final = 2
 """A drain is over after so many polls in a row that find nothing left to do; see `Listener.is_writing`."""
 _LAST_SECONDS: Final = 1.0
-"""After the deadline: how long the replies may take that other replicas end by then."""
+"""At the end: how long the last replies may take, such as those that other replicas end by the deadline."""
 
 
 class Listeners(NamedTuple):
@@ -84,8 +85,9 @@ class Drain:
             await listeners.clients.stop_accepting()
         await self._until_idle(listeners, deadline, is_resumable)
         self._end_remaining(is_resumable=is_resumable())
-        if not self._membership.alone:
-            await self._until_idle(listeners, loop.time() + _LAST_SECONDS, is_resumable)
+        # The requests of those who have just connected are still refused: who is cut off cannot tell whether they ran.
+        await listeners.clients.stop_accepting()
+        await self._until_idle(listeners, loop.time() + _LAST_SECONDS, is_resumable)
 
     def _begin_no_calls(self, ends_at: float) -> None:
         alone = self._membership.alone

@@ -219,3 +219,16 @@ def test_a_call_that_goes_cold_in_a_process_with_its_own_keys_may_be_answered_un
     assert [line.event for line in outcome.lines if line.event.startswith("call.")] == ["call.cooled"]
     assert record.outcome == "result"
     assert complaints(outcome) == []
+
+
+def test_a_process_that_is_alone_breaks_no_new_connection_when_it_ends() -> None:
+    """Of clients that come one after the other, some are told to come later, and the others find nobody there."""
+    hold = {"ttl_seconds": 40.0, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "state": {}, "replica": {"id": "gw-1"}}
+    times = [_BEFORE + number / 1000 for number in range(30, 230)]
+    calls = tuple(Call(f"c{at}", at, "pay", "ann", {"questions": 0}, 0.2, "plain", (1,)) for at in times)
+    outcome = History(Plan(1, 1, Kind(), config, calls, (Fault("int", _BEFORE, 2.0, 1),))).run()
+    assert {record.outcome for record in outcome.records} == {"result"}
+    reasons = {record.told[0].reason for record in outcome.records}
+    assert reasons == {"stopping", ""}
+    assert complaints(outcome) == []
