@@ -537,7 +537,7 @@ def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
 
 
 def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
-    """Whether a replica could not tell the owner of a call that its client is back, since no link leads there.
+    """Whether a replica could not tell the owner of a call that its client is back: it could not talk to it.
 
     Not if the owner stands still: then its grace period does too.
     """
@@ -545,14 +545,21 @@ def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
 
 
 def _is_parted_from_named(outcome: Outcome, told: Told) -> bool:
-    """Whether no link led, while a replica served a request, to the one that its error names."""
-    named = _replica_in(str((told.error or {}).get("message")))
+    """Whether no link led, while a replica served a request, to the one that its error names.
+
+    Or that one refused whatever the replica sent it, since the clock of one of the two had been set.
+    """
+    message = str((told.error or {}).get("message"))
+    named = _replica_in(message)
     if named is None:
         return False
     ends_of_link = {int(named.removeprefix("gw-")), told.replica}
     faults = [each for each in outcome.faults if begins(each) <= told.at and ends(outcome, each) >= told.sent]
     is_apart = any(each.kind in ("part", "one way") and each.target in ends_of_link for each in faults)
-    return is_apart or any(set(_ends_of(each)) == ends_of_link for each in faults)
+    is_refused = "compare the clocks" in message and any(
+        each.kind == "jump" and each.target in ends_of_link for each in faults
+    )
+    return is_apart or is_refused or any(set(_ends_of(each)) == ends_of_link for each in faults)
 
 
 def _sealed_at(outcome: Outcome, record: Record, state: str | None) -> float:

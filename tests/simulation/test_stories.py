@@ -105,3 +105,11 @@ def test_only_as_many_kills_just_before_a_call_excuse_that_no_child_is_started_f
     else:
         outcome.faults = outcome.faults[1:]
     assert any("3 times in a row" in each for each in complaints(outcome))
+
+
+@pytest.mark.parametrize("change", [{"target": 2}, {"seconds": 1.0}, {"kind": "stall"}])
+def test_only_a_clock_that_differs_excuses_that_an_owner_did_not_hear_of_its_client(change: dict[str, Any]) -> None:
+    outcome = story("an_owner_whose_clock_was_set_does_not_hear_of_its_client")
+    (fault,) = outcome.faults
+    outcome.faults = [replace(fault, **change)]
+    assert any("its state is invalid" in each for each in complaints(outcome))
