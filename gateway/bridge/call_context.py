@@ -61,6 +61,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """Known as soon as there was a session."""
     is_state_whole: bool = False
     """Whether the newest requestState has everything that continues the call."""
+    is_state_resumable: bool = True
+    """Whether another process can resume the call from that state, if this one has sealed any."""
 
     def runs_in(self, session: Session) -> None:
         """The call runs in this session, whose pool key is an equal one."""

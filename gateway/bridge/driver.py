@@ -240,7 +240,9 @@ class Driver:
         if self.is_finished:
             self._upstream_call.leave_result()  # whether its client has read it is not known either
             return False
-        is_resumable = self._upstream_call.is_resumable
+        # A leg gets a new state. Without one, the client has a state that may be older than the first event id.
+        leads_on = bool(self._exchange.legs) or self._context.is_state_resumable
+        is_resumable = self._upstream_call.is_resumable and leads_on
         begun = self._takeover
         if begun is not None and begun.envelope.round == self._exchange.round and self._upstream_call.is_being_resumed:
             # Its answers wait for the stream, so the state of before is still the newest.

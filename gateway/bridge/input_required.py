@@ -58,14 +58,15 @@ def input_required(
 
 
 def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
-    process, upstream = context.live.process, envelope.upstream
+    process = context.live.process
     process.metrics.sealed()
     for smaller in handoff.ever_smaller(envelope, held=held):
         try:
             state = process.sealer.seal(smaller)
         except ValueError:
             continue
-        context.is_state_whole = smaller is envelope and upstream is not None and upstream.cursor is not None
+        context.is_state_resumable = smaller.is_resumable
+        context.is_state_whole = smaller is envelope and smaller.is_resumable
         return state
     raise CallLost(
         "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "

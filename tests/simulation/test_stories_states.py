@@ -337,6 +337,24 @@ def test_a_clock_keeps_a_client_away_until_its_call_is_over() -> None:
     assert complaints(outcome) == []
 
 
+def test_a_drain_cancels_a_call_that_nobody_can_resume_from_the_state_of_its_client() -> None:
+    """The question came before the first event id of the call, which is known when the drain is over."""
+    the_call = call(1, at=0.01, think=0.1, habit="abandons", questions=1, aside=True)
+    for faults in ((Fault("slow", 0.0, 3.0),), ()):
+        outcome = played(the_call, *faults, Fault("term", 2.0, 2.0))
+        (parted,) = (line.fields for line in outcome.lines if line.event == "server.parted")
+        (run,) = outcome.ledger.of("c1")
+        said = parted["cancelled"], parted["let_go"], run.ended is not None
+        assert said == ((1, 0, True) if faults else (0, 1, False))
+
+
+def test_a_drain_leaves_such_a_call_to_another_replica_if_its_client_waits_and_gets_a_new_state() -> None:
+    the_call = call(1, 2, at=0.01, think=3.0, questions=1, aside=True, between=6.0)
+    outcome = played(the_call, Fault("slow", 0.0, 3.0), Fault("term", 2.0, 2.0))
+    assert replies(outcome) == ["gw-1 200 input_required", "gw-2 200 input_required", "gw-2 200 complete"]
+    assert complaints(outcome) == []
+
+
 def test_only_a_slow_network_excuses_that_a_question_came_before_the_first_event_id_of_its_call() -> None:
     """Its state does not say where to read on, and leads nowhere once its replica has ended in a drain."""
     the_call = call(1, 2, at=0.01, think=8.0, questions=1, aside=True)
