@@ -15,6 +15,8 @@ _REQUEST_SECONDS: Final = 150.0
 """Longer than twice 60 s, which may pass before silence is noticed, after the last change that a server tells of."""
 PATIENCE_SECONDS: Final = 75.0
 """How long a client tries again before it gives a call up."""
+_MOST_ROUNDS: Final = 30
+"""After so many rounds a client gives its call up; other clients do that earlier."""
 _THINKS_AGAIN_SECONDS: Final = 12.0
 _GOES_SECONDS: Final = 0.3
 _NOTES: Final = ("notifications/progress", "notifications/message")
@@ -132,6 +134,9 @@ class Client:
                 return
             if result.get("resultType") != "input_required":
                 record.outcome, record.final = "result", told
+                return
+            if len(record.states) > _MOST_ROUNDS:
+                record.outcome = "gave up"
                 return
             state, questions = result.get("requestState"), result.get("inputRequests") or {}
             record.asked += [name_of(question) for question in questions.values()]

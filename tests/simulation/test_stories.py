@@ -113,3 +113,12 @@ def test_only_a_clock_that_differs_excuses_that_an_owner_did_not_hear_of_its_cli
     (fault,) = outcome.faults
     outcome.faults = [replace(fault, **change)]
     assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+def test_only_a_tool_that_hangs_excuses_that_its_client_gives_up_after_many_rounds() -> None:
+    """Its server withdraws a question in each run before the quiet window is over, and then asks another one."""
+    outcome = story("a_question_is_withdrawn_in_each_run_before_its_client_hears_of_it")
+    (record,) = outcome.records
+    assert record.outcome == "gave up"
+    del record.call.script["hangs"]
+    assert complaints(outcome) == ["c11: ended without a cause: gave up "]
