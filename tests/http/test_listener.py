@@ -1,6 +1,10 @@
 """Connections: slow heads, too many of them, and requests that are not well-formed HTTP."""
 
 import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -12,6 +16,7 @@ from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Metrics
+from tests.support.authority import Authority, server_context
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
@@ -163,6 +168,35 @@ async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: 
     assert listener._forgetting is not None
     await listener.close()
     assert listener._forgetting.cancelled()
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_connection_that_only_the_kernel_has_accepted_is_served_though_the_listener_stops(
+    begin: Start,
+    tmp_path: Path,
+    is_secure: bool,  # noqa: FBT001
+) -> None:
+    stand = await begin()
+    listener, host, port = stand.gateway._client_listener, "127.0.0.1", int(stand.url.rpartition(":")[2].split("/")[0])
+    client = None
+    if is_secure:
+        authority = Authority(tmp_path)
+        await listener.secure(server_context(authority.sign("server")))
+        client = ssl.create_default_context(cafile=str(authority.file))
+    connected = socket.create_connection((host, port))  # the event loop does not run meanwhile
+    stopping = asyncio.ensure_future(listener.stop_accepting())
+    connected.setblocking(False)
+    reader, writer = await asyncio.open_connection(
+        sock=connected, ssl=client, server_hostname=host if is_secure else None
+    )
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+    await stopping
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+    with pytest.raises(ConnectionRefusedError):
+        _ = await asyncio.open_connection(host, port)
 
 
 async def test_a_listener_that_has_closed_has_nothing_left_to_stop_or_to_secure(begin: Start) -> None:

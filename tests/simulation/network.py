@@ -134,6 +134,13 @@ class Socket:
     def bind(self, address: tuple[str, int]) -> None:
         pass
 
+    def dup(self) -> "Socket":
+        """Of a socket that listens: there, the event loop hears of each connection in its next turn."""
+        return Socket(self._network)
+
+    def accept(self) -> None:
+        raise BlockingIOError
+
     def fileno(self) -> int:
         return -1 if self.is_closed else 3
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,11 +109,22 @@ class Listener:
             connection.wire.is_last = True
 
     async def stop_accepting(self) -> None:
-        """Refuse new connections; open ones are served on."""
+        """Refuse new connections; open ones are served on.
+
+        So are those that only the kernel has accepted: it would reset them, whatever they have sent.
+        """
         async with self._securing:
+            waiting = [each for server in self._servers for at in server.sockets for each in _waiting(at)]
             for server in self._servers:
                 server.close()
             self._servers = []
+            seconds = None if self._tls is None else _HANDSHAKE_SECONDS
+            loop, tls = asyncio.get_running_loop(), self._tls
+            begun = [
+                loop.connect_accepted_socket(self._connection, each, ssl=tls, ssl_handshake_timeout=seconds)
+                for each in waiting
+            ]
+        _ = await asyncio.gather(*begun, return_exceptions=True)  # as for others, a failed handshake ends one
 
     def forget_heads(self) -> None:
         """Forget the heads of requests, with what is known of them by the configuration."""
@@ -154,6 +166,16 @@ class Listener:
             connection.wire.end()
         if self._made is not None:
             self._made.unlink(missing_ok=True)
+
+
+def _waiting(at: Any) -> list[world.Socket]:
+    """The connections that the kernel has accepted at a listening socket, and the event loop has not."""
+    found: list[world.Socket] = []
+    with world.duplicate(at) as listening, suppress(OSError):  # there is none left
+        while True:
+            found.append(listening.accept()[0])
+            found[-1].setblocking(False)
+    return found
 
 
 async def _answers(path: Path) -> bool:
