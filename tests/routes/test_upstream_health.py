@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from gateway.bridge import outgoing_messages
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.routes.upstream_health import UpstreamHealth
@@ -65,7 +68,10 @@ async def test_a_refused_caller_makes_no_failing_upstream(upstream: FakeUpstream
     assert [error.kind for error in status.errors] == ["upstream_refused"]
 
 
-async def test_a_failure_without_a_waiting_client_is_shown(upstream: FakeUpstream, begin: Start) -> None:
+async def test_a_failure_without_a_waiting_client_is_shown(
+    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing_messages, "CANCEL_AGAIN_SECONDS", ())  # nobody is there to be told
     stand = await begin()
 
     async def ask_and_break(turn: Turn) -> None:
