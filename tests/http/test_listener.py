@@ -21,7 +21,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
 from tests.support.raw_connection import raw_connection
 from tests.support.stand import Start
-from tests.support.workbench import Stand, eventually
+from tests.support.workbench import DEADLINE, Stand, eventually
 
 
 @pytest.mark.parametrize("part", [b"", b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
@@ -197,6 +197,32 @@ async def test_a_connection_that_only_the_kernel_has_accepted_is_served_though_t
         await writer.wait_closed()
     with pytest.raises(ConnectionRefusedError):
         _ = await asyncio.open_connection(host, port)
+
+
+async def test_a_client_that_begins_no_handshake_does_not_hold_up_the_end_of_a_listener(
+    begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_file, "_CLOSE_SECONDS", 0.05)
+    stand = await begin()
+    listener, port = stand.gateway._client_listener, int(stand.url.rpartition(":")[2].split("/")[0])
+    await listener.secure(server_context(Authority(tmp_path).sign("server")))
+    with socket.create_connection(("127.0.0.1", port)) as silent:  # the event loop does not run meanwhile
+        async with asyncio.timeout(DEADLINE):
+            await listener.stop_accepting()
+        assert silent.recv(1) == b""
+
+
+async def test_a_listener_that_stops_takes_no_more_connections_than_its_queue_holds(
+    begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may connect for as long as it takes those that wait."""
+    stand = await begin()
+    listener, port = stand.gateway._client_listener, int(stand.url.rpartition(":")[2].split("/")[0])
+    before = listener.connections
+    monkeypatch.setattr(listener_file, "_BACKLOG", 1)
+    with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        await listener.stop_accepting()
+        assert listener.connections == before + 1
 
 
 async def test_a_listener_that_has_closed_has_nothing_left_to_stop_or_to_secure(begin: Start) -> None:

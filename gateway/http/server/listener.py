@@ -18,7 +18,7 @@ UNIX: Final = "unix:"
 _BACKLOG: Final = 1024
 _HANDSHAKE_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 2.0
-"""How long requests that are served may take once the listener closes."""
+"""How long requests that are served, and the last handshakes, may take once the listener closes."""
 FORGET_SECONDS: Final = 300.0
 """How often the heads of requests are forgotten."""
 
@@ -118,7 +118,7 @@ class Listener:
             for server in self._servers:
                 server.close()
             self._servers = []
-            seconds = None if self._tls is None else _HANDSHAKE_SECONDS
+            seconds = None if self._tls is None else _CLOSE_SECONDS  # a silent client must not hold up a drain
             loop, tls = asyncio.get_running_loop(), self._tls
             begun = [
                 loop.connect_accepted_socket(self._connection, each, ssl=tls, ssl_handshake_timeout=seconds)
@@ -169,10 +169,13 @@ class Listener:
 
 
 def _waiting(at: Any) -> list[world.Socket]:
-    """The connections that the kernel has accepted at a listening socket, and the event loop has not."""
+    """The connections that the kernel has accepted at a listening socket, and the event loop has not.
+
+    No more than fit into its queue: others may come for as long as this goes on.
+    """
     found: list[world.Socket] = []
     with world.duplicate(at) as listening, suppress(OSError):  # there is none left
-        while True:
+        for _ in range(_BACKLOG):
             found.append(listening.accept()[0])
             found[-1].setblocking(False)
     return found
