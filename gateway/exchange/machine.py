@@ -528,6 +528,8 @@ class Exchange:
     def _undelivered(self, event: on.Undelivered) -> Commands:
         if not any(self._nested_requests.has_heard(question.upstream_id) for question in event.questions):
             return []  # these answers were for an earlier call of this exchange, which has ended
+        if not (event.retryable or self._ledger.awaits(event.questions)):
+            return []  # the upstream withdrew these questions meanwhile: its call goes on without the answers
         if event.replayable and self._ledger.can_run_again:
             return self._break(on.Broke(event.error, replayable=True, runs_on=event.runs_on))
         if not event.retryable or self.round == 0:

@@ -141,6 +141,10 @@ class ReplayLedger:
         self._withdrawn_ids = self._withdrawn_ids or {}
         self._withdrawn_ids[bytes(upstream_id)] = replayable
 
+    def awaits(self, questions: Iterable[Question]) -> bool:
+        """Whether the upstream still waits for one of these answers, which were sent."""
+        return any(bytes(question.upstream_id or b"") not in self._withdrawn_ids for question in questions)
+
     def still_open(self, questions: Iterable[Question], shown: Collection[str]) -> dict[str, Question]:
         """Of questions whose answers were not delivered, those that the upstream did not withdraw meanwhile."""
         still = {}

@@ -402,6 +402,14 @@ def test_undeliverable_answers_end_the_exchange_where_the_call_may_not_run_again
     assert play << do.ReleaseSession(clean=False)
 
 
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_call_goes_on_without_an_answer_whose_question_is_withdrawn(replayable: bool) -> None:  # noqa: FBT001
+    play = talked((1, 2)) >> on.Withdrawn(raw(1), replayable=replayable)
+    assert undelivered(play, 1, replayable=replayable)
+    play = undelivered(play, 1, 2) << do.CancelCall(ANY) << do.Fail((SECOND,), LOST)
+    assert play << do.ReleaseSession(clean=False)
+
+
 def test_undeliverable_answers_end_the_exchange_where_the_record_is_lost() -> None:
     play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> answered(SECOND, 1, **{key(1): HUGE}) << ANY
     play = undelivered(play, 1, replayable=True) << do.CancelCall(ANY) << do.Fail((SECOND,), LOST)

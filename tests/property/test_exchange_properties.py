@@ -324,6 +324,11 @@ class World:
             self.take(on.Undelivered(questions, error, retryable, replayable))
             assert attributes(self.exchange) == before, "an answer to an earlier call changed this one"
             return
+        if self.running and not retryable and all(bytes(q.upstream_id or b"") in self.given_up for q in questions):
+            before = attributes(self.exchange)
+            self.take(on.Undelivered(questions, error, retryable, replayable))
+            assert attributes(self.exchange) == before, "an answer that nobody waits for changed the call"
+            return
         if self.running and retryable and self.exchange.round and self.policy.holds:
             self.claims.pop(self.exchange.round, None)
             for question in questions:
