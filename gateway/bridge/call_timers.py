@@ -6,9 +6,8 @@ from typing import Final, Protocol
 
 from gateway.exchange.commands import GRACE, LEG, Timer
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.coarse_timer import STALLED_SECONDS
 
-_STALLED_SECONDS: Final = 0.25
-"""A timer that rings so late shows that the event loop stood still."""
 _LOOK_SECONDS: Final = 1.0
 """How often GRACE looks for that."""
 _BACK_SECONDS: Final = 2.0
@@ -94,7 +93,7 @@ class Timers:
     def _ring(self, timer: Timer, owner: Owner, due: float, until: float) -> None:
         self._cancel(timer)
         now = asyncio.get_running_loop().time()
-        if timer is GRACE and now - due > _STALLED_SECONDS:
+        if timer is GRACE and now - due > STALLED_SECONDS:
             # The process stood still. Its client may have come back in time, and waits to be read or was sent away.
             until = max(until, now + _BACK_SECONDS)
         if until > due:

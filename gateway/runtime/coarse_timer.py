@@ -17,15 +17,19 @@ from gateway.runtime.tasks import Tasks
 
 TICK_SECONDS: Final = 0.1
 """A callback is at most this late, unless its timer has ticks of its own."""
+STALLED_SECONDS: Final = 0.25
+"""What is so much later than it may be shows that the event loop stood still."""
 
 
 class Alarm:
     """Rings when something is due, at most `tick` seconds late; while nothing is, it costs nothing.
 
+    In a process that stood still it rings a tick later.
+
     It does not keep its owner: after a reload, a route that has ended goes before the alarm that it set would ring.
     """
 
-    __slots__ = ("__weakref__", "_look", "_self", "_tick", "_timer", "due", "ring")
+    __slots__ = ("__weakref__", "_is_put_off", "_look", "_self", "_tick", "_timer", "due", "ring")
 
     def __init__(self, look: Callable[[float], float | None], tick: float, tasks: Tasks, name: str) -> None:
         """`look` does what is due at a monotonic time, and returns when the next thing is due, if there is one."""
@@ -34,6 +38,7 @@ class Alarm:
         self.ring = tasks.guard(self._ring, name)
         self._timer: asyncio.TimerHandle | None = None
         self._self = ref(self)
+        self._is_put_off = False
         self.due = inf
         """The monotonic time at which it rings; infinite if it is not set."""
 
@@ -54,10 +59,15 @@ class Alarm:
         self.due = inf
 
     def _ring(self) -> None:
-        self._timer, self.due = None, inf
-        following: float | None = world.monotonic() + self._tick  # should `look` raise
+        now, due, self._timer, self.due = world.monotonic(), self.due, None, inf
+        self._is_put_off = not self._is_put_off and now - due > self._tick + STALLED_SECONDS
+        if self._is_put_off:
+            # The process stood still. What came meanwhile is read first: it may be what something due was to wait for.
+            self.set(now)
+            return
+        following: float | None = now + self._tick  # should `look` raise
         try:
-            following = self._look(world.monotonic())
+            following = self._look(now)
         finally:
             if following is not None:
                 self.set(following)

@@ -5,6 +5,9 @@ import gc
 import weakref
 from itertools import pairwise
 
+import pytest
+
+from gateway import world
 from gateway.runtime.coarse_timer import Alarm, CoarseTimer
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -92,3 +95,19 @@ async def test_an_alarm_does_not_keep_its_owner() -> None:
     del alarm
     gc.collect()
     assert gone() is None
+
+
+async def test_an_alarm_of_a_process_that_stood_still_rings_a_tick_later_and_then_whatever_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    stood_still = [0.0]
+    monkeypatch.setattr(world, "monotonic", lambda: loop.time() + stood_still[0])
+    looked: asyncio.Future[float] = loop.create_future()
+    began = loop.time()
+    alarm = Alarm(looked.set_result, 0.05, Tasks(Metrics("0")), "test")  # type: ignore[arg-type]
+    alarm.set(began + 0.05)
+    stood_still[0] = 1.0
+    loop.call_later(0.07, stood_still.__setitem__, 0, 2.0)  # between the two
+    assert await asyncio.wait_for(looked, 2) - began >= 2.1
+    assert alarm.due == float("inf")

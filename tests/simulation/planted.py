@@ -304,7 +304,7 @@ FAULTS: Final = (
     Planted(
         "timers: grace ends though the process was stopped",
         "bridge/call_timers.py",
-        "if timer is GRACE and now - due > _STALLED_SECONDS:",
+        "if timer is GRACE and now - due > STALLED_SECONDS:",
         "if False:",
     ),
     Planted(

@@ -196,7 +196,7 @@ class StreamableChannel(ResumableChannel):
             return reply_messages.is_answer(lost_session.opened(data), id_)
 
         try:
-            async with asyncio.timeout(self._client.timeouts.answer_seconds):
+            with CoarseTimeout(self._client.answering):
                 reply = await self._beside(message, headers, hear, _PING_ANSWER_BYTES)
         except TimeoutError as exc:
             raise CallLost(f"{endpoint.where} did not answer a ping within timeouts.answer_seconds") from exc
