@@ -480,22 +480,30 @@ def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:
     """When an owner lost the leg of a client which was told then, where no link led to the owner, to come again.
 
     The connection of the replica where it waited was reset, or that replica ended. Or that one gave the leg up, and
-    the next one that the client asked could not be reached.
+    the owner heard of this, but nobody heard the owner, though the client came again as often as it could.
     """
     before = [each for each in record.told if each.state == told.state and each.at <= told.sent]
     parted = [each for each in before if _is_parted_from_owner(outcome, each)]
     cuts = [begins(each) for each in outcome.faults if each.kind == "cut"]
     cut = [at for at in cuts for each in parted if each.sent <= at <= each.at]
-    given_up = [each.at for each in parted if _was_kept_from_coming(outcome, record, each.at, told)]
+    given_up, following = [], told
+    for each in reversed(before):
+        if each not in parted or not _came_when_it_could(outcome, record, each.at, following):
+            break
+        given_up.append(each.at)
+        following = each
+    asked = _opened(outcome, told.state)
+    mute = [each for each in outcome.faults if each.kind == "one way" and asked and asked.owner == f"gw-{each.target}"]
+    heard = [at for at in given_up for each in mute if begins(each) <= at <= ends(outcome, each)]
     unheard = [each.unheard_since for each in parted if each.unheard_since is not None]
-    return min([*cut, *unheard, *given_up], default=None)
+    return min([*cut, *unheard, *heard], default=None)
 
 
-def _was_kept_from_coming(outcome: Outcome, record: Record, since: float, told: Told) -> bool:
-    """Whether a client may have tried in vain, from then until a later request, to reach yet another replica."""
+def _came_when_it_could(outcome: Outcome, record: Record, since: float, told: Told) -> bool:
+    """Whether a client came at once, or may have tried in vain since then to reach yet another replica."""
     others = record.used - {told.replica}
     faults = [each for each in outcome.faults if each.kind in ("part", "power") and each.target in others]
-    return any(
+    return told.sent <= since + _CONNECTS_SECONDS or any(
         begins(each) <= since + _CONNECTS_SECONDS and ends(outcome, each) >= told.sent - _CONNECTS_SECONDS
         for each in faults
     )

@@ -312,6 +312,37 @@ def _is_kept_from_coming() -> Outcome:
     return played(call(1, 3, 2, 3, think=0.2, questions=2, between=6.0), *faults, has_events=False)
 
 
+def test_a_client_may_lose_the_grace_period_where_no_link_leads_to_the_owner() -> None:
+    outcome = _comes_where_no_link_leads_to_the_owner()
+    assert [reply.removeprefix("gw-3 ") for reply in replies(outcome)[1:]] == [
+        *["503 owner_stalled"] * 4,
+        "400 invalid_request_state",
+    ]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("told", [2, 3, 4])
+def test_only_a_client_that_comes_again_and_again_may_lose_the_grace_period_where_no_link_leads(told: int) -> None:
+    outcome = _comes_where_no_link_leads_to_the_owner()
+    del outcome.records[0].told[told]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+@pytest.mark.parametrize("change", [{"seconds": 3.0}, {"at": 4.0}, {"target": 2}, {"kind": "part"}])
+def test_only_a_link_that_fails_all_the_time_excuses_a_client_that_comes_again_and_again(
+    change: dict[str, Any],
+) -> None:
+    outcome = _comes_where_no_link_leads_to_the_owner()
+    outcome.faults = [replace(each, **change) for each in outcome.faults]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+def _comes_where_no_link_leads_to_the_owner() -> Outcome:
+    """The owner hears that the replica at which its leg waits gives it up, and nobody hears the owner."""
+    the_call = call(1, 3, 3, 3, 3, 3, think=0.2, questions=2, between=9.0)
+    return played(the_call, Fault("one way", 0.3, 7.0, target=1), has_events=False)
+
+
 @pytest.mark.parametrize(
     ("age", "amount", "is_excused"),
     [(95.0, 90.0, True), (85.0, 90.0, False), (95.0, 0.0, False), (185.0, 90.0, False)],
