@@ -42,6 +42,8 @@ _SERVER: Final = ("10.0.1.1", 9000)
 _MODERN_SERVER: Final = ("10.0.1.2", 9001)
 _CLIENTS: Final = "10.0.9.1"
 WARM_SECONDS: Final = 1.0
+_REMAINS_SECONDS: Final = 100.0
+"""How long something of a call may be kept after its end: its session is quarantined, and then idle."""
 _STOP_SECONDS: Final = 30.0
 
 
@@ -287,6 +289,8 @@ class History:
                 self.later(fault.at, faults.begin, self, fault)
             try:
                 self.kernel.run(self.now + LOAD_SECONDS + REST_SECONDS)
+                last = max((each.ended or 0.0 for each in (*records, *tasks, *listened)), default=0.0)
+                self.kernel.run(last + _REMAINS_SECONDS)
                 left = _differences(at_first, self._held())
                 left += [f"{each.listener.tag} has not ended" for each in listened if each.ended is None]
                 left += [f"{record.call.tag} has not ended" for record in (*records, *tasks) if record.ended is None]

@@ -129,3 +129,9 @@ def test_only_a_call_that_was_taken_over_leaves_its_session_after_a_silence(kind
     fields = {"owner": "gw-1", "owner_is_dead": False, "request_id": ""}
     outcome.lines.append(Line(outcome.records[0].began, "gw-2", "info", "call.taken_over", fields))
     assert "left: server sessions: 1, at first 0" not in oracle.complaints(outcome)
+
+
+def test_a_call_that_ends_late_in_its_history_is_given_the_time_that_its_session_is_kept() -> None:
+    """The client leaves, and its tool does not hear of that: the session is quarantined for a minute."""
+    the_call = call("pay", at=260.0, habit="goes", questions=0, before=90.0, deaf=True)
+    assert oracle.complaints(played(the_call, kind=Kind())) == []
