@@ -62,7 +62,7 @@ class ChildLauncher:
                 self._changed.set()
                 if not child.over.done():
                     return child
-            if (started := await self._start_in_slot(unless_one_waits=True)) is not None:
+            if (started := await self._start_unless(1)) is not None:
                 return started
 
     @asynccontextmanager
@@ -121,9 +121,9 @@ class ChildLauncher:
 
     # -- starting -----------------------------------------------------------------------------------------------
 
-    async def _wait_for_start(self, *, unless_one_waits: bool) -> None:
-        """Wait until a child may start: at once, or after failures one at a time, with pauses."""
-        while self._failures and not (unless_one_waits and self._prestarted):
+    async def _wait_for_start(self, enough: int) -> None:
+        """Wait until a child may start, at once or after failures one at a time, with pauses, or until enough wait."""
+        while self._failures and len(self._prestarted) < enough:
             if self._trial is not None:
                 self._settled.clear()
                 _ = await self._settled.wait()
@@ -138,12 +138,12 @@ class ChildLauncher:
                 )
             await asyncio.sleep(pause)
 
-    async def _start_in_slot(self, *, unless_one_waits: bool) -> Child | None:
-        """Start a child as one of `max_children`; None if there is no need to any more. Raises Unreachable."""
+    async def _start_unless(self, enough: int) -> Child | None:
+        """Start a child as one of `max_children`; None if enough wait for a session by then. Raises Unreachable."""
         await self._slots.acquire()
         try:
-            await self._wait_for_start(unless_one_waits=unless_one_waits)
-            if unless_one_waits and self._prestarted:
+            await self._wait_for_start(enough)
+            if len(self._prestarted) >= enough:
                 self._slots.release()
                 return None
             return await self._start()
@@ -209,9 +209,8 @@ class ChildLauncher:
             await asyncio.sleep(pause)
             return
         with suppress(Unreachable):
-            child = await self._start_in_slot(unless_one_waits=False)
-            assert child is not None
-            self._keep(child, self._prestarted.append)
+            if (child := await self._start_unless(self._upstream.warm)) is not None:
+                self._keep(child, self._prestarted.append)
 
 
 async def end_children(children: Iterable[Child]) -> None:
