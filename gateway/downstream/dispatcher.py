@@ -158,7 +158,7 @@ class Dispatcher:
             group = pool.group(key)
             if tool_schemas.is_simple(group, request, headers):
                 return self._call(round_, group=group)
-            if round_.incoming.has_headers and not tool_schemas.mirrors_nothing(group, request, headers):
+            if not tool_schemas.mirrors_nothing(group, request, headers):
                 return self._once(round_, self._check, self._checked)
             return self._call(round_, self._new_driver(round_, tool_schemas.known(group, request.target)))
         ticket = round_.ticket = pool.ticket(key, request, headers) if live.route.cache.lists_seconds else None
@@ -167,9 +167,9 @@ class Dispatcher:
         return self._once(round_, partial(self._look_up, ticket), self._looked_up)
 
     def _check(self, round_: Round) -> Awaitable[Tool]:
-        """Check the arguments of a call that its headers may have to repeat."""
-        pool, values = round_.live.upstream.pool, round_.incoming.values
-        return tool_schemas.check(pool, round_.key, round_.request, values, round_.headers, is_exempt=round_.is_exempt)
+        """Learn the tool of a call, whose headers may have to repeat its arguments."""
+        pool, http = round_.live.upstream.pool, round_.incoming.compared()
+        return tool_schemas.check(pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt)
 
     def _checked(self, round_: Round, tool: Tool) -> Awaitable[Replied]:
         """Begin a call whose headers repeat its arguments as they should."""

@@ -17,7 +17,7 @@ from gateway.http.upstream_headers import joined
 from gateway.identity import principal as principals
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import DownstreamError
-from gateway.protocol.header_mismatch import KnownValues
+from gateway.protocol.header_mismatch import HeaderValues, KnownValues
 from gateway.protocol.request import ParsedBody, Request, check, read
 from gateway.seal.claims import Bearer
 from gateway.seal.peer_messages import PeerRequest
@@ -96,7 +96,7 @@ class Incoming(msgspec.Struct, eq=False):
         if self.checked is None:
             known = self.known
             if known is None:
-                self.checked = check(self.parsed(), self.values if self.has_headers else None)
+                self.checked = check(self.parsed(), self.compared())
             elif known.call is None or (request := known.call.read(self.body)) is None:
                 request = self.checked = check(self.parsed(), known.__getitem__, known.repeated)
                 known.call = known.call or known_call(self.body, request)
@@ -147,6 +147,10 @@ class Incoming(msgspec.Struct, eq=False):
     def values(self, name: str) -> Sequence[str]:
         """Return all values of one header."""
         return self.headers.getall(name, ())
+
+    def compared(self) -> HeaderValues | None:
+        """Return how the headers are read that must repeat the body; None if there are none."""
+        return self.values if self.has_headers else None
 
 
 def _bounded(values: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.host import call, modern
 from tests.support.stand import at_rest, leaving_nothing
 from tests.support.workbench import Stand, eventually
+from tests.tasks.test_live_task import TaskServer
 
 __all__ = ["begin", "server"]
 
@@ -119,6 +120,20 @@ async def test_a_server_that_cannot_be_reached_is_an_error_of_the_request(lines:
     assert (await lines.asks(call("t", 2)))["error"]["data"]["reason"] == "upstream_unreachable"
     failures = "mcp_gateway_upstream_errors_total"
     assert lines.stand.metric(failures, kind="upstream_unreachable") == 1
+
+
+async def test_a_tool_that_must_run_as_a_task_does_so_before_its_host_has_listed_the_tools() -> None:
+    upstream = FakeUpstream()
+    server = TaskServer(upstream)
+    server.done.set()
+    await upstream.start()
+    async with leaving_nothing(at_rest, upstream) as (http, stands):
+        stands.append(await workbench.start(upstream.url, http))
+        host = Lines(stands[0])
+        assert (await host.asks(call("tool", 1)))["result"]["content"] == text("done")["content"]
+        host.modern.close()
+    (made,) = upstream.of(mcp.TOOLS_CALL)
+    assert "task" in made.body["params"]
 
 
 async def test_a_legacy_server_of_unknown_era_is_asked_until_it_has_served_a_session() -> None:

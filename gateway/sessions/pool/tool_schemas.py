@@ -84,9 +84,11 @@ def is_ephemeral(pool: Pool, key: PoolKey, name: str) -> bool:
 
 
 async def check(  # noqa: PLR0913  (everything that a first round knows)
-    pool: Pool, key: PoolKey, request: Request, http: HeaderValues, headers: Headers, *, is_exempt: bool = True
+    pool: Pool, key: PoolKey, request: Request, http: HeaderValues | None, headers: Headers, *, is_exempt: bool = True
 ) -> Tool:
-    """Refuse a tools/call whose `Mcp-Param-*` headers differ from its arguments; raises HeaderMismatch.
+    """Refuse a tools/call whose `Mcp-Param-*` headers, if it has headers, differ from its arguments.
+
+    Raises HeaderMismatch.
 
     The refusal names an argument of the tool, so the upstream sees the credential first; raises Refused. Returns what
     was then known of the tool: a change that may have been missed meanwhile makes the group forget it.
@@ -97,7 +99,8 @@ async def check(  # noqa: PLR0913  (everything that a first round knows)
     else:
         tool = await know(pool, key, headers, request.target, is_exempt=is_exempt)
     try:
-        param_headers.check(tool.mirrored, request.params.get("arguments"), http)
+        if http is not None:
+            param_headers.check(tool.mirrored, request.params.get("arguments"), http)
     except HeaderMismatch:
         await pool.authorise(key, headers, is_exempt=is_exempt)
         raise
