@@ -659,7 +659,7 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason in ("broken", "session_lost") and _read_beyond_a_deadline(outcome, record):
         return True
-    if reason == "session_lost" and _came_when_its_call_was_over(outcome, record):
+    if reason in ("session_lost", "call_lost") and _came_when_its_call_was_over(outcome, record):
         return True
     causes = _CAUSES.get(reason, frozenset())
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
@@ -673,12 +673,17 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
 
 
 def _came_when_its_call_was_over(outcome: Outcome, record: Record) -> bool:
-    """Whether a clock made a state look valid, whose call had been held for all of its time and given up."""
-    told = record.final
-    if told is None or told.state is None:
-        return False
-    age, ttl_seconds = told.at - record.states.get(told.state, told.at), outcome.plan.config["hold"]["ttl_seconds"]
-    return age - _clocks_apart(outcome, record, told) <= ttl_seconds < age
+    """Whether a clock made a state look valid, whose call had been held for all of its time and given up.
+
+    Who knows of that may have ended, so that another one resumes the call, in which nothing comes any more.
+    """
+    ttl_seconds = outcome.plan.config["hold"]["ttl_seconds"]
+    ages = [
+        (told.at - record.states[told.state], _clocks_apart(outcome, record, told))
+        for told in record.told
+        if told.state in record.states and told.reason != "owner_stalled"
+    ]
+    return any(age - apart <= ttl_seconds < age for age, apart in ages)
 
 
 def _may_have_begun(outcome: Outcome, record: Record, fault: Fault) -> bool:

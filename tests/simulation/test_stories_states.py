@@ -348,23 +348,32 @@ def _comes_where_no_link_leads_to_the_owner() -> Outcome:
     [(95.0, 90.0, True), (85.0, 90.0, False), (95.0, 0.0, False), (185.0, 90.0, False)],
     ids=["so it is", "the call was held still", "no clock was wrong", "the clock did not hide it"],
 )
+@pytest.mark.parametrize("reason", ["session_lost", "call_lost"])
 def test_only_a_state_that_a_clock_made_look_valid_leads_to_a_call_that_is_over(
+    reason: str,
     age: float,
     amount: float,
     is_excused: bool,  # noqa: FBT001
 ) -> None:
-    """The owner had given the call up, and ended its session."""
-    outcome = _told("session_lost", Fault("jump", 0.0, 60.0, amount=amount))
+    """The owner had given the call up. It had ended its session, or another process resumed the cancelled call."""
+    outcome = _told(reason, Fault("jump", 0.0, 60.0, amount=amount))
     (record,) = outcome.records
     assert record.final is not None
     assert record.final.state is not None
     record.states[record.final.state] = record.final.at - age
-    assert any("session_lost" in each for each in complaints(outcome)) is not is_excused
+    assert any(reason in each for each in complaints(outcome)) is not is_excused
 
 
-def test_a_clock_keeps_a_client_away_until_its_call_is_over() -> None:
-    outcome = story("a_clock_keeps_a_client_away_until_its_call_is_over")
-    assert [record.outcome for record in outcome.records if record.call.tag == "c26"] == ["error"]
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("a_clock_keeps_a_client_away_until_its_call_is_over", "c26"),
+        ("a_call_is_resumed_whose_end_only_a_process_of_before_knew", "c20"),
+    ],
+)
+def test_a_clock_keeps_a_client_away_until_its_call_is_over(name: str, tag: str) -> None:
+    outcome = story(name)
+    assert [record.outcome for record in outcome.records if record.call.tag == tag] == ["error"]
     assert complaints(outcome) == []
 
 
