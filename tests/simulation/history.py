@@ -289,6 +289,9 @@ class History:
                 self.later(fault.at, faults.begin, self, fault)
             try:
                 self.kernel.run(self.now + LOAD_SECONDS + REST_SECONDS)
+                runs = [self.ledger.of(each.call.tag) for each in records if each.ended is None]
+                if any(len(each) > 1 for each in runs):  # its tool may hang in each of them
+                    self.kernel.run(self.now + REST_SECONDS)
                 last = max((each.ended or 0.0 for each in (*records, *tasks, *listened)), default=0.0)
                 self.kernel.run(last + _REMAINS_SECONDS)
                 left = _differences(at_first, self._held())

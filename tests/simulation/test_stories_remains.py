@@ -135,3 +135,13 @@ def test_a_call_that_ends_late_in_its_history_is_given_the_time_that_its_session
     """The client leaves, and its tool does not hear of that: the session is quarantined for a minute."""
     the_call = call("pay", at=260.0, habit="goes", questions=0, before=90.0, deaf=True)
     assert oracle.complaints(played(the_call, kind=Kind())) == []
+
+
+def test_a_tool_that_hangs_in_several_runs_is_waited_for() -> None:
+    """No answer arrives before its server withdraws the question, so each run gets one more from the record."""
+    habits: dict[str, Any] = {"hangs": 70.0, "between": 0.2, "refuses": "late cut", "patience": 1.5}
+    outcome = played(call("search", think=4.0, questions=3, **habits), kind=Kind(), legs={"limit_seconds": 1.0})
+    (record,) = outcome.records
+    assert len(outcome.ledger.of("c1")) > 3
+    assert record.outcome == "result"
+    assert oracle.complaints(outcome) == []
