@@ -56,6 +56,26 @@ def test_only_a_link_to_the_owner_that_was_cut_excuses_that_it_did_not_hear_of_i
     assert any("its state is invalid" in each for each in complaints(outcome))
 
 
+def test_a_replica_does_not_tell_an_owner_whose_state_is_of_the_future_that_its_client_is_back() -> None:
+    outcome = _comes_back_with_a_state_of_the_future()
+    assert replies(outcome)[1:] == [*["gw-1 503 owner_stalled"] * 4, "gw-2 400 invalid_request_state"]
+    assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize("change", [{"target": 3}, {"seconds": 2.0}, {"kind": "stall"}])
+def test_only_the_clock_of_the_owner_excuses_that_it_did_not_hear_of_its_client(change: dict[str, Any]) -> None:
+    outcome = _comes_back_with_a_state_of_the_future()
+    outcome.faults = [replace(fault, **change) for fault in outcome.faults]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
+def _comes_back_with_a_state_of_the_future() -> Outcome:
+    """The clock of the owner is ahead, from before the call until after its grace period."""
+    the_call = call(2, 2, 1, 1, 1, 1, 2, at=1.0, think=0.01, habit="leaves", questions=2, between=9.0)
+    fault = Fault("jump", 0.0, 15.0, target=2, amount=90.0)
+    return played(the_call, fault, has_events=False, ttl_seconds=120.0)
+
+
 @pytest.mark.parametrize(
     ("cold_seconds", "reply"),
     [(2.0, "gw-2 400 invalid_request_state"), (0.0, "gw-2 200 input_required")],
