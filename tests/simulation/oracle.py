@@ -40,6 +40,7 @@ _ENDS_SECONDS: Final = 2.1
 _ENDS_LATE_SECONDS: Final = Timeouts().cancel_seconds + 0.1
 """The same if a server is slow to take the answers before them."""
 _GRACE_SECONDS: Final = Hold().grace_seconds
+_LINGERS_SECONDS: Final = Hold().linger_seconds
 _STOPS: Final = ("stop", "stall")
 _STILL_SECONDS: Final = 0.3
 """A grace period that ends so late shows its replica that it stood still, and then it waits for longer."""
@@ -659,6 +660,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason in ("session_lost", "call_lost") and _came_when_its_call_was_over(outcome, record):
         return True
+    if reason == "session_lost" and _left_its_result_unread_before_a_drain(outcome, record):
+        return True
     causes = _CAUSES.get(reason, frozenset())
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
@@ -787,6 +790,26 @@ def _read_beyond_a_deadline(outcome: Outcome, record: Record) -> bool:
     ]
     late = [when for when, name in outcome.deaths if any(name == each and when >= end for each, end in deadlines)]
     return any(_NOTICES_SECONDS < noticed - when <= _READS_LATER_SECONDS for when in late)
+
+
+def _left_its_result_unread_before_a_drain(outcome: Outcome, record: Record) -> bool:
+    """Whether its client had not read the result yet when the replica that had given it heard of a drain, and ended.
+
+    The session that a replica has adopted serves no other call, and ends with its result. In a drain it is left to the
+    next process, but nobody knows of a drain to come.
+    """
+    adopted = [line for line in outcome.lines if line.event in ("call.taken_over", "call.cooled")]
+    drains = [line for line in outcome.lines if line.event == "server.draining"]
+    for run in outcome.ledger.of(record.call.tag):
+        given = outcome.ledger.ended.get(run.session)
+        if given is None or run.result is None:
+            continue
+        names = {line.process for line in adopted if line.at <= given}
+        names &= {line.process for line in drains if given <= line.at <= given + _LINGERS_SECONDS}
+        deaths = [when for when, name in outcome.deaths if name in names and when >= given]
+        if any(when <= left + _CONNECTS_SECONDS for when in deaths for left in record.unread):
+            return True
+    return False
 
 
 def _is_left_behind(outcome: Outcome, record: Record) -> bool:

@@ -60,6 +60,8 @@ class Ledger:
         self.runs: list[Run] = []
         self.deleted: list[tuple[float, str]] = []
         """When a session was deleted while this call ran in it."""
+        self.ended: dict[str, float] = {}
+        """When each session was deleted."""
 
     def of(self, tag: str) -> list[Run]:
         return [run for run in self.runs if run.tag == tag]
@@ -236,6 +238,7 @@ class LegacyServer:
             request.reply(404)
             return
         del self._store.sessions[session.name]
+        self._ledger.ended[session.name] = self.now()
         for run, task, _ in list(session.running.values()):
             self._ledger.deleted.append((self.now(), run.tag))
             task.cancel()

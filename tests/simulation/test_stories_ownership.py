@@ -268,6 +268,23 @@ def test_a_result_of_a_call_that_was_taken_over_in_a_drain_outlives_it_unread(
     assert oracle.complaints(outcome) == []
 
 
+def test_only_a_client_that_has_not_read_the_result_of_an_adopted_session_before_a_drain_may_lose_it() -> None:
+    """The session of the cold call ends with its result, and the signal comes just after that."""
+    the_call = call(1, 1, 1, 1, think=3.0, habit="leaves unread", questions=1, between=1.0)
+    hold = {"cold_seconds": 1.0, "drain_delay_seconds": 0.1, "drain_seconds": 0.1}
+    outcome = played(the_call, Fault("term", 4.2, 0.1, target=1), replicas=1, **hold)
+    (record,), lines = outcome.records, outcome.lines
+    assert replies(outcome)[-1] == "gw-1 200 session_lost"
+    assert oracle.complaints(outcome) == []
+    earlier = [replace(each, at=each.at - 0.2) if each.event == "server.draining" else each for each in lines]
+    for other in (
+        replace(outcome, lines=[each for each in lines if each.event != "call.cooled"]),
+        replace(outcome, lines=earlier),
+        replace(outcome, records=[replace(record, unread=[])]),
+    ):
+        assert any("session_lost" in each for each in oracle.complaints(other))
+
+
 REPLAY = {"continuation": "replay"}
 
 
