@@ -408,9 +408,21 @@ def _asked_in_vain(outcome: Outcome, record: Record, runs: list[Run]) -> bool:
 
 def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     """Whether a state can have expired, a clock made it look so, or its client forfeited it."""
+    is_rival = record.call.habit == "rivals" and bool(told.carried)
+    return (is_rival and _has_faster_rival(outcome, record, told)) or _may_have_expired(outcome, record, told)
+
+
+def _has_faster_rival(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether other answers may have come first: their result is here, was lost with a replica, or came too late."""
+    others = [each for each in record.told if each.state == told.state and each.carried != told.carried]
+    refused = [each for each in others if each.reason == "invalid_request_state"]
+    is_lost = met(outcome, record, DEATHS) or any(_may_have_expired(outcome, record, each) for each in refused)
+    return told is not record.final or bool(is_lost)
+
+
+def _may_have_expired(outcome: Outcome, record: Record, told: Told) -> bool:
+    """Whether nobody has a call any more, or may not seem to, whoever comes with this state."""
     if _came_back_late(outcome, record, told):
-        return True
-    if record.call.habit == "rivals" and told.carried and _has_faster_rival(outcome, record, told):
         return True
     hold = outcome.plan.config["hold"]
     if record.call.habit == "asks again" and len(outcome.ledger.of(record.call.tag)) > 1:
@@ -425,13 +437,6 @@ def _may_be_invalid(outcome: Outcome, record: Record, told: Told) -> bool:
     if met(outcome, record, frozenset({"slow", "power"}), until=told.at):
         return True  # who is slow, or asks a host without power first, comes back after grace
     return age + _clocks_apart(outcome, record, told) > hold["ttl_seconds"] - 1
-
-
-def _has_faster_rival(outcome: Outcome, record: Record, told: Told) -> bool:
-    """Whether other answers may have come first: their result is here, was lost with a replica, or went cold."""
-    others = [each for each in record.told if each.state == told.state and each.carried != told.carried]
-    is_lost = met(outcome, record, DEATHS) or any(_went_cold_since(outcome, record, each) for each in others)
-    return told is not record.final or bool(is_lost)
 
 
 def _clocks_apart(outcome: Outcome, record: Record, told: Told) -> float:

@@ -129,6 +129,21 @@ def test_only_a_call_that_went_cold_excuses_that_neither_of_two_rivals_is_served
     assert "c10: was told at 12.80 that its state is invalid" in complaints(replace(outcome, lines=lines))
 
 
+@pytest.mark.parametrize("ttl_seconds", [10.0, 20.0])
+def test_only_a_state_that_expires_excuses_that_neither_of_two_rivals_is_served(ttl_seconds: float) -> None:
+    """The run that asked was cancelled, and its server neither answers nor forgets it: it has the caller's session."""
+    route = {"continuation": "replay", "sessions": {"affinity": "principal"}}
+    the_call = call(1, 1, 1, think=0.2, habit="rivals", tool="search", questions=2)
+    outcome = played(the_call, replicas=1, route=route, ttl_seconds=10.0)
+    assert replies(outcome)[1:] == [
+        "gw-1 400 invalid_request_state",
+        "gw-1 503 busy",
+        "gw-1 400 invalid_request_state",
+    ]
+    outcome.plan.config["hold"]["ttl_seconds"] = ttl_seconds
+    assert any("its state is invalid" in each for each in complaints(outcome)) is (ttl_seconds > 10.0)
+
+
 def _reply_is_lost(cold_seconds: float) -> Outcome:
     """The owner hears the request of another replica, and then nothing that it says arrives for 2 s."""
     the_call = call(2, 1, 1, think=0.01, questions=2, between=0.05)
