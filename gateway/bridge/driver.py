@@ -393,7 +393,7 @@ class Driver:
 
     def _feed_unless_resumed_elsewhere(self, event: on.Event) -> None:
         """Give the call up, or let it go silently if a replica that believed this one dead has resumed it."""
-        is_left = self._exchange.state in (PARKED, RESTORED, REFERRED, DETACHED)
+        is_left = self._exchange.state in (PARKED, RESTORED, REFERRED, DETACHED, FINISHED)
         if is_left and self._upstream_call.may_be_resumed_elsewhere:
             asking = self._ask_replicas(event, self._exchange.state, self._retries)
             self.live.process.tasks.spawn(asking, "ask about an expired call")
@@ -408,7 +408,7 @@ class Driver:
         is_resumed = None
         for pause in (0.0, *witness.ASK_AGAIN_SECONDS):
             await asyncio.sleep(pause)
-            if self._retries != retries or self._exchange.state is not state:
+            if self._retries != retries or self._exchange.state not in (state, FINISHED):
                 break
             is_resumed = await self.live.process.witness.is_taken(self.id, self._exchange.round)
             if is_resumed is not None:
@@ -416,7 +416,7 @@ class Driver:
         if self._retries != retries:  # its client came meanwhile
             if isinstance(event, on.Stopped):
                 self._upstream_call.watch_silence()
-        elif is_resumed is not False and self._exchange.state is state:
+        elif is_resumed is not False and self._exchange.state is state is not FINISHED:
             self._report.cancelled(
                 "another replica has resumed the call: it was not cancelled upstream"
                 if is_resumed
@@ -426,8 +426,11 @@ class Driver:
             self._feed(on.LetGo(cancel=False))
         elif self._exchange.state in (OWNED, SETTLED):
             pass  # the call became a task meanwhile, which has a time of its own
-        elif self._exchange.state is state or not isinstance(event, on.GracePassed):
-            self._feed(event)  # but a result that came within the grace period is kept as usual
+        else:
+            if is_resumed is not False:
+                self._upstream_call.let_go()  # the result is here, and may still have to be read there
+            if self._exchange.state is state or not isinstance(event, on.GracePassed):
+                self._feed(event)  # but a result that came within the grace period is kept as usual
 
     # -- the exchange ---------------------------------------------------------------------------------------------
 

@@ -124,7 +124,8 @@ class UpstreamCall(ABC):
         """Whether another replica could have resumed the call without this one knowing."""
         if self._session is None and self._left is not None:
             return self._left.is_resumable and self._context.live.process.witness.is_needed
-        return self._session is not None and self._may_be_resumed_elsewhere(self._session)
+        session = self._session if self._kept_as_clean is None else self._released
+        return session is not None and self._may_be_resumed_elsewhere(session)
 
     def _may_be_resumed_elsewhere(self, session: Session) -> bool:
         return self._can_be_found_in(session) and self._context.live.process.witness.is_needed

@@ -254,3 +254,24 @@ def test_a_result_of_a_task_that_is_given_in_a_drain_outlives_it_unread() -> Non
     (record,) = outcome.records
     assert record.outcome == "result"
     assert complaints(outcome) == []
+
+
+@pytest.mark.parametrize(
+    ("ttl_seconds", "hangs", "later"), [(12.5, 7.75, ()), (10.0, 15.5, (7.5,))], ids=["before", "while it asks"]
+)
+def test_a_former_owner_that_hears_the_result_does_not_end_its_session_under_the_replica_that_went_on(
+    ttl_seconds: float, hangs: float, later: tuple[float, ...]
+) -> None:
+    """Both read one stream in turn, and the time of the former owner's state is over before it is the other's turn."""
+    hold = {"ttl_seconds": ttl_seconds, "drain_delay_seconds": 1.0, "drain_seconds": 4.0}
+    config = {"hold": hold, "sessions": {"idle_seconds": 30}, "legs": {"limit_seconds": 4.0}}
+    script = {"questions": 1, "hangs": hangs}
+    the_call = Call("c1", 0.5, "job", "ann", script, think=1.0, habit="plain", replicas=(1, 2, 2, 2, 2, 2))
+    faults = tuple(Fault("peers", at, 5.0, target=1, other=other) for at in (0.0, *later) for other in (2, 3))
+    kind = Kind(has_events=True, has_tasks=True, idle_seconds=0.4, answers_late=True)
+    outcome = History(Plan(1, 3, kind, config, (the_call,), faults)).run()
+    (record,) = outcome.records
+    ended = {line.process: line.at for line in outcome.lines if line.event == "exchange.finished"}
+    assert ended["gw-1"] < ended["gw-2"], "the result came to the former owner first"
+    assert record.outcome == "result"
+    assert complaints(outcome) == []
