@@ -42,6 +42,8 @@ _ENDS_LATE_SECONDS: Final = Timeouts().cancel_seconds + 0.1
 _GRACE_SECONDS: Final = Hold().grace_seconds
 _LINGERS_SECONDS: Final = Hold().linger_seconds
 _STOPS: Final = ("stop", "stall")
+_LEG_LATE_SECONDS: Final = 0.5
+"""How much later than it should a replica may end the leg of a call that a draining one gave it."""
 _STILL_SECONDS: Final = 0.3
 """A grace period that ends so late shows its replica that it stood still, and then it waits for longer."""
 _CONNECTS_SECONDS: Final = 1.5
@@ -743,14 +745,15 @@ def _left_a_question_unread(outcome: Outcome, record: Record) -> bool:
 def _lost_its_taker(outcome: Outcome, told: Told | None) -> bool:
     """Whether a draining replica gave a call to another one, and the link between the two failed meanwhile.
 
-    Or the other one stood still when the drain was over.
+    Or the other one stood still when the drain was over, or as it was given the call: so much later its leg ends.
     """
     if told is None or "to which another one gave this call" not in str(told.error):
         return False
     taker = _replica_in(str((told.error or {}).get("message")))
     still = [each for each in outcome.faults if each.kind in _STOPS and f"gw-{each.target}" == taker]
     is_still = any(begins(each) <= told.at <= ends(outcome, each) for each in still)
-    return is_still or _is_parted_from_named(outcome, told)
+    is_late = any(begins(each) <= told.sent <= begins(each) + each.seconds - _LEG_LATE_SECONDS for each in still)
+    return is_still or is_late or _is_parted_from_named(outcome, told)
 
 
 def _came_while_no_child_is_started(outcome: Outcome, told: Told | None) -> bool:

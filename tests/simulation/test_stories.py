@@ -94,6 +94,15 @@ def test_only_a_taker_that_stands_still_at_the_end_of_the_drain_excuses_that_a_c
     assert any("to which another one gave this call" in each for each in complaints(outcome))
 
 
+@pytest.mark.parametrize("change", [{"target": 1}, {"seconds": 2.4}, {"kind": "jump"}])
+def test_only_a_taker_that_stands_still_for_long_as_it_is_given_a_call_excuses_its_loss(
+    change: dict[str, Any],
+) -> None:
+    outcome = story("the_taker_of_a_call_stands_still_as_it_is_given")
+    outcome.faults = [replace(fault, **change) if fault.kind == "stall" else fault for fault in outcome.faults]
+    assert any("to which another one gave this call" in each for each in complaints(outcome))
+
+
 @pytest.mark.parametrize("is_late", [True, False])
 def test_only_as_many_kills_just_before_a_call_excuse_that_no_child_is_started_for_it(is_late: bool) -> None:  # noqa: FBT001
     outcome = story("a_call_comes_in_the_pause_after_children_were_killed_in_a_row")
