@@ -555,8 +555,14 @@ def _went_cold_since(outcome: Outcome, record: Record, told: Told) -> bool:
 def _is_parted_from_owner(outcome: Outcome, told: Told) -> bool:
     """Whether a replica could not tell the owner of a call that its client is back: it could not talk to it.
 
-    Not if the owner stands still: then its grace period does too.
+    Not if the owner stands still: then its grace period does too. A replica that took the call over, and then had no
+    session for it, had not reached the owner either.
     """
+    if told.reason == "busy":
+        request_id = (told.error or {})["data"].get("requestId")
+        return any(
+            (line.event, line.fields.get("request_id")) == ("call.taken_over", request_id) for line in outcome.lines
+        )
     return told.reason == "owner_stalled" and _is_parted_from_named(outcome, told)
 
 

@@ -76,6 +76,13 @@ def _comes_back_with_a_state_of_the_future() -> Outcome:
     return played(the_call, fault, has_events=False, ttl_seconds=120.0)
 
 
+def test_only_a_replica_that_took_a_call_over_keeps_a_client_from_its_owner_while_it_is_busy() -> None:
+    outcome = story("a_replica_that_hears_nothing_of_the_owner_has_no_session_for_its_call")
+    assert complaints(outcome) == []
+    lines = [line for line in outcome.lines if line.event != "call.taken_over"]
+    assert any("its state is invalid" in each for each in complaints(replace(outcome, lines=lines)))
+
+
 @pytest.mark.parametrize(
     ("cold_seconds", "reply"),
     [(2.0, "gw-2 400 invalid_request_state"), (0.0, "gw-2 200 input_required")],
