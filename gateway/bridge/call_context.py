@@ -59,8 +59,8 @@ class Context(ClientCall, eq=False, kw_only=True):
     """Whether the replica that sent the call knew from the server that its tool may run twice."""
     server_info: Raw | None = None
     """Known as soon as there was a session."""
-    is_state_whole: bool = False
-    """Whether the newest requestState has everything that continues the call."""
+    lacking_round: int = 0
+    """The newest round with a requestState that lacks something of what continues the call."""
     is_state_resumable: bool = True
     """Whether another process can resume the call from that state, if this one has sealed any."""
 

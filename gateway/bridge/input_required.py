@@ -66,7 +66,8 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
         except ValueError:
             continue
         context.is_state_resumable = smaller.is_resumable
-        context.is_state_whole = smaller is envelope and smaller.is_resumable
+        if not (smaller is envelope and smaller.is_resumable):
+            context.lacking_round = smaller.round
         return state
     raise CallLost(
         "The answers of this call do not fit into its requestState (limits.state_bytes), and the route keeps them "

@@ -139,12 +139,14 @@ def cooled(
 ) -> ColdCall | None:
     """The record of a parked call that is due at a monotonic time; None if the call must stay held.
 
-    A call without open questions still works, and its client comes back at once. A state that was shortened lacks
-    what a retry may need: the text of a question that is still open then, or the way to the call. A task may be
-    younger than the state, and its stream is not that of the call: only its follower can go on with it, or cancel it.
+    A call without open questions still works, and its client comes back at once. A state that was shortened, or that
+    is older than the first event id, lacks what a retry may need: the text of a question that is still open then, or
+    the way to the call. Of all states of the round, the client may have read only that one. A task may be younger than
+    the state, and its stream is not that of the call: only its follower can go on with it, or cancel it.
     """
     exchange = context.exchange
-    if upstream is None or upstream.task is not None or not exchange.questions or not context.is_state_whole:
+    is_lacking = not exchange.questions or context.lacking_round == exchange.round
+    if upstream is None or upstream.task is not None or is_lacking:
         return None
     questions = [(bytes(each.upstream_id), each.method) for each in exchange.questions.values() if each.upstream_id]
     headers = {name: value for name, value in context.headers.items() if name not in mcp.TRACE_KEYS}

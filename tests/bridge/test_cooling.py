@@ -252,6 +252,31 @@ async def test_a_call_whose_questions_would_be_lost_stays_held(
     assert json.loads((await stand.client().answer(asked)).text) == ACCEPT
 
 
+async def test_a_call_stays_held_if_its_client_may_have_read_only_the_first_of_two_states_of_a_round(
+    begin: Start, upstream: FakeUpstream
+) -> None:
+    """The first one is older than the first event id, and the second one has a question that came meanwhile."""
+    goes_on = asyncio.Event()
+
+    async def asks(turn: Turn) -> None:
+        _ = await goes_on.wait()
+        asked = upstream.expect(turn.session, 0)
+        await turn.say({"id": 0, "method": mcp.ELICIT, "params": FORM}, "e1")
+        await turn.result(text(json.dumps((await asked)["result"])))
+
+    upstream.tool(asks)
+    stand = await begin(hold=SOON, legs={"limit_seconds": 0.03, "rounds": 2})
+    first = await stand.client().call()
+    (driver,) = stand.gateway.lot.waiting()
+    goes_on.set()
+    await eventually(lambda: bool(driver._exchange.questions), "the question is here")
+    second = await stand.client().call(state=first.state, answers={})
+    await looked_at(stand)
+    assert (stand.held, cold(stand), driver._exchange.round) == (1, 0, 1)
+    assert (await stand.client().call(state=first.state, answers={})).questions == second.questions
+    assert json.loads((await stand.client().answer(second)).text) == ACCEPT
+
+
 async def test_no_call_goes_cold_unless_the_configuration_says_so(
     begin: Start, upstream: FakeUpstream, store: FakeStore
 ) -> None:
@@ -393,7 +418,7 @@ async def test_a_task_does_not_go_cold(begin: Start, upstream: FakeUpstream) -> 
     stand = await begin(hold={**SOON, "cold_seconds": 600})
     asked = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
-    assert driver._context.is_state_whole
+    assert driver._context.lacking_round == 0
     driver.fire(Timer.COLD)
     assert (cold(stand), stand.held) == (0, 1)
     assert (await stand.client().answer(asked)).text == "accept"
