@@ -488,7 +488,7 @@ def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:
     """When an owner lost the leg of a client which was told then, where no link led to the owner, to come again.
 
     The connection of the replica where it waited was reset, or that replica ended. Or that one gave the leg up, and
-    the owner heard of this, but nobody heard the owner, though the client came again as often as it could.
+    the owner heard of this, but of nothing more, though the client came again as often as it could.
     """
     before = [each for each in record.told if each.state == told.state and each.at <= told.sent]
     parted = [each for each in before if _is_parted_from_owner(outcome, each)]
@@ -498,13 +498,20 @@ def _leg_lost_at(outcome: Outcome, record: Record, told: Told) -> float | None:
     for each in reversed(before):
         if each not in parted or not _came_when_it_could(outcome, record, each.at, following):
             break
-        given_up.append(each.at)
+        given_up.append(each)
         following = each
-    asked = _opened(outcome, told.state)
-    mute = [each for each in outcome.faults if each.kind == "one way" and asked and asked.owner == f"gw-{each.target}"]
-    heard = [at for at in given_up for each in mute if begins(each) <= at <= ends(outcome, each)]
+    heard = [each.at for each in given_up if _heard_of_the_end(outcome, each)]
     unheard = [each.unheard_since for each in parted if each.unheard_since is not None]
     return min([*cut, *unheard, *heard], default=None)
+
+
+def _heard_of_the_end(outcome: Outcome, told: Told) -> bool:
+    """Whether a link led to the owner of a call from the replica that gave a leg up there."""
+    asked = _opened(outcome, told.state)
+    link = {told.replica, int(asked.owner.removeprefix("gw-"))} if asked is not None else set()
+    now = [each for each in outcome.faults if begins(each) <= told.at <= begins(each) + each.seconds]
+    cuts = [each for each in now if each.kind == "part" or (each.kind == "one way" and each.target == told.replica)]
+    return not any(each.target in link for each in cuts) and not any(set(_ends_of(each)) == link for each in now)
 
 
 def _came_when_it_could(outcome: Outcome, record: Record, since: float, told: Told) -> bool:

@@ -379,6 +379,19 @@ def test_only_a_link_that_fails_all_the_time_excuses_a_client_that_comes_again_a
     assert any("its state is invalid" in each for each in complaints(outcome))
 
 
+@pytest.mark.parametrize("kind", ["peers", "part"])
+def test_only_an_owner_that_hears_of_the_end_of_a_leg_may_give_up_its_client(kind: str) -> None:
+    """A request of its client arrives late, and is given up at once; then no link leads to the owner again."""
+    faults = Fault("one way", 0.45, 0.7, target=3), Fault(kind, 2.1, 6.0, target=1, other=3)
+    the_call = call(1, *[3] * 7, think=0.2, questions=2, hangs=20.0)
+    outcome = played(the_call, *faults, has_events=False)
+    assert replies(outcome)[-1] == "gw-3 400 invalid_request_state"
+    assert complaints(outcome) == []
+    one_way, later = outcome.faults
+    outcome.faults = [one_way, replace(later, at=1.9)]
+    assert any("its state is invalid" in each for each in complaints(outcome))
+
+
 def _comes_where_no_link_leads_to_the_owner() -> Outcome:
     """The owner hears that the replica at which its leg waits gives it up, and nobody hears the owner."""
     the_call = call(1, 3, 3, 3, 3, 3, think=0.2, questions=2, between=9.0)
