@@ -686,7 +686,9 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
     may_be_sent_already = "sent again since" in said and script.get("urls") and not _may_run_again(outcome, record)
-    is_unfindable = may_be_sent_already or _leads_nowhere(outcome, record)
+    is_unfindable = (
+        may_be_sent_already or _leads_nowhere(outcome, record) or _was_given_up_by_a_former_owner(outcome, record)
+    )
     is_left = reason in ("owner_lost", "call_lost", "session_lost") and _is_left_behind(outcome, record)
     if is_left and not is_unfindable:
         causes -= WHOLE_DRAINS
@@ -838,6 +840,23 @@ def _is_left_behind(outcome: Outcome, record: Record) -> bool:
     if record.call.path == "/child":
         return False
     return outcome.plan.server.has_events and "sessions" not in outcome.plan.config.get("route", {})
+
+
+def _was_given_up_by_a_former_owner(outcome: Outcome, record: Record) -> bool:
+    """Whether a silent owner, whose call another replica had taken over, gave it up when its client did not come back.
+
+    The replica that could have told it of the takeover had ended by then.
+    """
+    finished = [line for line in outcome.lines if line.event == "exchange.finished"]
+    given_up = [(line.process, line.at) for line in finished if line.fields["outcome"] == "cancelled"]
+    taken = [line for line in outcome.lines if line.event == "call.taken_over" and not line.fields["owner_is_dead"]]
+    return any(
+        (line.process, line.fields["owner"]) == (taker, owner) and line.at <= ended <= at <= (record.ended or math.inf)
+        for line in taken
+        if any(told.sent <= line.at <= told.at for told in record.told)
+        for ended, taker in outcome.deaths
+        for owner, at in given_up
+    )
 
 
 def _leads_nowhere(outcome: Outcome, record: Record) -> bool:

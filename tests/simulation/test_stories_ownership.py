@@ -285,6 +285,21 @@ def test_only_a_client_that_has_not_read_the_result_of_an_adopted_session_before
         assert any("session_lost" in each for each in oracle.complaints(other))
 
 
+def test_only_a_silent_owner_that_nobody_could_tell_of_the_takeover_may_give_its_call_up() -> None:
+    """Who took it over ends in its drain, and the client comes back with its state after that of the owner expired."""
+    the_call = call(1, 3, 1, think=8.0, questions=2)
+    faults = Fault("one way", 5.0, 6.0, target=1), Fault("term", 12.0, 1.0, target=2)
+    outcome = played(the_call, *faults, ttl_seconds=16.0, drain_delay_seconds=0.5, drain_seconds=1.0)
+    lines = outcome.lines
+    assert replies(outcome)[1:] == ["gw-3 200 input_required", "gw-1 200 session_lost"]
+    assert oracle.complaints(outcome) == []
+    for event in ("call.taken_over", "exchange.finished"):
+        other = replace(outcome, lines=[each for each in lines if each.event != event])
+        assert any("session_lost" in each for each in oracle.complaints(other))
+    later = replace(outcome, deaths=[each for each in outcome.deaths if each[0] > 1018.0])
+    assert any("session_lost" in each for each in oracle.complaints(later))
+
+
 REPLAY = {"continuation": "replay"}
 
 
