@@ -192,8 +192,11 @@ async def _reap(reaper: Process, server: Process, control: End, pid: int) -> Non
 
 async def _obey(reader: asyncio.StreamReader, server: Process, how: list[int]) -> None:
     """Take orders; without anybody who gives them, everything is killed."""
-    number = {b"t": -15}.get(await reader.read(1), -9)
-    how[0] = number
+    try:
+        order = await reader.read(1)
+    except ConnectionResetError:  # the gateway was killed, and had not read yet that the server was started
+        order = b""
+    how[0] = {b"t": -15}.get(order, -9)
     server.end()
 
 
