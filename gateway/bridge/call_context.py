@@ -5,7 +5,6 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
-from msgspec import Raw
 
 from gateway.config import Route
 from gateway.exchange.machine import Exchange
@@ -57,7 +56,7 @@ class Context(ClientCall, eq=False, kw_only=True):
     """The span of the newest leg, if it is traced."""
     is_repeatable: bool = False
     """Whether the replica that sent the call knew from the server that its tool may run twice."""
-    server_info: Raw | None = None
+    server_info: bytes | None = None
     """Known as soon as there was a session."""
     lacking_round: int = 0
     """The newest round with a requestState that lacks something of what continues the call."""

@@ -53,7 +53,7 @@ def input_required(
     asked = b'"inputRequests":%b,' % input_requests.input_requests(ask.questions) if ask.questions else b""
     state = _sealed(context, envelope, held=ask.held).encode()
     info = context.server_info
-    meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, bytes(info)) if info is not None else b""
+    meta = b',"_meta":{"%b":%b}' % (_SERVER_INFO, info) if info is not None else b""
     return b'{"resultType":"input_required",%b"requestState":"%b"%b}' % (asked, state, meta)
 
 

@@ -72,7 +72,7 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
 def modern_result(
     call: ClientCall,
     result: bytes | Raw,
-    server_info: Raw,
+    server_info: bytes,
     *,
     is_later_round: bool = False,
 ) -> results.Modern:

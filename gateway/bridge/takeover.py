@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
@@ -53,7 +52,7 @@ class Takeover:
         self.envelope = envelope
         """The state from which the call is continued, as far as this process may continue it."""
         if envelope.upstream is not None:
-            context.server_info = Raw(envelope.upstream.server_info)
+            context.server_info = envelope.upstream.server_info
         call.left_at(envelope.upstream)
 
     @property

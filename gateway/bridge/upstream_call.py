@@ -142,7 +142,7 @@ class UpstreamCall(ABC):
             session_id,
             shaken.version,
             call.id,
-            bytes(shaken.server_info),
+            shaken.server_info,
             session.channel.cursor,
             may_have_others=session.group.is_affine and not session.shared.asked_aside,
         )

@@ -15,7 +15,7 @@ MAX_RESULT_BYTES: Final = 262_144
 MAX_INFO_BYTES: Final = 16_384
 """The bound for `serverInfo`, which goes into each reply and each `requestState`."""
 _NAMED: Final = ("name", "version")
-_UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
+_UNKNOWN: Final = b'{"name":"unknown","version":"0"}'
 _CLIENT_KEYS: Final = ("elicitation", "sampling", "roots", "experimental")
 _SERVER_KEYS: Final = ("completions", "experimental", "logging", "prompts", "resources", "tools", "extensions")
 
@@ -25,7 +25,7 @@ class Handshake(msgspec.Struct, frozen=True):
 
     version: str
     capabilities: jsonrpc.Fields
-    server_info: Raw
+    server_info: bytes
     instructions: Raw | None
 
     def offers(self, capability: str, flag: str | None = None) -> bool:
@@ -85,7 +85,7 @@ def handshake(result: Raw) -> Handshake:
     )
 
 
-def recalled(version: str, server_info: Raw) -> Handshake:
+def recalled(version: str, server_info: bytes) -> Handshake:
     """The handshake of a session that another process opened: version and server info are known, no capabilities."""
     return Handshake(version, {}, server_info, None)
 
@@ -94,14 +94,14 @@ def _is_object(raw: Raw) -> bool:
     return bytes(raw).startswith(b"{")
 
 
-def _server_info(raw: Raw | None) -> Raw:
+def _server_info(raw: Raw | None) -> bytes:
     """Of `serverInfo` what can be passed on: all of it, its name and version if it is large, or a name of our own."""
     if raw is None or not _is_object(raw):
         return _UNKNOWN
     opened = jsonrpc.fields(raw)
     named = {key: opened[key] for key in _NAMED if jsonrpc.text(opened.get(key)) is not None}
-    info = raw if len(bytes(raw)) <= MAX_INFO_BYTES else Raw(jsonrpc.merge(named.items()))
-    return info if len(named) == len(_NAMED) and len(bytes(info)) <= MAX_INFO_BYTES else _UNKNOWN
+    info = bytes(raw) if len(raw) <= MAX_INFO_BYTES else jsonrpc.merge(named.items())
+    return info if len(named) == len(_NAMED) and len(info) <= MAX_INFO_BYTES else _UNKNOWN
 
 
 def discover_result(shaken: Handshake, ttl_ms: int, scope: str) -> bytes:

@@ -47,7 +47,7 @@ class Modern(msgspec.Struct, frozen=True, gc=False):
 def modern(
     method: str,
     result: bytes | Raw,
-    server_info: Raw,
+    server_info: bytes,
     cache: tuple[int, str],
     *,
     retried: bool,
@@ -59,11 +59,11 @@ def modern(
     """
     if method == mcp.TOOLS_CALL and (is_tool_error := plain(result)) is not None:
         rest = result[1:] if type(result) is bytes else memoryview(result)[1:]
-        return Modern(_plain_prefix(bytes(server_info)), rest, is_tool_error)
+        return Modern(_plain_prefix(server_info), rest, is_tool_error)
     return _general(method, Raw(result), server_info, cache, retried=retried)
 
 
-def _general(method: str, result: Raw, server_info: Raw, cache: tuple[int, str], *, retried: bool) -> Modern:
+def _general(method: str, result: Raw, server_info: bytes, cache: tuple[int, str], *, retried: bool) -> Modern:
     """As `modern`, for any result."""
     opened = jsonrpc.fields(result)
     parts: dict[str, bytes | Raw] = {"resultType": b'"complete"'}
@@ -165,18 +165,18 @@ def plain(result: bytes | Raw) -> bool | None:
     return found.isError is True
 
 
-def plain_response(id_: Raw, result: bytes | Raw, server_info: Raw) -> bytes:
+def plain_response(id_: Raw, result: bytes | Raw, server_info: bytes) -> bytes:
     """The modern response with a result that is `plain`."""
     rest = result[1:] if type(result) is bytes else memoryview(result)[1:]
-    return jsonrpc.result(id_, _plain_prefix(bytes(server_info)), rest)
+    return jsonrpc.result(id_, _plain_prefix(server_info), rest)
 
 
 @lru_cache(maxsize=256)
 def _plain_prefix(server_info: bytes) -> bytes:
-    return b'{"resultType":"complete","_meta":%b,' % _meta(None, Raw(server_info))
+    return b'{"resultType":"complete","_meta":%b,' % _meta(None, server_info)
 
 
-def _meta(raw: Raw | None, server_info: Raw) -> bytes:
+def _meta(raw: Raw | None, server_info: bytes) -> bytes:
     meta: dict[str, bytes | Raw] = {}
     if raw is not None and not jsonrpc.is_null(raw):
         meta.update(jsonrpc.fields(raw))

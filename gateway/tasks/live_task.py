@@ -137,7 +137,7 @@ class LiveTask(Driver):
             owner=live.process.owner,
             epoch=live.process.epoch,
             ttl_ms=int(ttl * 1000),
-            upstream=Upstream(session_id, shaken.version, created.id.encode(), bytes(shaken.server_info), None)
+            upstream=Upstream(session_id, shaken.version, created.id.encode(), shaken.server_info, None)
             if session_id is not None
             else None,
         )
@@ -152,7 +152,7 @@ class LiveTask(Driver):
         """Follow a task that another replica followed, and may still follow if it `is_shared`."""
         assert handle.upstream is not None, "without it, only the owner can follow the task"
         self._context.exchange_id = handle.exchange
-        self._context.server_info = Raw(handle.upstream.server_info)
+        self._context.server_info = handle.upstream.server_info
         self._hold(handle, sealed)
         self._report.is_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)

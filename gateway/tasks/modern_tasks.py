@@ -26,7 +26,7 @@ class View(msgspec.Struct, frozen=True):
     updated: str
     ttl_ms: int
     questions: Mapping[str, Question]
-    server_info: Raw
+    server_info: bytes
     result: bytes | None = None
     error: jsonrpc.Error | None = None
 

@@ -51,7 +51,7 @@ def shaken(**changes: Any) -> handshake.Handshake:
 def test_a_handshake_is_read() -> None:
     found = shaken(capabilities={"tools": {"listChanged": True}}, instructions="Be kind", extra=1)
     assert found.version == "2025-06-18"
-    assert json.loads(bytes(found.server_info)) == {"name": "s", "version": "2"}
+    assert json.loads(found.server_info) == {"name": "s", "version": "2"}
     assert found.instructions is not None
     assert bytes(found.instructions) == b'"Be kind"'
     assert shaken(instructions=None).instructions is None
@@ -61,19 +61,19 @@ def test_a_handshake_is_read() -> None:
 @pytest.mark.parametrize("named", [{}, {"serverInfo": None}], ids=["absent", "null"])
 def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
     found = handshake.handshake(raw({"protocolVersion": "2024-11-05", **named}))
-    assert json.loads(bytes(found.server_info)) == {"name": "unknown", "version": "0"}
+    assert json.loads(found.server_info) == {"name": "unknown", "version": "0"}
     assert found.capabilities == {}
 
 
 def test_of_a_large_server_info_only_name_and_version_are_kept() -> None:
     icons = [{"src": "data:image/png;base64," + "A" * handshake.MAX_INFO_BYTES}]
     found = shaken(serverInfo={"name": "s", "version": "2", "icons": icons})
-    assert json.loads(bytes(found.server_info)) == {"name": "s", "version": "2"}
+    assert json.loads(found.server_info) == {"name": "s", "version": "2"}
 
 
 def test_a_server_with_a_large_name_gets_another_one() -> None:
     found = shaken(serverInfo={"name": "s" * handshake.MAX_INFO_BYTES, "version": "2"})
-    assert json.loads(bytes(found.server_info)) == {"name": "unknown", "version": "0"}
+    assert json.loads(found.server_info) == {"name": "unknown", "version": "0"}
 
 
 def test_a_large_handshake_is_a_value_error() -> None:
@@ -171,17 +171,17 @@ def test_half_an_emoji_in_a_handshake_goes_on_as_it_is_written() -> None:
             b'"serverInfo":{"name":"\\ud83d","version":"\\uDE00"},"instructions":"\\ud83d"}'
         )
     )
-    assert bytes(found.server_info) == b'{"name":"\\ud83d","version":"\\uDE00"}'
+    assert found.server_info == b'{"name":"\\ud83d","version":"\\uDE00"}'
     result = handshake.discover_result(found, 0, "private")
     assert b'"capabilities":{"tools":{"\\ud83d":1}}' in result
     assert b'"instructions":"\\ud83d"' in result
     params = handshake.initialize_params(
-        found.server_info, Raw(b'{"roots":{"\\ud83d":1},"extensions":{"\\ud83d":{}}}')
+        Raw(found.server_info), Raw(b'{"roots":{"\\ud83d":1},"extensions":{"\\ud83d":{}}}')
     )
     assert jsonrpc.encode(params).count(b"\\ud83d") == 3
 
 
 def test_the_handshake_of_an_adopted_session_has_no_capabilities() -> None:
-    recalled = handshake.recalled("2025-11-25", raw(INFO))
+    recalled = handshake.recalled("2025-11-25", json.dumps(INFO).encode())
     assert (recalled.version, recalled.capabilities, recalled.instructions) == ("2025-11-25", {}, None)
-    assert json.loads(bytes(recalled.server_info)) == INFO
+    assert json.loads(recalled.server_info) == INFO

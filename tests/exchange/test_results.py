@@ -12,14 +12,13 @@ from tests.support.playbook import raw
 from tests.support.schema import assert_modern_message, assert_modern_result
 
 INFO = {"name": "s", "version": "2"}
+SERVER = json.dumps(INFO).encode()
 TOOL = {"name": "t", "inputSchema": {"type": "object", "properties": {"a": {"default": None}}}}
 
 
 def modern(method: str, result: Any, *, retried: bool = False) -> dict[str, Any]:
     data = result if isinstance(result, Raw) else raw(result)
-    found = assert_modern_result(
-        method, results.modern(method, data, raw(INFO), (5000, "public"), retried=retried).body
-    )
+    found = assert_modern_result(method, results.modern(method, data, SERVER, (5000, "public"), retried=retried).body)
     assert found.pop("resultType") == "complete"
     assert found.pop("_meta") == {mcp.META_SERVER_INFO: INFO}
     return found
@@ -104,7 +103,7 @@ def test_a_result_cannot_call_itself_anything_but_complete() -> None:
 def test_meta_is_kept_and_the_server_named() -> None:
     old = raw({"content": [], "_meta": {"a": 1}})
     found = assert_modern_result(
-        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, raw(INFO), (0, "public"), retried=False).body
+        mcp.TOOLS_CALL, results.modern(mcp.TOOLS_CALL, old, SERVER, (0, "public"), retried=False).body
     )
     assert found["_meta"] == {"a": 1, mcp.META_SERVER_INFO: INFO}
     modern(mcp.TOOLS_CALL, {"content": [], "_meta": None})
@@ -113,7 +112,7 @@ def test_meta_is_kept_and_the_server_named() -> None:
 def test_content_is_spliced_and_not_rebuilt() -> None:
     content = b'[ {"type":"text","text":"\\u00e9","n":1e1} ]'
     old = Raw(b'{"content":%b}' % content)
-    written = results.modern(mcp.TOOLS_CALL, old, raw(INFO), (0, "public"), retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, old, SERVER, (0, "public"), retried=False).body
     assert content in written
 
 
@@ -121,7 +120,7 @@ def test_content_is_spliced_and_not_rebuilt() -> None:
     "content", [Raw(b'{"content":"null"}'), Raw(b'{"content":["null", null]}')], ids=["a string", "no objects"]
 )
 def test_content_of_a_wrong_shape_is_left_to_the_client(content: Raw) -> None:
-    written = results.modern(mcp.TOOLS_CALL, content, raw(INFO), (0, "public"), retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, content, SERVER, (0, "public"), retried=False).body
     assert json.loads(written)["content"] == json.loads(bytes(content))["content"]
 
 
@@ -139,13 +138,13 @@ def test_content_of_a_wrong_shape_is_left_to_the_client(content: Raw) -> None:
     ],
 )
 def test_a_tool_that_failed_is_told_from_one_that_did_not(method: str, result: bytes, *, failed: bool) -> None:
-    assert results.modern(method, Raw(result), raw(INFO), (0, "public"), retried=False).is_tool_error is failed
+    assert results.modern(method, Raw(result), SERVER, (0, "public"), retried=False).is_tool_error is failed
 
 
 @pytest.mark.parametrize("result", [b"[]", b"null", b'"x"', b'{"_meta":[]}'])
 def test_a_result_that_is_not_an_object_is_a_value_error(result: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        results.modern(mcp.TOOLS_CALL, Raw(result), raw(INFO), (0, "public"), retried=False)
+        results.modern(mcp.TOOLS_CALL, Raw(result), SERVER, (0, "public"), retried=False)
 
 
 ERRORS: list[tuple[str, jsonrpc.Error, int, Any]] = [
@@ -209,11 +208,11 @@ def test_an_old_error_keeps_to_the_new_codes(method: str, old: jsonrpc.Error, co
 
 def test_half_an_emoji_in_a_result_goes_on_as_it_is_written() -> None:
     old = b'{"content":[{"type":"text","text":"\\ud83d","annotations":null}],"\\uDE00":"\\ud83d","a":null}'
-    found = results.modern(mcp.TOOLS_CALL, Raw(old), raw(INFO), (0, "private"), retried=False)
+    found = results.modern(mcp.TOOLS_CALL, Raw(old), SERVER, (0, "private"), retried=False)
     assert b'{"type":"text","text":"\\ud83d"}' in found.body
     assert b'"\\ude00":"\\ud83d"' in found.body
     plain = Raw(b'{"content":[{"type":"text","text":"\\ud83d"}],"isError":true}')
-    assert results.modern(mcp.TOOLS_CALL, plain, raw(INFO), (0, "private"), retried=False).is_tool_error
+    assert results.modern(mcp.TOOLS_CALL, plain, SERVER, (0, "private"), retried=False).is_tool_error
 
 
 def test_half_an_emoji_in_an_error_goes_on_as_it_is_written() -> None:
@@ -232,7 +231,7 @@ def test_nulls_are_removed_as_deep_as_the_schema_nests_objects() -> None:
     deep: Any = None
     for _ in range(50):
         deep = {"content": deep, "_meta": None}
-    written = results.modern(mcp.TOOLS_CALL, raw({"content": [deep]}), raw(INFO), (0, "private"), retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, raw({"content": [deep]}), SERVER, (0, "private"), retried=False).body
     assert written.count(b"null") == 1 + 50 - 4
 
 
@@ -255,7 +254,7 @@ def test_a_null_in_any_member_of_content_that_the_schema_knows_is_removed(path: 
     for name in reversed(path):
         block = {name: block}
     old = json.dumps({"content": [TEXT, block]}, separators=(",", f":{space}")).encode()
-    written = results.modern(mcp.TOOLS_CALL, Raw(old), raw(INFO), (0, "private"), retried=False).body
+    written = results.modern(mcp.TOOLS_CALL, Raw(old), SERVER, (0, "private"), retried=False).body
     assert b"null" not in written
     assert json.loads(written)["content"][0] == TEXT
 
@@ -263,7 +262,7 @@ def test_a_null_in_any_member_of_content_that_the_schema_knows_is_removed(path: 
 @pytest.mark.parametrize("name", ["structuredContent", "isError", "_meta"])
 def test_a_null_in_any_member_of_a_tool_result_is_removed(name: str) -> None:
     old = raw({"content": [TEXT], name: None})
-    assert b"null" not in results.modern(mcp.TOOLS_CALL, old, raw(INFO), (0, "private"), retried=False).body
+    assert b"null" not in results.modern(mcp.TOOLS_CALL, old, SERVER, (0, "private"), retried=False).body
 
 
 @pytest.mark.parametrize("old", [{"content": [{**TEXT, "x-own": None}]}, {"content": [TEXT], "x-own": None}])

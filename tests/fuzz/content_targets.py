@@ -16,7 +16,7 @@ from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities
 from tests.fuzz.protocol_targets import read_again
 
-SERVER = Raw(b'{"name":"s","version":"1"}')
+SERVER = b'{"name":"s","version":"1"}'
 ALL = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
 SECRET = "correct-horse-battery-staple-0123456789"
 """Long enough to be recognised as a key."""

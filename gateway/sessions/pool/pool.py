@@ -284,7 +284,7 @@ class Pool:
         The upstream is not asked whether it knows the session. One that is shared with that process is never ended
         from here. Raises as `acquire` does.
         """
-        shaken = negotiate.recalled(whereabouts.version, Raw(whereabouts.server_info))
+        shaken = negotiate.recalled(whereabouts.version, whereabouts.server_info)
         session = await self._obtain(self.group(key), is_fresh=True)
         session.shared.has_stray = whereabouts.may_have_others
         await self._begin(session, session.adopt(whereabouts.session, shaken, headers, is_shared=is_shared))

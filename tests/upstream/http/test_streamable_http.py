@@ -298,7 +298,7 @@ async def test_an_adopted_session_is_listened_to_before_anything_else_and_has_no
         session = await here.adopt(credential)
         assert here.sessions == [0, 1, 0]
         assert upstream.words == ["GET"]
-        assert bytes(session.shaken.server_info) == bytes(INFO)
+        assert session.shaken.server_info == bytes(INFO)
         resuming = here.start(here.resume(session, credential))
         await here.attached.wait()
         assert session.channel.cursor == "e1", "if it is parked now"

@@ -296,7 +296,7 @@ def capability_names(capabilities: jsonrpc.Fields) -> tuple[str, ...]:
     return tuple(found)
 
 
-def described(server_info: Raw) -> str:
+def described(server_info: bytes | Raw) -> str:
     """Return the name and version from a `serverInfo`."""
     info = jsonrpc.members(server_info)
     words = (jsonrpc.text(info.get("name")), jsonrpc.text(info.get("version")))
