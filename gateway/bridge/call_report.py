@@ -1,6 +1,8 @@
 """Reports how an exchange goes: to the log, the metrics, the traces, the status page."""
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from gateway import world
 from gateway.bridge.call_context import Context
@@ -25,7 +27,7 @@ _NAME_CHARACTERS: Final = 80
 _TARGET_CHARACTERS: Final = 200
 
 
-class Spoken(NamedTuple):
+class Spoken(msgspec.Struct, frozen=True):
     """What the log says of a call, whichever side takes rounds."""
 
     live: LiveRoute

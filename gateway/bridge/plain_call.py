@@ -91,7 +91,7 @@ class PlainCall:
         if not is_begun:
             return False
         self._session, self._started = session, call.sent
-        self.waiter = asyncio.get_running_loop().create_future()
+        self.waiter = asyncio.Future()
         live.deadlines.plain.arm(self, unusual)
         return True
 

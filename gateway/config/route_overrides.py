@@ -1,6 +1,6 @@
 """Applies the sections of a route over the shared ones."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -29,7 +29,7 @@ All other keys concern the process, the listener or the replicas, not one route.
 """
 
 
-class RouteSettings(NamedTuple):
+class RouteSettings(Struct, frozen=True):
     """A route, and the configuration as it holds on it."""
 
     config: Config

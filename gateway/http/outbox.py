@@ -187,7 +187,7 @@ class Outbox:
         """Wait for a message, or for the time of a keep-alive."""
         waiter = self._waiter
         if waiter is None:
-            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            waiter = self._waiter = asyncio.Future()
             self._silence.arm(self, self._wake)
         try:
             await waiter

@@ -134,7 +134,7 @@ class AwaitedReply:
         """What is done once anything else has come."""
         if self._pending.is_paused:
             self._pending.resume_reading()
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = asyncio.Future()
         return waiter
 
     # -- from the connection ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ own, so none opens as another.
 import hmac
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ Digest = Callable[[Sequence[str]], bytes]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Bearer(NamedTuple):
+class Bearer(msgspec.Struct, frozen=True):
     """The request that brings a claim, or gets one."""
 
     route: str

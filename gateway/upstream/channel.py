@@ -6,8 +6,9 @@ implement it; only streamable HTTP can `resume`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
+import msgspec
 from msgspec import Raw
 
 from gateway.protocol.jsonrpc import Error
@@ -37,7 +38,7 @@ class SideListener(Protocol):
         """Either the side stream was opened again, so that messages in between are lost, or it will not be."""
 
 
-class SideCallbacks(NamedTuple):
+class SideCallbacks(msgspec.Struct, frozen=True):
     """A SideListener of functions."""
 
     hear_side: Receive
@@ -45,7 +46,7 @@ class SideCallbacks(NamedTuple):
     side_changed: Callable[[bool], None]
 
 
-class Callbacks(NamedTuple):
+class Callbacks(msgspec.Struct, frozen=True):
     """A Hearer of functions."""
 
     hear_answer: Receive

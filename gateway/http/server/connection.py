@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
             while self._queue or not (self._is_malformed or self._ends):
                 if not self._queue:
                     self.is_serving, turn = False, None
-                    self._more = self._loop.create_future()
+                    self._more = asyncio.Future()
                     await self._more
                     continue
                 http = self._oldest()

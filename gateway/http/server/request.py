@@ -111,7 +111,7 @@ class RequestBody(msgspec.Struct, eq=False):
                 raise BodyBroken
             if self.is_complete:
                 return b""
-            self.waiter = asyncio.get_running_loop().create_future()
+            self.waiter = asyncio.Future()
             try:
                 await self.waiter
             finally:

@@ -77,7 +77,7 @@ class Wire:
         if self.is_lost:
             raise ConnectionResetError(_LOST)
         if self._room is None or self._room.done():
-            self._room = asyncio.get_running_loop().create_future()
+            self._room = asyncio.Future()
         await asyncio.shield(self._room)
 
     def unsent(self, count: int) -> None:

@@ -82,7 +82,7 @@ class ReplyReader(msgspec.Struct, eq=False):
         """Wait until the reply is over; if that is cancelled, give the request up."""
         self.pending = pending
         if not self.is_over:
-            self.waiter = asyncio.get_running_loop().create_future()
+            self.waiter = asyncio.Future()
             try:
                 await self.waiter
             except BaseException:
