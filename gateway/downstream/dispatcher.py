@@ -157,7 +157,7 @@ class Dispatcher:
         if request.method == mcp.TOOLS_CALL:
             group = pool.group(key)
             if tool_schemas.is_simple(group, request, headers):
-                return self._call(round_, group=group)
+                return self._call(round_, None, group)
             if not tool_schemas.mirrors_nothing(group, request, headers):
                 return self._once(round_, self._check, self._checked)
             return self._call(round_, self._new_driver(round_, tool_schemas.known(group, request.target)))

@@ -100,7 +100,7 @@ class RequestHandler:
             known=known,
             caller=known.caller if known is not None and known.judge is self._stages.host_check else None,
         )
-        reply = HttpReply(http, config.timeouts.send_seconds, self._stages.oauth_proxy.challenge)
+        reply = HttpReply(http, config.timeouts.send_seconds, self._stages.challenge)
         return self._replied(self._stages.without_route if live is None else self._stages.of_route, incoming, reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:

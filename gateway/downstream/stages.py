@@ -54,7 +54,8 @@ class Stages:
         self._legacy = legacy
         self._bodies = routes.process.traffic.bodies
         self._serve = serve
-        self.oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
+        self._oauth_proxy = OAuthProxy(in_force, self._client_of, self._bodies)
+        self.challenge = self._oauth_proxy.challenge
         self._use(in_force.value)
         in_force.after_replace(self._use)
 
@@ -82,7 +83,7 @@ class Stages:
 
     async def _no_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:
         """Answer OAuth clients; only a POST goes on, because its call may have begun while the path had a route."""
-        response = await self.oauth_proxy.handle(reply.http)
+        response = await self._oauth_proxy.handle(reply.http)
         if response is not None:
             return response
         if incoming.method != "POST":

@@ -21,7 +21,6 @@ _DEPTH: Final = MAX_DEPTH - 2
 _FLAT: Final = 2 * _DEPTH
 """A shorter text that is JSON cannot nest deeper than that."""
 _DIGITS: Final = 20
-_ZERO: Final = b"0"[0]
 _ID: Final = b"98765432198765432"
 _ARGUMENTS: Final = b'["98765432198765432"]'
 """What a form is tried with."""
@@ -54,7 +53,7 @@ class KnownCall(msgspec.Struct, frozen=True):
             arguments, id_ = one.removeprefix(self.begin), other.removesuffix(self.end)
         if len(id_) + len(arguments) + self.size != len(body):  # one of the pieces deviates
             return None
-        if not id_.isdigit() or len(id_) > _DIGITS or (id_[0] == _ZERO and id_ != b"0"):
+        if not id_.isdigit() or len(id_) > _DIGITS or (id_ < b"1" and id_ != b"0"):
             return None
         if len(arguments) > _FLAT and may_nest_deeper(arguments, _DEPTH):
             return None

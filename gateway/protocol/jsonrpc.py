@@ -286,9 +286,9 @@ def unchecked_result(data: bytes, id_: bytes) -> bytes | Raw | None:
     """
     begin = b'{"jsonrpc":"2.0","id":%b,"result":' % id_
     if len(data) < _COPIED_BYTES:  # a part is copied if that takes less than a view of it
-        part = data.removeprefix(begin)
-        if len(part) < len(data) and part[:1] == b"{":
-            return part[:-1] if part[-1:] == b"}" else None
+        part = data.removeprefix(begin).removesuffix(b"}")
+        if len(begin) + len(part) + 1 == len(data) and part[:1] == b"{":
+            return part
     elif data.startswith(b"%b{" % begin):
         return Raw(memoryview(data)[len(begin) : -1]) if data.endswith(b"}") else None
     if data.startswith(_RESULT_FIRST) and data.endswith(end := b',"jsonrpc":"2.0","id":%b}' % id_):

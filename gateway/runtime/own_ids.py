@@ -24,9 +24,4 @@ def numbered() -> Callable[[], bytes]:
 
     It is drawn for each process that is simulated, and not at import: ids must not depend on what ran before.
     """
-    prefix, numbers = world.token_hex(_BYTES), count()
-
-    def next_id() -> bytes:
-        return f'"gw-{prefix}-{next(numbers)}"'.encode()
-
-    return next_id
+    return map(f'"gw-{world.token_hex(_BYTES)}-%d"'.encode().__mod__, count()).__next__

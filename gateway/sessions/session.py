@@ -449,7 +449,13 @@ class Session:
                 self._odd = (data, message) if answer is None else None
         except (ValueError, msgspec.MsgspecError):
             return False
-        return call is not None and answer is not None and self._take_for_call(call, answer, aside=False)
+        if call is None or answer is None:
+            return False
+        self._owes = False
+        self._settle()
+        self._prove(call.headers)  # as in `_take_for_call`
+        call.listener.hear(answer)
+        return True
 
     def hear_side(self, data: bytes) -> bool:
         """Take a message of the side stream."""

@@ -113,7 +113,7 @@ class JsonResponse(WholeResponse):
     status = 200
 
     def __init__(self, body: bytes) -> None:
-        self.body = body
+        self.body, self.closes = body, False
 
     @property
     def headers(self) -> CIMultiDict[str]:  # type: ignore[override]

@@ -101,7 +101,7 @@ class CallReply(ReplyReader, kw_only=True):
 
     def on_whole(self, head: ReplyHead, body: bytes, /) -> None:
         """Look for the answer in a reply that came in one piece."""
-        is_plain = not (self.is_followed or len(body) > min(SMALL_BYTES, self.max_bytes))
+        is_plain = not self.is_followed and SMALL_BYTES >= len(body) <= self.max_bytes
         if is_plain and head.status < 300 and head.content_type != EVENT_STREAM:
             self.channel.note_headers(self.headers)
             self.is_taken, self.message = True, b""
