@@ -97,15 +97,16 @@ def _json_at_once(logger: object, level: str, line: EventDict) -> str:
     """Do all of that for one line, at half the cost: each call that asks is logged."""
     if "exc_info" in line:
         line = structlog.processors.format_exc_info(logger, level, line)
+    first = _repeated("level", _LEVELS[level]), _repeated("event", line.pop("event", ""))
     written = [
-        _repeated(key, str(value))
+        _repeated(key, value)
         if key in REPEATED and isinstance(value, str)
         else f"{_quoted(key)}{value!r}"
         if type(value) in _NUMBERS and -inf < value < inf
         else _member(key, plain(key, value))
-        for key, value in {"level": _LEVELS[level], "event": "", **line}.items()
+        for key, value in line.items()
     ]
-    return f'{{"timestamp": "{_now()}", {", ".join(written)}}}'
+    return f'{{"timestamp": "{_now()}", {", ".join((*first, *written))}}}'
 
 
 _LEVELS: Final = {level: level for level in ("debug", "info", "warning", "error", "critical")} | {"exception": "error"}
