@@ -37,7 +37,7 @@ class ClientCall(msgspec.Struct, eq=False):
     ticket: CacheKey | None = None
     """Where the result may be kept, if it is a list."""
     body_bytes: int = 0
-    """The size of the client's request, of which `request` is a view."""
+    """The size of the client's request, of which `request` is a view; of its params, which a held call keeps."""
 
     def weigh(self, *, is_continued: bool = False) -> Weight:
         """Weigh the call: as it came, and as it goes upstream. Raises Busy, unless it `is_continued`."""

@@ -139,7 +139,7 @@ class Driver:
     @property
     def kept_bytes(self) -> int:
         """The memory that the exchange takes after its end: its result, and the request that its caller sent."""
-        return self._reply_bytes + self._context.request.params_size
+        return self._reply_bytes + self._context.body_bytes
 
     @property
     def is_finished(self) -> bool:
@@ -500,9 +500,7 @@ class Driver:
         if after is ENDED:
             self._ended()
             return
-        # A parked call keeps its params, and nothing else of its request.
-        came = context.request.params_size if context.request.is_held else context.body_bytes
-        self._weight.change(came + call.message_bytes + self._exchange.kept_bytes)
+        self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
         if self._takeover is not None and after in _WAITING:
             self._takeover.pick_up(self, self._give_back)
 
@@ -529,13 +527,15 @@ class Driver:
 
     def _ask(self, ask: do.Ask) -> None:
         """Seal the state, park the exchange, and hand the questions to the client."""
-        self._context.exchange_id = self.id or world.random_bytes(16).hex()
+        context = self._context
+        context.exchange_id = context.exchange_id or world.random_bytes(16).hex()
         left = self._takeover.left if self._takeover is not None and self._exchange.state is RESTORED else None
         try:
-            body = input_required(self._context, self.id, ask, self._upstream_call.whereabouts(), left)
+            body = input_required(context, context.exchange_id, ask, self._upstream_call.whereabouts(), left)
             if ask.held and ask.stays:
                 self._lot.park(self)
-                self._context.request = self._context.request.held()
+                held = context.request = context.request.held()
+                context.body_bytes = held.params_size
                 if self._takeover is not None:
                     self._takeover.renew()
         except GatewayError as exc:

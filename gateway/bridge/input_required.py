@@ -44,7 +44,7 @@ def input_required(
         sheds=exchange.sheds,
         open=tuple([handoff.opened(question) for question in ask.questions.values()]),
         upstream=upstream if ask.held else None,
-        record=pack_record(exchange.record) if exchange.record is not None else None,
+        record=pack_record(record) if (record := exchange.record) is not None else None,
         trace=span.token if span is not None else None,
         repeatable=is_repeatable(context),
     )
@@ -65,8 +65,8 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
             state = process.sealer.seal(smaller)
         except ValueError:
             continue
-        context.is_state_resumable = smaller.is_resumable
-        if not (smaller is envelope and smaller.is_resumable):
+        is_resumable = context.is_state_resumable = smaller.is_resumable
+        if not (smaller is envelope and is_resumable):
             context.lacking_round = smaller.round
         return state
     raise CallLost(

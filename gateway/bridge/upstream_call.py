@@ -82,7 +82,10 @@ class UpstreamCall(ABC):
     @property
     def message_bytes(self) -> int:
         """The size of the call as it goes upstream, as long as it may have to be sent again."""
-        return self._context.body_bytes if self._call is None else self._call.message_bytes
+        call = self._call
+        if call is None:
+            return self._context.body_bytes
+        return len(call.message if call.reply is None else call.reply.message)
 
     @property
     def is_started(self) -> bool:

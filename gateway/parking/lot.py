@@ -108,10 +108,11 @@ class Lot(Generic[P]):
 
     def park(self, parked: P) -> None:
         """Park an exchange; raises Busy, unless it is parked already."""
-        if parked.id in self._waiting:
+        id_ = parked.id
+        if id_ in self._waiting:
             return
         self.check(parked.principal)
-        self._waiting[parked.id] = parked
+        self._waiting[id_] = parked
         self._count(parked, 1)
 
     def keep(self, parked: P) -> None:
@@ -120,9 +121,10 @@ class Lot(Generic[P]):
             return
         while len(self._kept) >= self._hold.value.max_calls:
             self._forget(self._kept[self._kept_of.first(parked.principal)][0])
+        id_ = parked.id
         share = self.results.share(partial(self._forget, parked), parked.principal)
-        self._kept[parked.id] = parked, share
-        self._kept_of.add(parked.principal, parked.id, 1)
+        self._kept[id_] = parked, share
+        self._kept_of.add(parked.principal, id_, 1)
         share.grow(parked.kept_bytes)
 
     def remove(self, parked: P) -> None:

@@ -118,11 +118,6 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     """The `task` parameter of 2025-11-25; clients of the extension do not send it."""
 
     @property
-    def is_held(self) -> bool:
-        """Whether this is the request of a call that waits long."""
-        return self.id is _NO_ID
-
-    @property
     def params_size(self) -> int:
         """How many bytes the params take."""
         params = self.params

@@ -77,11 +77,6 @@ class Call(msgspec.Struct, eq=False):
     headers: Headers = NO_HEADERS
     """The headers that the call was sent with."""
 
-    @property
-    def message_bytes(self) -> int:
-        """The size of what is kept of the request because it may have to be sent again."""
-        return len(self.message) if self.reply is None else len(self.reply.message)
-
     def leave(self) -> None:
         """Stop reading: the answer came on the side stream, or the call was given up."""
         if self.left:

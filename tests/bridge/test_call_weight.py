@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.protocol import mcp
 from tests.support import copies
 from tests.support.fake_sse import FakeSse, Message
 from tests.support.fake_sse import Stream as Upstream
@@ -112,6 +113,18 @@ async def test_questions_and_answers_are_weighed(upstream: FakeUpstream, stand: 
     two = await client.answer(one, {"action": "accept", "content": {"name": "y" * 20_000}})
     assert weighed(stand) > 50_000
     assert (await client.answer(two, DECLINE)).text == "done"
+    assert weighed(stand) == 0
+
+
+async def test_of_a_parked_call_nothing_is_weighed_that_only_its_first_round_needs(
+    upstream: FakeUpstream, stand: Stand
+) -> None:
+    upstream.tool(ask)
+    client = stand.client()
+    info = {"name": "n" * 10_000, "version": "1"}
+    asked = await client.call(meta={mcp.META_CLIENT_INFO: info})
+    assert 0 < weighed(stand) < 1_000
+    assert (await client.answer(asked, meta={mcp.META_CLIENT_INFO: info})).status == 200
     assert weighed(stand) == 0
 
 
