@@ -19,7 +19,7 @@ from gateway.telemetry.recent_errors import presentable
 
 log = get_logger()
 
-HELD: Final = (PARKED, RESTORED, REFERRED, BROKEN)
+HELD: Final = frozenset({PARKED, RESTORED, REFERRED, BROKEN})
 """The states in which a call waits for its client."""
 _NO_RESULT: Final = Ending(Outcome.ERROR, str(CallLost.code))
 """How an upstream call ends whose result cannot be passed on."""

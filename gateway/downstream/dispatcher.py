@@ -61,7 +61,8 @@ class Dispatcher:
         """Serve a round, and count how it ended."""
         ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
         try:
-            response, ending = await (self._by_dialect if round_.live.route.dialects else self._dispatch)(round_)
+            has_dialects = round_.live.route.dialects
+            response, ending = await (self._by_dialect(round_) if has_dialects else self._dispatch(round_))
         except asyncio.CancelledError:
             ending = LEFT
             raise

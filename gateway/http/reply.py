@@ -153,7 +153,7 @@ class HttpReply(ReplyWriter):
     """A reply that goes straight to the client."""
 
     def __init__(self, http: HttpRequest, send_seconds: float, challenge: Challenge) -> None:
-        self.http = http
+        self.http, self.started = http, False
         self._send_seconds = send_seconds
         self._challenge = challenge
         self._stream: StreamResponse

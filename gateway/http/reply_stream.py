@@ -20,7 +20,7 @@ async def write(
 ) -> FinalMessage:
     """Write each message as an event until the final one, which is returned; the first may come from `first`."""
     outbox.begin_writing(reply.share_unread)
-    turn = Turn()
+    turn: Turn | None = None
     try:
         item = await (first or outbox.take())
         while not isinstance(item, FinalMessage):
@@ -29,6 +29,7 @@ async def write(
                     await reply.start()
                 await reply.write(sse.KEEP_ALIVE if item is None else encode(item))
             if outbox.is_ready:
+                turn = turn or Turn()
                 await turn.give_way()
             item = await outbox.take()
         return item

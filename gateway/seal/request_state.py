@@ -162,7 +162,8 @@ def _remembered_target(target: str) -> bytes:
 
 def _digest(members: Params) -> bytes:
     """The digest of a request's members; raises ValueError or RecursionError."""
-    names, values = tuple(members), tuple(map(bytes, members.values()))
+    opened = dict(members.items())  # they may be a text, which each of its methods opens anew
+    names, values = tuple(opened), tuple(map(bytes, opened.values()))
     if len("".join(names)) + sum(map(len, values)) > _REMEMBERED_BYTES:
         return _remembered_digest.__wrapped__(names, values)
     return _remembered_digest(names, values)
