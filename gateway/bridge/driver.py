@@ -1,9 +1,8 @@
-"""Runs one exchange: feeds it events, then carries out its commands in their order."""
+"""The exchange of a modern client before a legacy server: rounds on one side, one upstream call on the other."""
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar, Final
 
 from msgspec import Raw
@@ -11,7 +10,6 @@ from msgspec import Raw
 from gateway import world
 from gateway.bridge.call_context import ClientCall, Context, may_run_twice
 from gateway.bridge.call_report import HELD, Report
-from gateway.bridge.call_timers import Timers
 from gateway.bridge.input_required import input_required
 from gateway.bridge.modern_to_legacy import modern_event
 from gateway.bridge.request_call import RequestCall
@@ -19,6 +17,7 @@ from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.cluster import witness
+from gateway.engine.engine import Engine
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import COLD, GRACE, LEG, LINGER, QUIET, TTL, Timer
@@ -42,7 +41,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.parking.cold_calls import ColdCall
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, LocalProtocolError, OwnerStalled, ShuttingDown, bug
+from gateway.protocol.errors import GatewayError, OwnerStalled, ShuttingDown
 from gateway.protocol.request import Request
 from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timer import TICK_SECONDS
@@ -59,8 +58,6 @@ _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _WAITING: Final = (RUNNING, ASKING)
 _NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
-_REFUSALS: Final = (GatewayError, LocalProtocolError)
-"""What an exchange raises that refuses an event, and then it has changed nothing."""
 _outcome: Final = cache(NestedOutcome)
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
@@ -70,27 +67,21 @@ _FIRED: Final[dict[Timer, on.Event]] = {
 }
 
 
-class Driver:
-    """One exchange with the parts that do its work; only this file feeds the exchange.
+class Driver(Engine):
+    """One exchange with the parts that do its work.
 
     The parts know each other in one direction: the takeover knows the upstream call; both of them know the report.
     """
 
     __slots__ = (
-        "_armed",
         "_context",
-        "_exchange",
-        "_later",
-        "_legs",
         "_lot",
         "_reply_bytes",
         "_report",
         "_retries",
         "_takeover",
-        "_timers",
         "_upstream_call",
         "_weight",
-        "live",
         "principal",
     )
 
@@ -100,29 +91,21 @@ class Driver:
         """`new_call` makes the upstream call, if it is not one request. A call without a `weight` is continued."""
         live, request = asked.live, asked.request
         self.principal = asked.key.principal
-        self.live = live
-        """The route as it was when the exchange began; a reload does not change it."""
         policy = live.policies.get(request.method, _NEVER_ASKING)
-        self._exchange = exchange = Exchange(request.said.declared, policy, request.input_responses)
+        exchange = Exchange(request.said.declared, policy, request.input_responses)
+        super().__init__(live, exchange)
         self._context = context = Context(
             live, request, asked.key, asked.headers, asked.ticket, asked.body_bytes, exchange=exchange
         )
         self._lot = lot
-        self._timers = Timers(live)
-        self._armed: tuple[Timer, ...] = ()
-        """The timers of the state that was settled last."""
         self._report = Report(context)
         self._upstream_call = (new_call or RequestCall)(context, self._report, self)
-        self._legs: tuple[ResponseQueue, ...] = ()
-        """The legs that wait for their final message, nearly always one or none."""
         self._reply_bytes = 0
         """The size of the newest reply."""
         self._takeover: Takeover | None = None
         """Made if another replica began the exchange, or this one let go of it."""
         self._weight = weight or asked.weigh(is_continued=True)
         """Released when the exchange ends."""
-        self._later: list[on.Event] | None = None
-        """While an event is being handled: it, and what happens meanwhile."""
         self._retries = 0
         """Retries that were accepted so far."""
 
@@ -145,10 +128,6 @@ class Driver:
     def is_finished(self) -> bool:
         """Whether the call has its final result or error, or is a task that its client holds the handle of."""
         return self._exchange.state in {OWNED, SETTLED, FINISHED, ENDED}
-
-    def forget(self) -> None:
-        """Drop the kept result."""
-        self._timers.disarm(LINGER)
 
     def glance(self, now: float) -> HeldStatus:
         """The exchange on the status page; `now` is the monotonic time."""
@@ -180,8 +159,7 @@ class Driver:
         )
         try:
             self._lot.park(self)
-            self._exchange.restore(handoff.past(self._takeover.envelope))
-            self._moved(IDLE, self._exchange.state)
+            self._restore(handoff.past(self._takeover.envelope))
             self.answer(leg, context.request, envelope.round, context.headers)
         except BaseException:
             self._upstream_call.abandon()
@@ -434,51 +412,19 @@ class Driver:
 
     # -- the exchange ---------------------------------------------------------------------------------------------
 
-    def _feed(self, event: on.Event) -> None:
-        """Handle an event, and then, one after the other, those that obeying its commands brings about."""
-        if self._later is not None:
-            self._later.append(event)
-            return
-        self._later = events = [event]
-        exchange, obey = self._exchange, self.OBEY
-        settled, is_taken = exchange.state, False
-        try:
-            for each in events:  # it grows meanwhile
-                commands = exchange.handle(each)
-                is_taken = True
-                for command in commands:
-                    obey[type(command)](self, command)
-                if (after := exchange.state) is not settled:
-                    before, settled = settled, after
-                    self._moved(before, after)
-                if (notice := _NOTICES.get(type(each))) is not None:
-                    self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
-        except Exception as exc:
-            if is_taken or not isinstance(exc, _REFUSALS):
-                self._crashed(settled)
-            raise
-        finally:
-            self._later = None
+    def _handled(self, event: on.Event, commands: list[do.Command]) -> None:
+        """See `Engine`."""
+        if (notice := _NOTICES.get(type(event))) is not None:
+            self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
 
-    def _crashed(self, settled: State) -> None:
-        """End the exchange after a bug, with one error to each leg that waits, and give back what it has.
-
-        `settled` is the state of which pool, report and lot were told last. The bug itself is reported where it is
-        caught, so another one on the way is not.
-        """
-        self._exchange.crash()
+    def _forget(self) -> None:
+        """See `Engine`."""
         self._weight.release()
-        call, error = self._upstream_call, bug()
-        steps: list[Callable[[], None]] = [
-            lambda: self._fail(self._legs, error),
-            partial(call.drop, error.message),
-            self._timers.disarm_all,
-            partial(self._moved, settled, ENDED),
-            partial(self._lot.remove, self),
-        ]
-        for step in steps[:2] if settled is ENDED else steps:
-            with suppress(Exception):
-                step()
+        self._lot.remove(self)
+
+    def _drop(self, reason: str) -> None:
+        """See `Engine`."""
+        self._upstream_call.drop(reason)
 
     def _moved(self, before: State, after: State) -> None:
         """Keep pool, report and parking lot true to the state, and pick up a call that was continued."""
@@ -490,15 +436,8 @@ class Driver:
         elif before in HELD:
             call.rest(resting=False)
             self._report.unparked()
-        armed, self._armed = self._armed, self._exchange.timers
-        for timer in armed:
-            if timer not in self._armed:
-                self._timers.disarm(timer)
-        for timer in self._armed:
-            if timer not in armed:
-                self._timers.arm(timer, self)
+        super()._moved(before, after)
         if after is ENDED:
-            self._ended()
             return
         self._weight.change(context.body_bytes + call.message_bytes + self._exchange.kept_bytes)
         if self._takeover is not None and after in _WAITING:
@@ -510,6 +449,7 @@ class Driver:
             self._timers.arm(arm.timer, self)
 
     def _ended(self) -> None:
+        """See `Engine`."""
         self._weight.release()
         self._upstream_call.end()
         if LINGER in self._armed:
@@ -552,16 +492,13 @@ class Driver:
         self._legs += (leg,)
         self._context.request_id, self._context.span = leg.request_id, leg.span
 
-    def _waits_no_more(self, leg: on.Leg) -> None:
-        self._legs = tuple([each for each in self._legs if each is not leg])
-
     def _end(self, legs: Iterable[Any], result: bytes, ending: Ending) -> None:
         """End legs with a result."""
         for leg in legs:
             self._finish(leg, FinalMessage(jsonrpc.result(leg.id, result), ending=ending))
 
     def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
-        """End legs with an error of the gateway, or with the upstream's own."""
+        """See `Engine`."""
         self._report.failed(error)
         for leg in legs:
             if isinstance(error, GatewayError):
@@ -578,7 +515,7 @@ class Driver:
         if leg.dropped:
             self.live.process.metrics.notifications_dropped(self.live.route.path, leg.dropped)
 
-    OBEY: ClassVar[dict[type[do.Command], Callable[["Driver", Any], None]]] = {
+    OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.Arm: _arm_again,
         do.Ask: _ask,
         do.CancelCall: lambda self, it: self._cancel(it.reason),
@@ -596,4 +533,3 @@ class Driver:
         do.SendAnswers: lambda self, it: self._upstream_call.send_answers(it.answers),
         do.SendCall: lambda self, _: self._upstream_call.start(),
     }
-    """What carries each command out: every command has its own class."""

@@ -20,7 +20,7 @@ from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.exchange.commands import TTL, Timer
 from gateway.exchange.input_requests import KINDS, Question
-from gateway.exchange.machine import IDLE, OWNED, Snapshot, State
+from gateway.exchange.machine import OWNED, Snapshot, State
 from gateway.identity.principal import of_headers
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
@@ -156,8 +156,7 @@ class LiveTask(Driver):
         self._hold(handle, sealed)
         self._report.is_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
-        self._exchange.restore(Snapshot(OWNED, 0, {}, None, 0))
-        self._moved(IDLE, OWNED)
+        self._restore(Snapshot(OWNED, 0, {}, None, 0))
         opened = self._opened = asyncio.get_running_loop().create_future()
         self._call.start_resuming(self._call.go_on(handle.upstream, opened, is_shared=is_shared), opened)
 

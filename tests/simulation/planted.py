@@ -84,7 +84,7 @@ FAULTS: Final = (
     ),
     Planted(
         "exchange: the timers of a state go on in the next one",
-        "bridge/driver.py",
+        "engine/engine.py",
         "                self._timers.disarm(timer)\n",
         "                pass\n",
     ),
@@ -131,8 +131,8 @@ FAULTS: Final = (
     Planted(
         "bridge: the bytes of a call are not given back",
         "bridge/driver.py",
-        "    def _ended(self) -> None:\n        self._weight.release()\n",
-        "    def _ended(self) -> None:\n",
+        "        self._weight.release()\n        self._upstream_call.end()\n",
+        "        self._upstream_call.end()\n",
     ),
     Planted(
         "sessions: a session is ended under its call",
@@ -303,7 +303,7 @@ FAULTS: Final = (
     ),
     Planted(
         "timers: grace ends though the process was stopped",
-        "bridge/call_timers.py",
+        "engine/timers.py",
         "if timer is GRACE and now - due > STALLED_SECONDS:",
         "if False:",
     ),

@@ -1,0 +1,136 @@
+"""Runs one exchange: feeds it events, then carries out its commands in their order."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, Final
+
+from gateway.engine.timers import Timers
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange.commands import LINGER, Timer
+from gateway.exchange.machine import ENDED, IDLE, Exchange, Snapshot, State
+from gateway.protocol import jsonrpc
+from gateway.protocol.errors import GatewayError, LocalProtocolError, bug
+from gateway.routes.live_route import LiveRoute
+
+_REFUSALS: Final = (GatewayError, LocalProtocolError)
+"""What an exchange raises that refuses an event, and then it has changed nothing."""
+
+
+class Engine(ABC):
+    """One exchange with its timers; only this file feeds the exchange.
+
+    A subclass has the client's side of the call, and the server's.
+    """
+
+    __slots__ = ("_armed", "_exchange", "_later", "_legs", "_timers", "live")
+
+    OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]]
+    """What carries each command out: every command has its own class."""
+
+    def __init__(self, live: LiveRoute, exchange: Exchange) -> None:
+        self.live = live
+        """The route as it was when the exchange began; a reload does not change it."""
+        self._exchange = exchange
+        self._timers = Timers(live)
+        self._armed: tuple[Timer, ...] = ()
+        """The timers of the state that was settled last."""
+        self._legs: tuple[Any, ...] = ()
+        """The legs that wait for their final message, nearly always one or none."""
+        self._later: list[on.Event] | None = None
+        """While an event is being handled: it, and what happens meanwhile."""
+
+    @abstractmethod
+    def fire(self, timer: Timer) -> None:
+        """Take the end of a timer."""
+
+    def forget(self) -> None:
+        """Drop the kept result."""
+        self._timers.disarm(LINGER)
+
+    def _restore(self, past: Snapshot) -> None:
+        """Continue where another process stopped."""
+        self._exchange.restore(past)
+        self._moved(IDLE, self._exchange.state)
+
+    def _feed(self, event: on.Event) -> None:
+        """Handle an event, and then, one after the other, those that obeying its commands brings about."""
+        if self._later is not None:
+            self._later.append(event)
+            return
+        self._later = events = [event]
+        exchange, obey = self._exchange, self.OBEY
+        settled, is_taken = exchange.state, False
+        try:
+            for each in events:  # it grows meanwhile
+                commands = exchange.handle(each)
+                is_taken = True
+                for command in commands:
+                    obey[type(command)](self, command)
+                if (after := exchange.state) is not settled:
+                    before, settled = settled, after
+                    self._moved(before, after)
+                self._handled(each, commands)
+        except Exception as exc:
+            if is_taken or not isinstance(exc, _REFUSALS):
+                self._crashed(settled)
+            raise
+        finally:
+            self._later = None
+
+    def _handled(self, event: on.Event, commands: list[do.Command]) -> None:  # noqa: B027  (not all note anything)
+        """An event was handled, and led to these commands."""
+
+    def _crashed(self, settled: State) -> None:
+        """End the exchange after a bug, with one error to each leg that waits, and give back what it has.
+
+        `settled` is the state that was settled last. The bug itself is reported where it is caught, so another one on
+        the way is not.
+        """
+        self._exchange.crash()
+        error = bug()
+        steps: list[Callable[[], None]] = [
+            partial(self._fail, self._legs, error),
+            partial(self._drop, error.message),
+            self._timers.disarm_all,
+            partial(self._moved, settled, ENDED),
+            self._forget,
+        ]
+        for step in steps[:2] if settled is ENDED else steps:
+            with suppress(Exception):
+                step()
+
+    def _moved(self, _before: State, after: State) -> None:
+        """Keep the timers true to the state, and all else in a subclass."""
+        armed, self._armed = self._armed, self._exchange.timers
+        for timer in armed:
+            if timer not in self._armed:
+                self._timers.disarm(timer)
+        for timer in self._armed:
+            if timer not in armed:
+                self._timers.arm(timer, self)
+        if after is ENDED:
+            self._ended()
+
+    # -- what a subclass does -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _ended(self) -> None:
+        """The exchange is over, but may be kept for the linger time."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Keep nothing of the exchange."""
+
+    @abstractmethod
+    def _drop(self, reason: str) -> None:
+        """Cancel the call unless its answer has come, and hear no more of it."""
+
+    @abstractmethod
+    def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
+        """End legs with an error of the gateway, or with the upstream's own."""
+
+    def _waits_no_more(self, leg: on.Leg) -> None:
+        self._legs = tuple([each for each in self._legs if each is not leg])
