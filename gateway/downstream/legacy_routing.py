@@ -16,8 +16,8 @@ from gateway.legacy_front.front import LegacyFront, beginning
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.mirror.fallback import FallbackBackend
+from gateway.mirror.server_client import is_modern
 from gateway.mirror.streamable.front import Mirror
-from gateway.mirror.upstream import is_modern
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
 from gateway.protocol import era as eras

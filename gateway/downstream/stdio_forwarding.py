@@ -19,9 +19,8 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.server_client import Hear, HttpServerClient, ModernRequest
+from gateway.mirror.server_client import Hear, HttpServerClient, ModernRequest, is_modern
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import is_modern
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody

@@ -40,9 +40,12 @@ class RunAgain(Command, frozen=True):
 
 
 class SendAnswers(Command, frozen=True):
-    """Post these answers upstream, in this order; report `Undelivered` for those that fail."""
+    """Post these answers upstream, in this order; report `Undelivered` for those that fail.
 
-    answers: tuple[tuple[Question, Raw], ...]
+    An upstream that is called again gets them with the others of the round.
+    """
+
+    answers: tuple[tuple[Question, Raw | Error], ...]
 
 
 class Respond(Command, frozen=True):
@@ -85,6 +88,22 @@ class Ask(Command, frozen=True):
     state: str = "parked"
     held: bool = True
     stays: bool = True
+
+
+class Put(Command, frozen=True):
+    """Put these questions to the client, each as a nested request; it gets them later if no leg waits."""
+
+    questions: tuple[Question, ...]
+
+
+class Move(Command, frozen=True):
+    """The place has moved at which the client could come back to its stream."""
+
+
+class Close(Command, frozen=True):
+    """End these legs without a final message: nobody waits for one there."""
+
+    legs: tuple[Leg, ...]
 
 
 class Reply(Command, frozen=True):

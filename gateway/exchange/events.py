@@ -38,9 +38,38 @@ class Answered(Event, frozen=True):
 
 
 class Left(Event, frozen=True):
-    """The client closed a leg's connection before it got the final message."""
+    """The client closed a leg's connection before it got the final message, or the connection broke."""
 
     leg: Leg
+
+
+class Opened(Event, frozen=True):
+    """A client that takes nested requests has opened a stream for its call: the first one, or another one."""
+
+    leg: Leg
+
+
+class Responded(Event, frozen=True):
+    """A client that takes nested requests has answered the question with this key, or refused it with an error."""
+
+    key: str
+    answer: Raw | Error
+
+
+class Asked(Event, frozen=True):
+    """The upstream has ended a round with these questions: with all answers it is called again."""
+
+    questions: tuple[Question, ...]
+
+
+class Sent(Event, frozen=True):
+    """A request of the call goes upstream: from here on the upstream may have run it."""
+
+
+class Notified(Event, frozen=True):
+    """The upstream sent a notification, here as the client reads it."""
+
+    message: bytes
 
 
 class Nested(Event, frozen=True):
@@ -82,11 +111,11 @@ class Updated(Event, frozen=True):
 
 
 class Cancelled(Event, frozen=True):
-    """The holder of a task's handle wants the task no longer."""
+    """The client says that it wants the call no longer, or the task whose handle it holds."""
 
 
 class Resulted(Event, frozen=True):
-    """The call ended with a result, already translated to 2026-07-28."""
+    """The call ended with a result, already translated for the client."""
 
     result: bytes | Raw
     is_tool_error: bool | None = None

@@ -41,6 +41,10 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     upstream_id: Raw | None
     digest: bytes | None = None
 
+    def nested(self, id_: bytes) -> bytes:
+        """The question as a nested request; `id_` is JSON."""
+        return jsonrpc.request(id_, self.method, self.params or jsonrpc.EMPTY)
+
 
 def question_digest(question: Question) -> bytes:
     """A digest of the method with its canonical params: equal questions have equal digests."""
@@ -118,7 +122,7 @@ _decode_elicit = msgspec.json.Decoder(_Elicit).decode
 _decode_sample = msgspec.json.Decoder(_Sample).decode
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Readable(msgspec.Struct, frozen=True):
     """A nested request as read: the capability it needs of the client, and the key it suggests."""
 
     required: dict[str, Any]
@@ -127,7 +131,7 @@ class Asked(msgspec.Struct, frozen=True):
     params: Raw
 
 
-def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Asked:
+def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Readable:
     """Read one nested request of `KINDS`; raises Malformed if a client could not render it."""
     try:
         opened = {} if params is UNSET or jsonrpc.is_null(params) else jsonrpc.fields(params)
@@ -136,7 +140,7 @@ def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Asked:
     except (ValueError, RecursionError) as exc:
         raise Malformed(f"{method}: {exc}") from exc
     hint = jsonrpc.text(meta.get(mcp.META_INPUT_KEY)) or title
-    return Asked(required, allowed, hint, _modern_params(opened, meta, nulls=_has_null(params)))
+    return Readable(required, allowed, hint, _modern_params(opened, meta, nulls=_has_null(params)))
 
 
 def _has_null(raw: Raw | UnsetType) -> bool:

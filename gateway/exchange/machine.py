@@ -16,6 +16,8 @@ RESTORED  as PARKED, but another process parked the call, or this one let go of 
 REFERRED  the upstream ended the call with -32042: the client has its urls, and the session stays reserved
 BROKEN    the call is lost and may be run again: the client has the questions, but nothing runs upstream
 DETACHED  the client answered, then every leg left; the call continues for the grace period
+OPEN      a client that takes nested requests waits on its stream, where it is asked
+AWAY      the stream of such a client broke; it may open another one, or answer what it has
 OWNED     the call is a task, and the client holds its handle: it asks and answers whenever it likes
 SETTLED   the task is over, and its end is kept as long as its handle is valid
 FINISHED  the final message is here, but no leg waits for it
@@ -73,13 +75,17 @@ class State(StrEnum):
     REFERRED = "referred"
     BROKEN = "broken"
     DETACHED = "detached"
+    OPEN = "open"
+    AWAY = "away"
     OWNED = "owned"
     SETTLED = "settled"
     FINISHED = "finished"
     ENDED = "ended"
 
 
-IDLE, RUNNING, ASKING, PARKED, RESTORED, REFERRED, BROKEN, DETACHED, OWNED, SETTLED, FINISHED, ENDED = State
+IDLE, RUNNING, ASKING, PARKED, RESTORED, REFERRED, BROKEN, DETACHED, OPEN, AWAY, OWNED, SETTLED, FINISHED, ENDED = (
+    State
+)
 
 # Commands that say the same each time.
 _SEND_CALL: Final = do.SendCall()
@@ -94,6 +100,7 @@ TIMERS: Final[dict[State, tuple[Timer, ...]]] = {
     REFERRED: (TTL,),
     BROKEN: (TTL,),
     DETACHED: (GRACE,),
+    AWAY: (TTL,),
     OWNED: (TTL,),
     SETTLED: (TTL,),
 }
@@ -107,6 +114,7 @@ class Policy(msgspec.Struct, frozen=True):
     a result that a model can read. `refuse_undeclared`: a question that needs an undeclared capability is refused
     upstream, instead of ending the call. `shed_rounds`: how often a long leg may end early with a state-only round.
     `holds`: the call waits for its answers; otherwise it is cancelled when it asks, and run again with the answers.
+    `returns`: a client that takes nested requests comes back if its stream breaks.
     """
 
     may_ask: bool = True
@@ -114,6 +122,7 @@ class Policy(msgspec.Struct, frozen=True):
     refuse_undeclared: bool = False
     shed_rounds: int = 4
     holds: bool = True
+    returns: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -183,7 +192,7 @@ class Exchange:
     @property
     def calling(self) -> bool:
         """Whether the upstream call was sent, here or elsewhere, and has neither ended nor been given up."""
-        return self.state in _CALLING or self.state in (RESTORED, OWNED)
+        return self.state in _CALLING or self.state in (RESTORED, *_STREAMED, OWNED)
 
     @property
     def timers(self) -> tuple[Timer, ...]:
@@ -446,7 +455,7 @@ class Exchange:
         return self._complete(do.Reply((), event.result))
 
     def _failure(self, event: on.Failed) -> Commands:
-        if event.error.code == mcp.LEGACY_URL_REQUIRED:
+        if event.error.code == mcp.LEGACY_URL_REQUIRED and self.state not in _STREAMED:
             return self._refer(event.error)
         return self._complete(do.Fail((), event.error))
 
@@ -545,6 +554,54 @@ class Exchange:
         self._digests.pop(self.round, None)
         self.state = PARKED
         return [*out, _ARM_TTL]
+
+    # -- a client that takes nested requests -----------------------------------------------------------------------
+
+    def _open(self, event: on.Opened) -> Commands:
+        return [*self._reopen(event), _SEND_CALL]
+
+    def _reopen(self, event: on.Opened) -> Commands:
+        former, self.legs, self.state = self.legs, (event.leg,), OPEN
+        return [do.Close(former)] if former else []
+
+    def _open_late(self, event: on.Opened) -> Commands:
+        if self._final is None:
+            raise InvalidState("ended")
+        return [replace(self._final, legs=(event.leg,))]
+
+    def _put(self, event: on.Asked) -> Commands:
+        """Ask at once: the upstream waits until all questions of its round are answered."""
+        if self.state is AWAY and not self._policy.returns:
+            return self._give_up("the client has left, and nobody else could answer")
+        self.questions.update({question.key: question for question in event.questions})
+        return [do.Put(event.questions), *(do.Count(each.method, "asked") for each in event.questions)]
+
+    def _respond(self, event: on.Responded) -> Commands:
+        """A response to a question that is not open any more is dropped."""
+        question = self.questions.pop(event.key, None)
+        if question is None:
+            return []
+        return [do.SendAnswers(((question, event.answer),)), do.Count(question.method, "answered")]
+
+    def _move(self, _: on.Sent) -> Commands:
+        return [do.Move()]
+
+    def _notify(self, event: on.Notified) -> Commands:
+        return [do.Forward(leg, event.message) for leg in self.legs]
+
+    def _lose_stream(self, event: on.Left) -> Commands:
+        """A broken connection is no cancellation (2025-11-25 basic/transports); a tool may have effects."""
+        if event.leg not in self.legs:
+            return []
+        self.legs = ()
+        if self._policy.returns or (self._policy.may_ask and not self.questions):
+            self.state = AWAY
+            return []
+        return self._give_up("the client closed its stream, and nobody else could answer")
+
+    def _hang_up(self, _: on.Cancelled) -> Commands:
+        legs, self.legs = self.legs, ()
+        return [*self._give_up("the client cancelled the call"), do.Close(legs)]
 
     # -- a task of the client -----------------------------------------------------------------------------------
 
@@ -673,9 +730,10 @@ class Exchange:
         legs, self.legs = self.legs, ()
         # A parked client has until its state expires; one that got the end, or lost its leg, has the linger time.
         is_parked = not legs and self.state in (PARKED, RESTORED, REFERRED, BROKEN)
-        self._lingers = bool(self.round) and not is_parked
-        self.state = ENDED if legs else FINISHED
-        return [replace(final, legs=legs), release] if legs else [release]
+        is_nested = self.state in _STREAMED
+        self._lingers = self._policy.returns if is_nested else bool(self.round) and not is_parked
+        self.state = ENDED if legs or is_nested else FINISHED
+        return [replace(final, legs=legs), release] if self.state is ENDED else [release]
 
     def _abort(self, error: GatewayError) -> Commands:
         """End the exchange while its call runs: settle the open questions, cancel the call, fail the waiting legs."""
@@ -691,8 +749,9 @@ class Exchange:
             return []
         out: Commands = []
         for question in self.questions.values():
-            out.append(do.Respond(*_withdrawn(question)))
-            out.append(do.Count(question.method, "expired"))
+            if question.upstream_id is not None:  # else nobody waits for its answer alone
+                out.append(do.Respond(*_withdrawn(question)))
+                out.append(do.Count(question.method, "expired"))
         return [*out, do.CancelCall(reason)]
 
     def _declined_urls(self, keys: list[str]) -> Ending:
@@ -735,6 +794,7 @@ Handler = Callable[[Exchange, Any], Commands]
 _WAITING: Final = (RUNNING, ASKING)
 _LEFT: Final = (PARKED, DETACHED)
 _CALLING: Final = (*_WAITING, *_LEFT)
+_STREAMED: Final = (OPEN, AWAY)
 _BETWEEN: Final = (REFERRED, BROKEN)
 _TASK: Final = (OWNED, SETTLED)
 _OVER: Final = (FINISHED, ENDED)
@@ -755,15 +815,26 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Updated, (OWNED,), _X._update),
     (on.Cancelled, (OWNED,), _X._cancel_task),
     (on.Left, (*_CALLING, RESTORED, *_AFTER), _X._leave),
+    # a client that takes nested requests
+    (on.Opened, (IDLE,), _X._open),
+    (on.Opened, _STREAMED, _X._reopen),
+    (on.Opened, (ENDED,), _X._open_late),
+    (on.Responded, _STREAMED, _X._respond),
+    (on.Cancelled, _STREAMED, _X._hang_up),
+    (on.Left, _STREAMED, _X._lose_stream),
+    (on.Asked, _STREAMED, _X._put),
+    (on.Sent, _STREAMED, _X._move),
+    (on.Notified, _STREAMED, _X._notify),
+    (on.Cancelled, (ENDED,), _X._late),
     # the upstream
     (on.Became, _CALLING, _X._become),
     (on.Nested, (*_CALLING, OWNED), _X._nested),
     (on.Withdrawn, (*_CALLING, OWNED), _X._withdraw),
     (on.Progressed, _WAITING, _X._progress),
     (on.Logged, _WAITING, _X._log),
-    (on.Resulted, (*_CALLING, OWNED), _X._result),
-    (on.Failed, (*_CALLING, OWNED), _X._failure),
-    (on.Broke, (*_CALLING, OWNED), _X._break),
+    (on.Resulted, (*_CALLING, *_STREAMED, OWNED), _X._result),
+    (on.Failed, (*_CALLING, *_STREAMED, OWNED), _X._failure),
+    (on.Broke, (*_CALLING, *_STREAMED, OWNED), _X._break),
     (on.Undelivered, _CALLING, _X._undelivered),
     (on.Undelivered, (OWNED,), _X._put_back),
     # time
@@ -771,10 +842,10 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.LegLimitPassed, (RUNNING,), _X._shed),
     (on.LegLimitPassed, (ASKING,), _X._quiet),
     (on.GracePassed, (DETACHED,), _X._grace),
-    (on.Expired, (PARKED, RESTORED, REFERRED), _X._expire),
+    (on.Expired, (PARKED, RESTORED, REFERRED, AWAY), _X._expire),
     (on.Expired, (BROKEN, FINISHED), _X._forget),
     (on.Expired, (ENDED,), _X._late),
-    (on.Stopped, (*_CALLING, RESTORED, *_BETWEEN), _X._stop),
+    (on.Stopped, (*_CALLING, *_STREAMED, RESTORED, *_BETWEEN), _X._stop),
     (on.Stopped, _TASK, _X._drop),
     (on.Stopped, _OVER, _X._late),
     # the end of this process

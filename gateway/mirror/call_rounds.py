@@ -1,4 +1,4 @@
-"""One request of a legacy client, mapped to the rounds of a modern call; pure.
+"""The rounds of a modern call for one request of a legacy client, as events of its exchange; pure.
 
 The upstream keeps nothing between rounds: `inputResponses` and `requestState` bring everything back. So a call can be
 continued by whoever knows its request and the round that it is in.
@@ -14,11 +14,12 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway.exchange import events as on
 from gateway.exchange import input_requests
-from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed
+from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed, Question
 from gateway.mirror import server_task as tasks
 from gateway.mirror.client_profile import Profile
-from gateway.mirror.translation import legacy_answer, legacy_notification, legacy_result, modern_request, tool_error
+from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
 
@@ -47,18 +48,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
         return (jsonrpc.text(jsonrpc.fields(self.params).get(field)) or "") if field is not None else ""
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True):
-    """One input request of the upstream, ready to be asked; `params` is JSON of 2025-11-25."""
-
-    key: str
-    method: str
-    params: bytes
-
-    def asked(self, id_: bytes) -> bytes:
-        """The nested request; `id_` is JSON."""
-        return jsonrpc.request(id_, self.method, Raw(self.params))
-
-
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """The place of a call: the number of its round, with the upstream's state (JSON) that the round began with.
 
@@ -68,18 +57,6 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     round: int = 0
     state: bytes | None = None
     task: str | None = None
-
-
-class Notify(NamedTuple):
-    """A notification goes to the client."""
-
-    message: bytes
-
-
-class Ask(NamedTuple):
-    """The client is asked."""
-
-    questions: tuple[Question, ...]
 
 
 class Again(NamedTuple):
@@ -94,35 +71,32 @@ class Poll(NamedTuple):
     """Whether the call has become a task just now."""
 
 
-class End(NamedTuple):
-    """The client gets its response."""
-
-    message: bytes
-
-
-Step = Notify | Ask | Again | Poll | End
+Ending = on.Resulted | on.Failed
+Step = Again | Poll
+"""What the link does next by itself."""
 
 
-class MirroredCall:
-    """One request on its way through the rounds."""
+class Rounds:
+    """The rounds of one request."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
         request: Request,
         profile: Profile,
         exchange: str,
         progress: Progress = Progress(),  # noqa: B008  (frozen)
+        log_level: str | None = None,
         *,
         drives_tasks: bool = True,
     ) -> None:
         """`drives_tasks`: a server that needs tasks is called again with the extension declared."""
+        self.log_level = log_level
         self.request = request
         self.profile = profile
         self.progress = progress
         self._exchange = exchange
-        self.open: dict[str, Question] = {}
-        """The questions of this round that the client has not answered, by key."""
         self.answers: dict[str, bytes] = {}
+        """What the client has answered in this round."""
         self._drives_tasks = drives_tasks
         self._declares_tasks = progress.task is not None
         self._taken: set[str] = set()
@@ -140,12 +114,10 @@ class MirroredCall:
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept of the call: its params, the round's questions and answers, and the state of the server."""
-        kept = len(self.request.params) + len(self.progress.state or b"")
-        kept += sum([len(question.params) for question in self.open.values()])
-        return kept + sum(map(len, self.answers.values()))
+        """What is kept of the call besides its questions: its params, the answers, and the state of the server."""
+        return len(self.request.params) + len(self.progress.state or b"") + sum(map(len, self.answers.values()))
 
-    def sent(self, id_: bytes, log_level: str | None, trace: Mapping[str, str] = NO_TRACE) -> bytes:
+    def sent(self, id_: bytes, trace: Mapping[str, str] = NO_TRACE) -> bytes:
         """The request of the present round; raises ValueError if the client's `_meta` is malformed.
 
         `trace` is its trace context, in place of the client's.
@@ -164,7 +136,12 @@ class MirroredCall:
             written = {name: Raw(jsonrpc.encode(value)) for name, value in trace.items()}
             meta = with_trace(jsonrpc.fields(params.get("_meta", jsonrpc.EMPTY)), written)
             params = jsonrpc.with_meta(params, meta)
-        return modern_request(id_, method, params, profile, log_level=log_level, added=added)
+        return modern_request(id_, method, params, profile, log_level=self.log_level, added=added)
+
+    def abandoned_task(self) -> str | None:
+        """The task that nobody waits for from now on, if there is one."""
+        task, self.live_task = self.live_task, None
+        return task
 
     def cancelling(self, task_id: str, id_: bytes) -> bytes:
         """The request that cancels the task."""
@@ -173,7 +150,7 @@ class MirroredCall:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def received(self, data: bytes) -> Step | None:
+    def received(self, data: bytes) -> on.Event | Step | None:
         """Take a message of the upstream; None if it concerns nobody.
 
         Raises ValueError for one that is malformed, and CallLost if it says nothing of a task that may still work.
@@ -181,12 +158,12 @@ class MirroredCall:
         message = jsonrpc.message(data)
         if message.method is not None:
             notification = legacy_notification(message, data)
-            return None if notification is None else Notify(notification)
+            return None if notification is None else on.Notified(notification)
         if isinstance(message.error, Raw):
             return self._refused(jsonrpc.error(message.error))
         return self._resulted(message.result) if isinstance(message.result, Raw) else None
 
-    def _resulted(self, result: Raw) -> Step:
+    def _resulted(self, result: Raw) -> on.Event | Step:
         opened = jsonrpc.fields(result)
         if self.progress.task is not None:
             return self._updated(tasks.read(opened)) if not self.answers else self._taken_over()
@@ -200,26 +177,26 @@ class MirroredCall:
             case _:
                 return self._ended(result)
 
-    def _ended(self, result: Raw) -> End:
-        return End(jsonrpc.result(self.request.id, legacy_result(self.request.method, result)))
+    def _ended(self, result: Raw) -> Ending:
+        return on.Resulted(legacy_result(self.request.method, result))
 
-    def _refused(self, error: jsonrpc.Error) -> Step:
+    def _refused(self, error: jsonrpc.Error) -> Ending | Step:
         if self.progress.task is not None:
             return self._task_refused(error)
         may_declare = self._drives_tasks and not self._declares_tasks and self.request.method == mcp.TOOLS_CALL
         if may_declare and tasks.is_wanted(error):
             self._declares_tasks = True
             return Again()
-        return End(legacy_answer(self.request.id, self.request.method, error))
+        return legacy_error(self.request.method, error)
 
-    def _input_required(self, result: jsonrpc.Fields) -> Step:
+    def _input_required(self, result: jsonrpc.Fields) -> on.Event | Step:
         state = result.get("requestState")
         if state is not None and jsonrpc.text(state) is None:
             raise ValueError("`requestState` must be a string")
         asked = jsonrpc.fields(result.get("inputRequests", jsonrpc.EMPTY))
         return self._asked(asked, Progress(self.progress.round + 1, None if state is None else bytes(state)))
 
-    def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> Step:
+    def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> on.Event | Step:
         """Begin the round of these questions."""
         if progress.round >= MAX_ROUNDS:
             return self.failed(
@@ -231,23 +208,22 @@ class MirroredCall:
             return self.failed(f"The server asked a question whose key has more than {_MAX_KEY_BYTES} bytes")
         self.progress = progress
         self.answers = {}
-        self.open = {}
+        questions = []
         for key, raw in asked.items():
             question = self._question(key, raw)
-            if isinstance(question, End):
-                self.open = {}
+            if not isinstance(question, Question):
                 return question
-            self.open[key] = question
-        return Ask(tuple(self.open.values())) if self.open else Again()
+            questions.append(question)
+        return on.Asked(tuple(questions)) if questions else Again()
 
-    def _updated(self, found: tasks.State) -> Step:
+    def _updated(self, found: tasks.State) -> on.Event | Step:
         """Take what `tasks/get` says."""
         if found.status in ("completed", "failed", "cancelled"):
             self.live_task = None
         if found.result is not None:
             return self._ended(found.result)
         if found.error is not None:
-            return End(legacy_answer(self.request.id, self.request.method, found.error))
+            return legacy_error(self.request.method, found.error)
         if found.status == "cancelled":
             return self.failed("The server cancelled the task of this call, which may have had effects")
         # The server may take a while to note an answer, and name its question until then.
@@ -256,13 +232,13 @@ class MirroredCall:
             self._asked(asked, replace(self.progress, round=self.progress.round + 1)) if asked else Poll(found.pause)
         )
 
-    def _taken_over(self) -> Step:
+    def _taken_over(self) -> Poll:
         """The server has the answers to the task's questions."""
         self._taken |= self.answers.keys()
         self.answers = {}
         return Poll(0)
 
-    def _task_refused(self, error: jsonrpc.Error) -> Step:
+    def _task_refused(self, error: jsonrpc.Error) -> Ending:
         """Take an error about the task; it ends the call unless another try may succeed."""
         if error.code == mcp.INTERNAL_ERROR:
             raise CallLost(
@@ -276,7 +252,7 @@ class MirroredCall:
             )
         return self.failed(f"The server refused {self.aim[0]} for the task of this call: {error.message[:200]}")
 
-    def _question(self, key: str, raw: Raw) -> Question | End:
+    def _question(self, key: str, raw: Raw) -> Question | Ending:
         opened = jsonrpc.fields(raw)
         method = jsonrpc.text(opened.get("method")) or ""
         if method not in KINDS:
@@ -288,7 +264,7 @@ class MirroredCall:
         if not read.allowed:
             needed = ", ".join(read.required)
             return self.failed(f"The server asked {method}, and this client did not declare the capability {needed}")
-        return Question(key, method, self._legacy_params(key, read.params))
+        return Question(key, method, Raw(self._legacy_params(key, read.params)), None)
 
     def _legacy_params(self, key: str, params: Raw) -> bytes:
         opened = jsonrpc.fields(params)
@@ -303,26 +279,18 @@ class MirroredCall:
 
     # -- from the client ----------------------------------------------------------------------------------------
 
-    def answered(self, key: str, message: jsonrpc.Message) -> Step | None:
-        """Take the client's response to a question; None if others are open, or if it is not open any more."""
-        question = self.open.pop(key, None)
-        if question is None:
-            return None
-        if isinstance(message.error, Raw):
-            said = jsonrpc.error(message.error)
-            self.open = {}
-            return self.failed(f"The client refused {question.method}: {said.message or said.code}")
-        if not isinstance(message.result, Raw) or not bytes(message.result).startswith(b"{"):
-            self.open = {}
+    def answered(self, question: Question, answer: Raw | jsonrpc.Error) -> Ending | None:
+        """Take the client's answer to a question; one without which the server cannot go on ends the call."""
+        if isinstance(answer, jsonrpc.Error):
+            return self.failed(f"The client refused {question.method}: {answer.message or answer.code}")
+        if not bytes(answer).startswith(b"{"):
             return self.failed(f"The client answered {question.method} with a result that is not an object")
-        self.answers[key] = bytes(message.result)
-        return None if self.open else Again()
+        self.answers[question.key] = bytes(answer)
+        return None
 
-    def failed(self, words: str) -> End:
-        """End the call as a legacy tool ends that raised."""
-        if self.request.method == mcp.TOOLS_CALL:
-            return End(jsonrpc.result(self.request.id, tool_error(words)))
-        return End(jsonrpc.failure(self.request.id, jsonrpc.Error(mcp.INTERNAL_ERROR, words)))
+    def failed(self, words: str) -> Ending:
+        """How the call ends that fails at the gateway."""
+        return failed(self.request.method, words)
 
 
 def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:

@@ -1,104 +1,91 @@
-"""Runs the rounds of one mirrored call at its server.
+"""The link of one mirrored call: it calls the server again with the answers of each round.
 
 One call has at most one request in flight upstream. Between two rounds it has none, and nothing is held there, but for
 a task that the call has become: the task ends with the call, or is cancelled.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
+import msgspec
 from msgspec import Raw
 
 from gateway import world
-from gateway.mirror.call_rounds import (
-    NO_TRACE,
-    Again,
-    Ask,
-    End,
-    MirroredCall,
-    Notify,
-    Poll,
-    Question,
-    Step,
-    with_trace,
-)
-from gateway.mirror.server_client import ModernRequest, ask
-from gateway.mirror.upstream import CallServer
+from gateway.exchange import events as on
+from gateway.exchange.input_requests import Question
+from gateway.mirror.call_report import CallReport
+from gateway.mirror.call_rounds import NO_TRACE, Again, Poll, Rounds, Step, with_trace
+from gateway.mirror.server_client import ModernRequest, ServerClient, ask
+from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import telling
+from gateway.sessions.call import Listener
 from gateway.upstream.channel import Headers
 
 _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
 """The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
 
 
-class Hears(Protocol):
-    """The client's side of a call."""
+class CallServer(msgspec.Struct, frozen=True, eq=False):
+    """The modern server of a call, with what calls of the same caller share."""
 
-    def notify(self, message: bytes) -> None:
-        """A notification is here."""
+    live: LiveRoute
+    server: ServerClient
+    catalog: ToolCatalog
+    caller: CallerKey
 
-    def ask(self, questions: tuple[Question, ...]) -> None:
-        """The client has to answer these; nothing is in flight upstream until it has answered all."""
-
-    def sending(self) -> Headers:
-        """A round is about to go upstream: from now on the server may have run it. Returns its trace context."""
-
-    def end(self, message: bytes) -> None:
-        """The response is here."""
-
-    def fail(self, error: GatewayError) -> None:
-        """There will be no response of the server."""
+    @property
+    def drives_tasks(self) -> bool:
+        """Whether the gateway declares tasks for a client that cannot."""
+        return self.live.route.tasks.undeclared == "drive"
 
 
 class Runner:
-    """One call at work."""
+    """The rounds at work. Nothing is in flight upstream until the client has answered all questions of a round."""
 
     def __init__(
-        self, call: MirroredCall, upstream: CallServer, hears: Hears, log_level: Callable[[], str | None]
+        self, rounds: Rounds, upstream: CallServer, listener: Listener, report: CallReport, headers: Headers
     ) -> None:
-        self.call = call
-        self.is_over = False
+        self._rounds = rounds
         self._upstream = upstream
-        self._hears = hears
-        self._log_level = log_level
+        self._listener = listener
+        self._report = report
+        self._is_released = False
         self._work: asyncio.Task[None] | None = None
         """Runs rounds, unless the client has to answer."""
-        self.headers: Headers = {}
+        self.headers = headers
         """The newest headers of the client."""
         self._is_relisted = False
         self._failures = 0
         """How many requests about the task have failed in a row."""
-        self._ends_at = world.monotonic() + upstream.task_seconds if call.live_task is not None else float("inf")
+        self._ends_at = self._task_end() if rounds.live_task is not None else float("inf")
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a round is upstream, or about to go there."""
-        return not self.is_over and not self.call.open
+    def _task_end(self) -> float:
+        return world.monotonic() + self._upstream.live.config.tasks.ttl_seconds
 
-    def run(self, headers: Headers) -> None:
-        """Run rounds from the present one on, until the client has to answer; `headers` are the client's."""
-        self.headers = headers
-        self._work = self._upstream.tasks.start(self._run(), "mirrored call")
+    def start(self) -> None:
+        """Run rounds from the present one on, until the client has to answer."""
+        self._work = self._upstream.live.process.tasks.start(self._run(), "mirrored call")
 
     async def _run(self) -> None:
-        with telling(self._fail):
+        with telling(self._broke):
             step: Step | None = Again()
-            while isinstance(step, Again | Poll):
+            while step is not None:
                 if isinstance(step, Poll):
                     await asyncio.sleep(step.seconds)
                 step = await self._round()
 
     async def _round(self) -> Step | None:
         """Send the request that is due; return what its response led to. Raises GatewayError."""
-        (method, target), upstream = self.call.aim, self._upstream
+        (method, target), upstream = self._rounds.aim, self._upstream
         needs_schema = method == mcp.TOOLS_CALL and upstream.server.reads_headers
         if needs_schema and not upstream.catalog.knows(upstream.caller, target):
-            await upstream.catalog.read(upstream.caller, upstream.server, self.call.profile, self.headers)
+            await upstream.catalog.read(upstream.caller, upstream.server, self._rounds.profile, self.headers)
         if world.monotonic() > self._ends_at:
             raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
         taken: Step | None = None
@@ -117,14 +104,19 @@ class Runner:
         return taken
 
     def _outgoing(self, method: str, target: str) -> ModernRequest:
-        trace = NO_TRACE if method == mcp.TASKS_GET else self._hears.sending()
+        trace = NO_TRACE if method == mcp.TASKS_GET else self._sending()
         try:
             id_ = new_id()
-            body = self.call.sent(id_, self._log_level(), trace)
+            body = self._rounds.sent(id_, trace)
             headers = with_trace(self.headers, trace) if trace else self.headers
             return ModernRequest(id_, body, method, target, headers, self._param_headers(method, target))
         except ValueError as exc:
             raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
+
+    def _sending(self) -> Headers:
+        """Say that the server may run the call from here on; returns the trace context."""
+        self._listener.hear(on.Sent())
+        return self._report.sending()
 
     def _param_headers(self, method: str, target: str) -> dict[str, str]:
         if method != mcp.TOOLS_CALL:
@@ -132,102 +124,87 @@ class Runner:
         mirrored = self._upstream.catalog.find(self._upstream.caller, target).mirrored
         if not mirrored:
             return {}
-        return param_headers.headers_for(mirrored, jsonrpc.fields(self.call.request.params).get("arguments"))
+        return param_headers.headers_for(mirrored, jsonrpc.fields(self._rounds.request.params).get("arguments"))
 
-    def answer(self, key: str, message: jsonrpc.Message, headers: Headers) -> None:
-        """Take the client's response to a question; the last one sends the next round, with its own headers."""
-        if self.is_over:
-            return
-        step = self.call.answered(key, message)
-        if step is not None:
-            self.headers = headers
-            if self._taken(step) is not None:
-                self.run(headers)
+    def deliver(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]], *, is_whole: bool) -> None:
+        """Keep the client's answers; `is_whole` if they are the last ones of the round, which goes upstream then."""
+        for question, answer in answers:
+            if (ended := self._rounds.answered(question, answer)) is not None:
+                self._listener.hear(ended)
+                return
+        if is_whole:
+            self.start()
 
     def cancel(self) -> None:
-        """Give the call up; the client's side hears nothing more."""
-        self._over()
+        """Give the call up."""
+        self.release()
         if self._work is not None and self._work is not asyncio.current_task():
             _ = self._work.cancel()
 
-    def _over(self) -> None:
-        self.is_over = True
-        if self.call.live_task is not None:
-            self._upstream.tasks.spawn(self._cancel_task(self.call.live_task), "send upstream")
-            self.call.live_task = None
+    def release(self) -> None:
+        """Say nothing more. A task that is not over ends with its call."""
+        self._is_released = True
+        if (task := self._rounds.abandoned_task()) is not None:
+            self._upstream.live.process.tasks.spawn(self._cancel_task(task), "send upstream")
 
     async def _cancel_task(self, task_id: str) -> None:
         """Tell the server that nobody waits for the task; its own time limit ends it otherwise."""
         id_ = new_id()
-        body = self.call.cancelling(task_id, id_)
+        body = self._rounds.cancelling(task_id, id_)
         with suppress(GatewayError):
             _ = await ask(self._upstream.server, ModernRequest(id_, body, mcp.TASKS_CANCEL, task_id, self.headers))
 
-    def _fail(self, error: GatewayError) -> None:
-        if not self.is_over:
-            self._over()
-            self._hears.fail(error)
+    def _broke(self, error: GatewayError) -> None:
+        if not self._is_released:
+            self._listener.hear(on.Broke(error))
 
     # -- from the server ----------------------------------------------------------------------------------------
 
     def _hear(self, data: bytes) -> Step | None:
         """Take a message of the server; return what is to be done next, unless that is the client's."""
-        if self.is_over:
+        if self._is_released:
             return None
         if self._is_stale(data):
             self._is_relisted = True
             self._upstream.catalog.forget(self._upstream.caller)
             return Again()
         try:
-            step = self.call.received(data)
+            said = self._rounds.received(data)
         except CallLost as exc:
             return self._tried_again(exc)
-        if step is None:
+        if said is None:
             return None
         self._failures = 0
-        if isinstance(step, End):
+        if isinstance(said, Again | Poll):
+            if isinstance(said, Poll) and said.is_new:
+                self._ends_at = self._task_end()
+                _ = self._sending()
+            return said
+        if isinstance(said, on.Resulted | on.Failed):
             self._learn(data)
-        return self._taken(step)
-
-    def _taken(self, step: Step) -> Step | None:
-        """Tell the client's side of a step; return it if the server is next."""
-        match step:
-            case Notify(message):
-                self._hears.notify(message)
-            case Ask(questions):
-                self._hears.ask(questions)
-            case End(message):
-                self._over()
-                self._hears.end(message)
-            case Poll(_, is_new):
-                if is_new:
-                    self._ends_at = world.monotonic() + self._upstream.task_seconds
-                    _ = self._hears.sending()
-                return step
-            case Again():
-                return step
+        self._listener.hear(said)
         return None
 
     def _tried_again(self, error: GatewayError) -> Poll | None:
         """The next try after a request that failed, if the server works on a task; else the call fails."""
-        if isinstance(error, Unreachable) and self.call.progress.round:
+        if isinstance(error, Unreachable) and self._rounds.progress.round:
             error = CallLost(f"{error.message}; the rounds before may have had effects")
-        if self.call.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
-            self._fail(error)
+        if self._rounds.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
+            self._broke(error)
             return None
         # The server works on the task all the same, and takes answers that it has taken already.
         self._failures += 1
         return Poll(_PAUSES[self._failures - 1])
 
     def _learn(self, data: bytes) -> None:
-        if self.call.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:
+        if self._rounds.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:
             result = jsonrpc.message(data).result
             if isinstance(result, Raw):
                 self._upstream.catalog.learn(self._upstream.caller, result)
 
     def _is_stale(self, data: bytes) -> bool:
         """Whether the server refused the call, unrun, because its headers are not those of the tool's schema."""
-        if self._is_relisted or self.call.aim[0] != mcp.TOOLS_CALL or b"%d" % mcp.HEADER_MISMATCH not in data:
+        if self._is_relisted or self._rounds.aim[0] != mcp.TOOLS_CALL or b"%d" % mcp.HEADER_MISMATCH not in data:
             return False
         error = jsonrpc.message(data).error
         return isinstance(error, Raw) and jsonrpc.error(error).code == mcp.HEADER_MISMATCH

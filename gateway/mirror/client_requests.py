@@ -38,6 +38,13 @@ def params_of(message: jsonrpc.Message) -> jsonrpc.Fields:
         raise InvalidParams(f'"params" must be an object: {exc}') from exc
 
 
+def answer_of(message: jsonrpc.Message) -> Raw | jsonrpc.Error:
+    """What the response to a nested request says; `null` if it says nothing."""
+    if isinstance(message.error, Raw):
+        return jsonrpc.error(message.error)
+    return message.result if isinstance(message.result, Raw) else Raw(b"null")
+
+
 def request_of(id_: bytes, message: jsonrpc.Message) -> Request:
     """A request that goes upstream; raises MethodNotFound or InvalidParams."""
     method = message.method or ""

@@ -9,17 +9,29 @@ from collections.abc import Coroutine
 from msgspec import Raw
 
 from gateway import world
+from gateway.exchange.events import Leg
+from gateway.exchange.input_requests import Question
+from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
-from gateway.mirror.call_rounds import MirroredCall, Question, Request
-from gateway.mirror.call_runner import Runner
+from gateway.mirror.call_report import CallReport
+from gateway.mirror.call_rounds import Request, Rounds
+from gateway.mirror.call_runner import CallServer
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_profile import Profile, of_initialize
-from gateway.mirror.client_requests import DEFAULT_LEVEL, initialize, level_of, params_of, request_of, uri_of
-from gateway.mirror.upstream import CallServer
+from gateway.mirror.client_requests import (
+    DEFAULT_LEVEL,
+    answer_of,
+    initialize,
+    level_of,
+    params_of,
+    request_of,
+    uri_of,
+)
+from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId
-from gateway.upstream.channel import NO_HEADERS, Headers
+from gateway.upstream.channel import Headers
 
 
 class MirrorBackend:
@@ -37,7 +49,7 @@ class MirrorBackend:
         self._is_greeted = False
         """Whether the client has sent an `initialize` that was not refused."""
         self._is_listening = False
-        self._is_closed = False
+        self.is_closed = False
 
     def receive(self, message: ClientMessage) -> None:
         """See `Backend`."""
@@ -48,21 +60,17 @@ class MirrorBackend:
             self._is_listening = True
             self._changes.begin(message.headers)
         elif (call := self._calls.get(cancelled(opened) or b"")) is not None:
-            call.runner.cancel()
-            self.forget(call)
-            self.link.forget(call.id)
+            call.cancel()
         elif opened.method is None and isinstance(opened.id, Raw):
             found = self._nested.pop(bytes(opened.id), None)
             if found is not None:
-                found[0].runner.answer(found[1], opened, message.headers)
+                found[0].respond(found[1], answer_of(opened), message.headers)
 
     async def close(self) -> None:
         """See `Backend`."""
-        self._is_closed = True
+        self.is_closed = True
         for call in list(self._calls.values()):
-            call.runner.cancel()
-        self._calls.clear()
-        self._nested.clear()
+            call.cancel()
         if self._changes is not None:
             self._changes.close()
 
@@ -82,27 +90,29 @@ class MirrorBackend:
             raise InvalidRequest("The session begins with initialize; send that first, and wait for its result")
         elif method == mcp.SET_LEVEL:
             self.level = level_of(params_of(message.opened))
+            for call in self._calls.values():
+                call.want_level(self.level)
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
             self._spawn(id_, self._subscribe(method, uri_of(params_of(message.opened)), headers))
         else:
-            call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), profile)
-            call.runner.run(headers)
+            call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), profile, headers)
+            call.open(_LinkedLeg(self, id_))
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
-        self.upstream.tasks.spawn(self._answered(id_, work), "mirrored request")
+        self.upstream.live.process.tasks.spawn(self._answered(id_, work), "mirrored request")
 
     async def _answered(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
-        if self._is_closed:  # before this task began
+        if self.is_closed:  # before this task began
             work.close()
             return
         try:
             result = await work
         except GatewayError as exc:
-            if not self._is_closed:
+            if not self.is_closed:
                 self.link.refuse(id_, exc)
             return
-        if not self._is_closed:
+        if not self.is_closed:
             self.link.send(jsonrpc.result(id_, result), id_)
 
     async def _initialize(self, profile: Profile, headers: Headers) -> bytes:
@@ -112,7 +122,7 @@ class MirrorBackend:
             self._is_greeted = False
             raise
         self._profile = profile
-        self._changes = Changes(self.upstream.server, self.upstream.tasks, profile, self._tell)
+        self._changes = Changes(self.upstream.server, self.upstream.live.process.tasks, profile, self._tell)
         return result
 
     async def _subscribe(self, method: str, uri: str, headers: Headers) -> bytes:
@@ -121,7 +131,7 @@ class MirrorBackend:
         return b"{}"
 
     def _tell(self, message: bytes) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self.link.send(message, None)
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -130,7 +140,7 @@ class MirrorBackend:
         """Put a question to the client."""
         id_ = b"%d" % next(self._ids)
         self._nested[id_] = call, question.key
-        self.link.send(question.asked(id_), call.id)
+        self.link.send(question.nested(id_), call.id)
 
     def forget(self, call: "_LinkedCall") -> None:
         """A call is over."""
@@ -138,29 +148,44 @@ class MirrorBackend:
         self._nested = {id_: found for id_, found in self._nested.items() if found[0] is not call}
 
 
-class _LinkedCall:
-    """One call of the session (`Hears`)."""
+class _LinkedLeg(Leg):
+    """The request of a call, which waits at the link."""
 
-    def __init__(self, backend: MirrorBackend, request: Request, profile: Profile) -> None:
-        self.id = request.id
-        self._backend = backend
-        call = MirroredCall(request, profile, world.token_hex(8), drives_tasks=backend.upstream.drives_tasks)
-        self.runner = Runner(call, backend.upstream, self, lambda: backend.level)
+    def __init__(self, backend: MirrorBackend, id_: RequestId) -> None:
+        super().__init__(Raw(id_))
+        self._backend, self._id = backend, id_
 
     def notify(self, message: bytes) -> None:
-        self._backend.link.send(message, self.id)
+        self._backend.link.send(message, self._id)
 
-    def ask(self, questions: tuple[Question, ...]) -> None:
+    def finish(self, final: FinalMessage) -> None:
+        if self._backend.is_closed:
+            return
+        link = self._backend.link
+        if final.cause is not None:
+            link.refuse(self._id, final.cause)
+        elif final.body:
+            link.send(final.body, self._id)
+        else:
+            link.forget(self._id)
+
+
+class _LinkedCall(MirroredCall):
+    """One call of the session."""
+
+    def __init__(self, backend: MirrorBackend, request: Request, profile: Profile, headers: Headers) -> None:
+        self.id = request.id
+        self._backend, upstream = backend, backend.upstream
+        drives = upstream.drives_tasks
+        rounds = Rounds(request, profile, world.token_hex(8), log_level=backend.level, drives_tasks=drives)
+        super().__init__(rounds, upstream, CallReport(upstream.live, rounds, None), headers)
+
+    def _put(self, questions: tuple[Question, ...]) -> None:
         for question in questions:
             self._backend.ask(self, question)
 
-    def sending(self) -> Headers:
-        return NO_HEADERS
-
-    def end(self, message: bytes) -> None:
+    def _ended(self) -> None:
         self._backend.forget(self)
-        self._backend.link.send(message, self.id)
 
-    def fail(self, error: GatewayError) -> None:
+    def _forget(self) -> None:
         self._backend.forget(self)
-        self._backend.link.refuse(self.id, error)

@@ -127,6 +127,20 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
             raise
 
 
+async def is_modern(live: LiveRoute, headers: Headers) -> bool:
+    """Whether the server of a route is modern; asks it, unless that is known."""
+    if live.upstream.stdio is not None:
+        return await live.upstream.stdio.is_modern()
+    return live.upstream.era is not None and await live.upstream.era.is_modern(headers, waits=True)
+
+
+def server_of(live: LiveRoute) -> ServerClient:
+    """The modern server of a route."""
+    if live.upstream.stdio is not None:
+        return StdioServerClient(live.upstream.stdio.modern)
+    return HttpServerClient(live)
+
+
 class _ModernReply(ReplyReader, kw_only=True):
     """The reply to a request."""
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from gateway.exchange import events as on
 from gateway.exchange.results import internal_error
 from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
@@ -19,8 +20,8 @@ _NOT_LEGACY: Final = frozenset({"resultType", "ttlMs", "cacheScope"})
 _NOT_LEGACY_META: Final = frozenset({mcp.META_SERVER_INFO, mcp.META_SUBSCRIPTION})
 _SERVER_KEYS: Final = ("completions", "experimental", "extensions", "logging", "prompts", "resources", "tools")
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
-_OUR_FAULTS: Final = (mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
-"""Errors about what the gateway added to the request; a legacy client cannot act on them."""
+_NOT_LEGACY_CODES: Final = (mcp.MISSING_CAPABILITY, mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
+"""The errors on which a legacy client cannot act: two are about what the gateway added to the request."""
 
 UNSERVED: Final = frozenset({mcp.DISCOVER, mcp.LISTEN})
 """Modern methods: a legacy client that sends one would get what it cannot read."""
@@ -109,23 +110,20 @@ def _legacy_tool(raw: Raw) -> bytes:
     return jsonrpc.merge((key, value) for key, value in opened.items() if key != "outputSchema")
 
 
-def legacy_answer(id_: bytes, method: str, error: jsonrpc.Error) -> bytes:
-    """The response to a legacy client for a modern error."""
-    if error.code == mcp.MISSING_CAPABILITY:
-        # A legacy tool that cannot ask fails; the client has no other code for it.
-        if method == mcp.TOOLS_CALL:
-            return jsonrpc.result(id_, tool_error(error.message))
-        return jsonrpc.failure(id_, internal_error(error.message, error))
+def legacy_error(method: str, error: jsonrpc.Error) -> on.Resulted | on.Failed:
+    """How a call ends for a legacy client with a modern error."""
+    if error.code == mcp.MISSING_CAPABILITY and method == mcp.TOOLS_CALL:
+        return failed(method, error.message)  # the client has no code for a tool that cannot ask
     if error.code == mcp.INVALID_PARAMS and method == mcp.RESOURCES_READ and "uri" in jsonrpc.members(error.data):
-        return jsonrpc.failure(id_, jsonrpc.Error(mcp.LEGACY_RESOURCE_NOT_FOUND, error.message, error.data))
-    if error.code in _OUR_FAULTS:
-        return jsonrpc.failure(id_, internal_error(error.message, error))
-    return jsonrpc.failure(id_, error)
+        return on.Failed(jsonrpc.Error(mcp.LEGACY_RESOURCE_NOT_FOUND, error.message, error.data))
+    return on.Failed(internal_error(error.message, error) if error.code in _NOT_LEGACY_CODES else error)
 
 
-def tool_error(words: str) -> bytes:
-    """A tool result that reports a failure."""
-    return jsonrpc.encode({"content": [{"type": "text", "text": words}], "isError": True})
+def failed(method: str, words: str) -> on.Resulted | on.Failed:
+    """How a call ends that fails at the gateway: as a legacy tool ends that raised."""
+    if method == mcp.TOOLS_CALL:
+        return on.Resulted(jsonrpc.encode({"content": [{"type": "text", "text": words}], "isError": True}))
+    return on.Failed(jsonrpc.Error(mcp.INTERNAL_ERROR, words))
 
 
 def legacy_notification(message: jsonrpc.Message, data: bytes) -> bytes | None:

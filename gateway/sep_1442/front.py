@@ -21,12 +21,11 @@ from gateway.legacy_front.backend import cancelled
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import initialize, params_of, request_of
-from gateway.mirror.server_client import ServerClient
+from gateway.mirror.server_client import ServerClient, is_modern, server_of
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
-from gateway.mirror.upstream import is_modern, server_of
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
@@ -145,9 +144,9 @@ class Stateless:
         if session is not None and (session.key, request.id) in self._shared.running:
             raise IdInUse
         binding = _stateless(at, replace(declared.profile, echoes_state=False))
+        at = replace(at, headers=headers)
         call = StatelessCall(self._shared, at, binding, request, declared, server, session)
-        call.runner.run(headers)
-        replied, _ = await call.write(at.reply, at.incoming.request_id)
+        replied, _ = await call.write(at)
         return replied
 
     # -- notifications ------------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ class Stateless:
         if message.method == mcp.CANCELLED and session is not None:
             call = self._shared.running.get((session.key, cancelled(message) or b""))
             if call is not None:
-                call.abandon()
+                call.cancel()
             else:
                 await self._router.to_all(at.incoming)
         return await at.accept()

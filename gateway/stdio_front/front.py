@@ -14,10 +14,11 @@ from gateway.downstream.handler import RequestHandler
 from gateway.http.outbox import error_response
 from gateway.http.upstream_headers import own_headers
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.mirror.call_runner import CallServer
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.server_client import is_modern, server_of
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import CallServer, is_modern
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, ParseError
@@ -98,7 +99,7 @@ class StdioFront:
 
     def _mirror(self, link: ClientLink) -> Backend:
         caller = (self._live.route.path, HOST)
-        return MirrorBackend(CallServer.of(self._live, caller, ToolCatalog()), link)
+        return MirrorBackend(CallServer(self._live, server_of(self._live), ToolCatalog(), caller), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
         waiting_bytes = self._live.config.limits.body_bytes

@@ -14,6 +14,7 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange
+from gateway.mirror.mirrored_call import MirroredCall
 from gateway.protocol import mcp
 from gateway.tasks.live_task import LiveTask
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, event, one_question, text
@@ -360,7 +361,8 @@ async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
 
 
 def test_every_command_is_obeyed() -> None:
-    assert set(LiveTask.OBEY) == set(do.Command.__subclasses__())
+    assert set(LiveTask.OBEY) | set(MirroredCall.OBEY) == set(do.Command.__subclasses__())
+    assert set(MirroredCall.OBEY) - set(LiveTask.OBEY) == {do.Put, do.Move, do.Close}, "only of a stream"
     assert set(LiveTask.OBEY) - set(Driver.OBEY) == {do.Give, do.Keep}, "only of a task there is a handle"
 
 

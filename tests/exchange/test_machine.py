@@ -47,6 +47,7 @@ from tests.support.playbook import (
     detached,
     error,
     leg,
+    opened,
     parked,
     raw,
     referred,
@@ -1038,6 +1039,10 @@ def in_state(state: State) -> Exchange:
             return broken(FIRST).exchange
         case State.DETACHED:
             return detached(FIRST, SECOND).exchange
+        case State.OPEN:
+            return opened(FIRST).exchange
+        case State.AWAY:
+            return (opened(FIRST) >> on.Left(FIRST)).exchange
         case State.OWNED:
             return (resumed(FIRST, SECOND) >> on.Became() << ANY).exchange
         case State.SETTLED:
@@ -1053,6 +1058,11 @@ def event_of(kind: type[on.Event]) -> on.Event:
         on.Called(FIRST),
         answered(THIRD, 1, **{"elicitation-1": ACCEPT}),
         on.Left(SECOND),
+        on.Opened(THIRD),
+        on.Asked((QUESTION,)),
+        on.Sent(),
+        on.Notified(b"{}"),
+        on.Responded("name", ACCEPT),
         asked(8),
         on.Withdrawn(raw(0)),
         progress(progressToken=0, progress=1),

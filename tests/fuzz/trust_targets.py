@@ -16,10 +16,10 @@ from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
 from gateway.identity import principal
 from gateway.identity.jwt_verification import BadToken, read_keys, verify
-from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.call_rounds import Progress, Request
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable import tokens
-from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, NoSession, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, NoSession, SealedQuestion, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture
 from gateway.seal import handoff
 from gateway.seal.claims import Bearer
@@ -52,7 +52,7 @@ PLACE = CallPlace("s", "x", "gw-1", "e", NOW)
 CALL = Request(b"1", "tools/call", b'{"name":"t"}')
 ROUND = Progress(1, b'"state"')
 NESTED = NestedId(PLACE, 1, "k", CALL, ROUND, ("k",), has_state=True)
-MARK = Mark(PLACE, 1, b"1", request=CALL, progress=ROUND, asking=(Question("k", "roots/list", b"{}"),))
+MARK = Mark(PLACE, 1, b"1", request=CALL, progress=ROUND, asking=(SealedQuestion("k", "roots/list", b"{}"),))
 _RINGS = {kind[7:8]: Keyring([KEY], kind) for kind in (tokens.SESSION, tokens.NESTED, tokens.EVENT)} | {
     "r": Keyring([KEY], tokens.STATE)
 }

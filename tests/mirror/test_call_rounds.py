@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Ask, End, MirroredCall, Notify, Progress, Request
+from gateway.exchange import events as on
+from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Progress, Request, Rounds
 from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import answer_of
 from gateway.protocol import jsonrpc, mcp
 from tests.support.fake_modern import FORM, PAGE, SAMPLE
 
@@ -16,10 +18,10 @@ ACCEPT = {"action": "accept", "content": {}}
 
 def call(
     method: str = "tools/call", *, declared: bytes = ALL, version: str = mcp.LEGACY, drives_tasks: bool = True
-) -> MirroredCall:
+) -> Rounds:
     request = Request(b"7", method, b'{"name":"t","uri":"a:b","arguments":{"x":1}}')
     profile = Profile(version, b'{"name":"c","version":"1"}', declared)
-    return MirroredCall(request, profile, "exchange", drives_tasks=drives_tasks)
+    return Rounds(request, profile, "exchange", drives_tasks=drives_tasks)
 
 
 def encoded(**members: Any) -> bytes:
@@ -35,16 +37,23 @@ def answer(**members: Any) -> jsonrpc.Message:
     return jsonrpc.message(encoded(**members))
 
 
-def sent(it: MirroredCall) -> dict[str, Any]:
-    params: dict[str, Any] = json.loads(it.sent(b"1", None))["params"]
+def sent(it: Rounds) -> dict[str, Any]:
+    params: dict[str, Any] = json.loads(it.sent(b"1"))["params"]
     return params
 
 
 def ended(step: object) -> dict[str, Any]:
-    assert isinstance(step, End)
-    message: dict[str, Any] = json.loads(step.message)
-    assert message["id"] == 7
-    return message
+    assert isinstance(step, on.Resulted | on.Failed)
+    if isinstance(step, on.Resulted):
+        return {"result": json.loads(step.result)}
+    return {"error": json.loads(jsonrpc.encode(step.error))}
+
+
+def answered(it: Rounds, step: object, key: str, **members: Any) -> on.Event | None:
+    """The client answers the question with this key, of those that a step has put to it."""
+    assert isinstance(step, on.Asked)
+    (question,) = [each for each in step.questions if each.key == key]
+    return it.answered(question, answer_of(answer(**members)))
 
 
 def test_a_result_ends_the_call() -> None:
@@ -55,22 +64,19 @@ def test_a_result_ends_the_call() -> None:
 
 @pytest.mark.parametrize(("size", "asked"), [(1_000, True), (1_001, False)])
 def test_the_key_of_a_question_has_a_limit(size: int, *, asked: bool) -> None:
-    assert isinstance(call().received(required("s", **{"k" * size: FORM})), Ask if asked else End)
+    assert isinstance(call().received(required("s", **{"k" * size: FORM})), on.Asked if asked else on.Resulted)
 
 
 def test_a_round_brings_back_its_answers_and_the_upstreams_state() -> None:
     it = call()
     step = it.received(required("s1", a=FORM, b=SAMPLE))
-    assert isinstance(step, Ask)
+    assert isinstance(step, on.Asked)
     assert [(each.key, each.method) for each in step.questions] == [("a", mcp.ELICIT), ("b", mcp.SAMPLE)]
-    assert it.answered("b", answer(result={"role": "user"})) is None
-    assert it.answered("b", answer(result={"role": "other"})) is None, "it counts once"
-    assert it.answered("c", answer(result={})) is None, "nobody asked"
-    assert it.answered("a", answer(result=ACCEPT)) == Again()
+    assert answered(it, step, "b", result={"role": "user"}) is None
+    assert answered(it, step, "a", result=ACCEPT) is None
     params = sent(it)
     assert (params["inputResponses"], params["requestState"]) == ({"b": {"role": "user"}, "a": ACCEPT}, "s1")
-    assert isinstance(it.received(required(None, a=FORM)), Ask)
-    assert it.answered("a", answer(result={"action": "decline"})) == Again()
+    assert answered(it, it.received(required(None, a=FORM)), "a", result={"action": "decline"}) is None
     params = sent(it)
     assert (params["inputResponses"], "requestState" in params) == ({"a": {"action": "decline"}}, False)
 
@@ -83,11 +89,10 @@ def test_a_round_without_questions_goes_on_at_once() -> None:
 
 def test_a_call_goes_on_from_any_place() -> None:
     first = call()
-    _ = first.received(required("s1", a=FORM))
-    again = MirroredCall(first.request, first.profile, "exchange", first.progress)
-    again.open.update(first.open)
+    step = first.received(required("s1", a=FORM))
+    again = Rounds(first.request, first.profile, "exchange", first.progress)
     for it in (first, again):
-        assert it.answered("a", answer(result=ACCEPT)) == Again()
+        assert answered(it, step, "a", result=ACCEPT) is None
     assert sent(first) == sent(again)
     assert first.progress == Progress(1, b'"s1"')
 
@@ -96,10 +101,8 @@ def test_a_call_goes_on_from_any_place() -> None:
 @pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
 def test_a_refused_question_ends_the_call(method: str, refusal: dict[str, Any]) -> None:
     it = call(method)
-    _ = it.received(required(a=FORM, b=FORM))
-    message = ended(it.answered("a", answer(**refusal)))
+    message = ended(answered(it, it.received(required(a=FORM, b=FORM)), "a", **refusal))
     assert ("error" in message) == (method == "prompts/get")
-    assert not it.open
 
 
 @pytest.mark.parametrize(
@@ -113,9 +116,7 @@ def test_a_refused_question_ends_the_call(method: str, refusal: dict[str, Any]) 
     ],
 )
 def test_what_the_client_cannot_answer_ends_the_call(asked: Any) -> None:
-    it = call()
-    assert ended(it.received(required(a=FORM, b=asked)))["result"]["isError"] is True
-    assert not it.open
+    assert ended(call().received(required(a=FORM, b=asked)))["result"]["isError"] is True
 
 
 def test_a_question_needs_the_capability_that_the_client_declared() -> None:
@@ -126,27 +127,26 @@ def test_a_question_needs_the_capability_that_the_client_declared() -> None:
 def test_a_url_question_gets_an_id_of_its_own() -> None:
     ids = set()
     for exchange in ("one", "two"):
-        it = MirroredCall(call().request, call().profile, exchange)
+        it = Rounds(call().request, call().profile, exchange)
         for _ in range(2):
             step = it.received(required(a=PAGE, b=PAGE))
-            assert isinstance(step, Ask)
-            ids |= {json.loads(each.params)["elicitationId"] for each in step.questions}
-            it.open.clear()
+            assert isinstance(step, on.Asked)
+            ids |= {json.loads(bytes(each.params or b""))["elicitationId"] for each in step.questions}
     assert len(ids) == 8
 
 
 def test_an_older_client_is_not_told_the_mode_of_a_form() -> None:
     old, new = call(version="2025-06-18").received(required(a=FORM)), call().received(required(a=FORM))
-    assert isinstance(old, Ask)
-    assert isinstance(new, Ask)
-    assert "mode" not in json.loads(old.questions[0].params)
-    assert json.loads(new.questions[0].params) == FORM["params"]
+    assert isinstance(old, on.Asked)
+    assert isinstance(new, on.Asked)
+    assert "mode" not in json.loads(bytes(old.questions[0].params or b""))
+    assert json.loads(bytes(new.questions[0].params or b"")) == FORM["params"]
 
 
 def test_a_nested_request_has_the_id_that_it_is_given() -> None:
     step = call().received(required(a=FORM))
-    assert isinstance(step, Ask)
-    asked = json.loads(step.questions[0].asked(b'"q1"'))
+    assert isinstance(step, on.Asked)
+    asked = json.loads(step.questions[0].nested(b'"q1"'))
     assert asked == {"jsonrpc": "2.0", "id": "q1", "method": mcp.ELICIT, "params": FORM["params"]}
 
 
@@ -164,7 +164,9 @@ def test_too_many_questions_end_the_call() -> None:
 def test_messages_that_are_no_step() -> None:
     it = call()
     note = encoded(method=mcp.PROGRESS, params={"progress": 1}).replace(b'"id": 1, ', b"")
-    assert it.received(note) == Notify(note)
+    notified = it.received(note)
+    assert isinstance(notified, on.Notified)
+    assert notified.message == note
     assert it.received(encoded(method="roots/list")) is None, "a modern server sends no requests"
     assert it.received(encoded()) is None
     unmapped = {"resultType": "input_required", "inputRequests": 7}

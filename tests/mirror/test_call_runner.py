@@ -1,14 +1,16 @@
-"""The rounds of one mirrored call at its server, once the call has become a task."""
+"""The link of one mirrored call, once the call has become a task."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from gateway.mirror.call_rounds import Question
-from gateway.mirror.call_runner import Runner
+from gateway.exchange import events as on
+from gateway.exchange import input_requests
+from gateway.mirror.call_report import CallReport
+from gateway.mirror.call_runner import CallServer, Runner
+from gateway.mirror.client_requests import answer_of
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import CallServer
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.runtime.tasks import Tasks
@@ -16,51 +18,60 @@ from gateway.telemetry import Metrics
 from tests.mirror.test_call_rounds import ACCEPT, answer, call
 from tests.mirror.test_server_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM
-from tests.support.fake_server import FakeServer, Sent
+from tests.support.fake_server import FakeServer, Sent, fake_live
 from tests.support.workbench import eventually
 
 HEADERS = {"Authorization": "x"}
 
 
-class FakeHears:
-    """A FAKE client's side of a call, which writes down what it hears."""
+class FakeExchange:
+    """A FAKE exchange, which writes down what it hears, and releases the link at the end."""
 
     def __init__(self) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[input_requests.Question] = []
         self.ended: list[bytes] = []
         self.failed: list[GatewayError] = []
         self.places = 0
+        self.link: Runner
+        self.request_id = ""
 
-    def notify(self, message: bytes) -> None:
-        raise AssertionError(message)
-
-    def ask(self, questions: tuple[Question, ...]) -> None:
-        self.asked += questions
-
-    def sending(self) -> None:
-        self.places += 1
-
-    def end(self, message: bytes) -> None:
-        self.ended.append(message)
-
-    def fail(self, error: GatewayError) -> None:
-        self.failed.append(error)
+    def hear(self, event: on.Event) -> None:
+        match event:
+            case on.Asked(questions):
+                self.asked += questions
+                return
+            case on.Sent():
+                self.places += 1
+                return
+            case on.Resulted(result):
+                self.ended.append(bytes(result))
+            case on.Broke(error):
+                self.failed.append(error)
+            case _:
+                raise AssertionError(event)
+        self.link.release()
 
 
 class Stage:
     """One call whose tool the gateway knows, before a server that the test plays."""
 
     def __init__(self, tasks: Tasks, seconds: float = 60.0, *, is_child: bool = False) -> None:
-        self.server, self.hears, self.tasks = FakeServer(), FakeHears(), tasks
+        self.server, self.hears, self.tasks = FakeServer(), FakeExchange(), tasks
         catalog = ToolCatalog()
         if is_child:
             self.server.reads_headers = False
         else:
             catalog.learn(("/mcp", b"ada"), b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}')
-        self.call = call()
-        upstream = CallServer(self.server, catalog, ("/mcp", b"ada"), tasks, task_seconds=seconds)
-        self.runner = Runner(self.call, upstream, self.hears, lambda: None)
-        self.runner.run(HEADERS)
+        upstream, rounds = CallServer(fake_live(tasks, seconds), self.server, catalog, ("/mcp", b"ada")), call()
+        report = CallReport(upstream.live, rounds, None)
+        self.link = self.hears.link = Runner(rounds, upstream, self.hears, report, HEADERS)
+        self.link.start()
+
+    def answers(self, headers: dict[str, str], **members: Any) -> None:
+        """The client answers the only question of the round."""
+        (question,) = self.hears.asked
+        self.link.headers = headers
+        self.link.deliver(((question, answer_of(answer(**members))),), is_whole=True)
 
     @property
     def last(self) -> Sent:
@@ -117,7 +128,7 @@ def says(sent: Sent, status: str, **more: Any) -> None:
 async def test_a_server_that_reads_no_headers_is_not_asked_for_its_tools(tasks: Tasks) -> None:
     stage = await Stage(tasks, is_child=True).begun()
     assert [sent.request.method for sent in stage.server.sent] == [mcp.TOOLS_CALL]
-    stage.runner.cancel()
+    stage.link.cancel()
 
 
 async def test_a_task_is_polled_with_its_id_in_mcp_name(tasks: Tasks) -> None:
@@ -126,7 +137,7 @@ async def test_a_task_is_polled_with_its_id_in_mcp_name(tasks: Tasks) -> None:
     assert (first.request.target, first.request.headers, first.request.param_headers) == ("t1", HEADERS, {})
     says(first, "working")
     says(await stage.polled(2), "completed", result={"content": []})
-    assert stage.hears.ended == [b'{"jsonrpc":"2.0","id":7,"result":{"content":[]}}']
+    assert stage.hears.ended == [b'{"content":[]}']
     assert len(stage.server.of(mcp.TOOLS_CALL)) == 2
     assert not stage.server.of(mcp.TASKS_CANCEL)
     assert stage.hears.places == 3, "two calls and the new task, but no poll"
@@ -136,7 +147,7 @@ async def test_the_answers_of_the_client_go_to_the_task_with_its_newest_headers(
     stage = await Stage(tasks).begun()
     says(await stage.task(), "input_required", inputRequests={"a": FORM})
     assert [each.key for each in stage.hears.asked] == ["a"]
-    stage.runner.answer("a", answer(result=ACCEPT), {"Authorization": "newer"})
+    stage.answers({"Authorization": "newer"}, result=ACCEPT)
     update = await stage.next(4)
     assert (update.request.method, update.request.target) == (mcp.TASKS_UPDATE, "t1")
     assert update.request.headers == {"Authorization": "newer"}
@@ -151,7 +162,7 @@ async def test_only_the_first_round_of_a_call_that_cannot_be_sent_has_had_no_eff
     assert isinstance(await stage.failed(), Unreachable)
     stage = await Stage(tasks).begun()
     stage.last.says(result={"resultType": "input_required", "inputRequests": {"a": FORM}, "requestState": "s"})
-    stage.runner.answer("a", answer(result=ACCEPT), HEADERS)
+    stage.answers(HEADERS, result=ACCEPT)
     (await stage.next(2)).fails(Unreachable("no connection"))
     error = await stage.failed()
     assert isinstance(error, CallLost)
@@ -165,11 +176,11 @@ async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> Non
     if when != "in a poll":
         more = {"inputRequests": {"a": FORM}} if when == "while it asks" else {}
         says(poll, "input_required" if more else "working", **more)
-    stage.runner.cancel()
+    stage.link.cancel()
     sent = await stage.cancelled()
     assert (sent.params["taskId"], sent.request.target, sent.request.headers) == ("t1", "t1", HEADERS)
     await eventually(lambda: poll.is_aborted == (when == "in a poll"))
-    stage.runner.cancel()
+    stage.link.cancel()
     assert len(stage.server.of(mcp.TASKS_CANCEL)) == 1
     assert len(stage.server.of(mcp.TASKS_GET)) == 1
     assert stage.hears.ended == []
@@ -179,14 +190,14 @@ async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> Non
 async def test_a_task_that_is_over_is_not_cancelled(tasks: Tasks) -> None:
     stage = await Stage(tasks).begun()
     says(await stage.task(), "completed", result={"content": []})
-    stage.runner.cancel()
+    stage.link.cancel()
     assert not stage.server.of(mcp.TASKS_CANCEL)
 
 
 async def test_a_call_that_ends_without_its_task_cancels_it(tasks: Tasks) -> None:
     stage = await Stage(tasks).begun()
     says(await stage.task(), "input_required", inputRequests={"a": FORM})
-    stage.runner.answer("a", answer(error={"code": -1, "message": "User rejected"}), HEADERS)
+    stage.answers(HEADERS, error={"code": -1, "message": "User rejected"})
     _ = await stage.cancelled()
     assert b"User rejected" in stage.hears.ended[0]
 

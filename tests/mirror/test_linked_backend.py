@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from gateway.legacy_front.backend import ClientMessage
+from gateway.mirror.call_runner import CallServer
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import CallServer
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FakeModern
-from tests.support.fake_server import FakeServer, Sent
+from tests.support.fake_server import FakeServer, Sent, fake_live
 from tests.support.legacy_client import SseClient
 from tests.support.workbench import eventually
 
@@ -56,7 +56,9 @@ class Host:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self.server, self.link = FakeServer(), FakeLink()
-        self.backend = MirrorBackend(CallServer(self.server, ToolCatalog(), ("/mcp", b"ada"), tasks), self.link)
+        self.backend = MirrorBackend(
+            CallServer(fake_live(tasks), self.server, ToolCatalog(), ("/mcp", b"ada")), self.link
+        )
 
     def says(self, **message: Any) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()

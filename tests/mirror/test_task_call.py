@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Ask, MirroredCall, Poll, Step
+from gateway.exchange import events as on
+from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Poll, Rounds, Step
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
-from tests.mirror.test_call_rounds import ACCEPT, ALL, answer, call, encoded, ended, required
+from tests.mirror.test_call_rounds import ACCEPT, ALL, answered, call, encoded, ended, required
 from tests.mirror.test_server_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM
 
@@ -27,18 +28,18 @@ def state(status: str, **members: Any) -> bytes:
     return encoded(result={"resultType": "complete", "taskId": "t1", "status": status, **members})
 
 
-def sent(it: MirroredCall) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(it.sent(b"1", "info"))
+def sent(it: Rounds) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(it.sent(b"1"))
     assert body["method"] == it.aim[0]
     params: dict[str, Any] = body["params"]
     return params
 
 
-def declared(it: MirroredCall) -> Any:
+def declared(it: Rounds) -> Any:
     return sent(it)["_meta"][mcp.META_CAPABILITIES]
 
 
-def task() -> MirroredCall:
+def task() -> Rounds:
     it = call()
     assert it.received(created(pollIntervalMs=500)) == Poll(0.5, is_new=True)
     return it
@@ -97,10 +98,10 @@ def test_a_task_that_its_server_cancelled_is_a_failed_tool() -> None:
 def test_the_questions_of_a_task_are_asked_and_answered_with_an_update() -> None:
     it = task()
     step = it.received(state("input_required", inputRequests={"a": FORM, "b": FORM}))
-    assert isinstance(step, Ask)
+    assert isinstance(step, on.Asked)
     assert [each.key for each in step.questions] == ["a", "b"]
-    assert it.answered("a", answer(result=ACCEPT)) is None
-    assert it.answered("b", answer(result=ACCEPT)) == Again()
+    for key in ("a", "b"):
+        assert answered(it, step, key, result=ACCEPT) is None
     assert it.aim == ("tasks/update", "t1")
     assert sent(it)["inputResponses"] == {"a": ACCEPT, "b": ACCEPT}
     assert it.received(encoded(result={"resultType": "complete"})) == Poll(0)
@@ -110,43 +111,39 @@ def test_the_questions_of_a_task_are_asked_and_answered_with_an_update() -> None
 
 def test_a_question_whose_answer_the_server_has_is_not_asked_again() -> None:
     it = task()
-    _ = it.received(state("input_required", inputRequests={"a": FORM}))
-    _ = it.answered("a", answer(result=ACCEPT))
+    _ = answered(it, it.received(state("input_required", inputRequests={"a": FORM})), "a", result=ACCEPT)
     _ = it.received(encoded(result={"resultType": "complete"}))
     assert it.received(state("input_required", inputRequests={"a": FORM})) == Poll(1)
     step = it.received(state("input_required", inputRequests={"a": FORM, "b": FORM}))
-    assert isinstance(step, Ask)
+    assert isinstance(step, on.Asked)
     assert [each.key for each in step.questions] == ["b"]
 
 
 def test_rounds_may_come_before_the_task_with_keys_of_their_own() -> None:
     it = call()
     assert it.received(refusal()) == Again()
-    assert isinstance(it.received(required("s", a=FORM)), Ask)
-    assert it.answered("a", answer(result=ACCEPT)) == Again()
+    assert answered(it, it.received(required("s", a=FORM)), "a", result=ACCEPT) is None
     assert (sent(it)["requestState"], declared(it)["extensions"]) == ("s", {mcp.TASKS: {}})
     assert isinstance(it.received(created()), Poll)
     assert sent(it).keys() == {"taskId", "_meta"}
-    assert isinstance(it.received(state("input_required", inputRequests={"a": FORM})), Ask)
+    assert isinstance(it.received(state("input_required", inputRequests={"a": FORM})), on.Asked)
 
 
 def test_a_task_goes_on_from_any_place() -> None:
     first = task()
-    _ = first.received(state("input_required", inputRequests={"a": FORM}))
-    again = MirroredCall(first.request, first.profile, "exchange", first.progress)
-    again.open.update(first.open)
+    step = first.received(state("input_required", inputRequests={"a": FORM}))
+    again = Rounds(first.request, first.profile, "exchange", first.progress)
     for it in (first, again):
-        assert it.answered("a", answer(result=ACCEPT)) == Again()
+        assert answered(it, step, "a", result=ACCEPT) is None
     assert sent(first) == sent(again)
     assert (again.aim, again.live_task) == (("tasks/update", "t1"), "t1")
 
 
 def test_an_error_of_the_task_ends_the_call_or_is_tried_again() -> None:
-    def refused(code: int, *, answering: bool = False) -> tuple[MirroredCall, Step | None]:
+    def refused(code: int, *, answering: bool = False) -> tuple[Rounds, on.Event | Step | None]:
         it = task()
         if answering:
-            _ = it.received(state("input_required", inputRequests={"a": FORM}))
-            _ = it.answered("a", answer(result=ACCEPT))
+            _ = answered(it, it.received(state("input_required", inputRequests={"a": FORM})), "a", result=ACCEPT)
         return it, it.received(encoded(error={"code": code, "message": "no"}))
 
     gone, step = refused(mcp.INVALID_PARAMS)
@@ -169,8 +166,10 @@ def test_what_the_client_cannot_answer_ends_a_task_too() -> None:
 def test_a_task_that_asks_for_ever_is_stopped() -> None:
     it = task()
     for number in range(MAX_ROUNDS - 1):
-        assert isinstance(it.received(state("input_required", inputRequests={f"k{number}": FORM})), Ask)
-        _ = it.answered(f"k{number}", answer(result=ACCEPT))
+        key = f"k{number}"
+        assert (
+            answered(it, it.received(state("input_required", inputRequests={key: FORM})), key, result=ACCEPT) is None
+        )
         _ = it.received(encoded(result={"resultType": "complete"}))
     assert ended(it.received(state("input_required", inputRequests={"last": FORM})))["result"]["isError"] is True
 

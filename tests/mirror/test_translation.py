@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET, Raw
 
+from gateway.exchange import events as on
 from gateway.mirror import translation
 from gateway.mirror.client_profile import Profile
 from gateway.protocol import jsonrpc, mcp
@@ -99,12 +100,15 @@ def test_a_tool_loses_an_output_schema_that_describes_no_object() -> None:
 def test_an_error_is_one_that_legacy_clients_know(method: str, error: Any, answer: Any) -> None:
     code, data = error
     given = jsonrpc.Error(code, "m", UNSET if data is None else raw(data))
-    assert json.loads(translation.legacy_answer(b"1", method, given))["error"] == answer
+    ended = translation.legacy_error(method, given)
+    assert isinstance(ended, on.Failed)
+    assert json.loads(jsonrpc.encode(ended.error)) == answer
 
 
 def test_a_missing_capability_is_a_tool_error() -> None:
-    answer = json.loads(translation.legacy_answer(b"1", "tools/call", jsonrpc.Error(-32021, "needs it")))
-    assert answer["result"] == {"content": [{"type": "text", "text": "needs it"}], "isError": True}
+    ended = translation.legacy_error("tools/call", jsonrpc.Error(-32021, "needs it"))
+    assert isinstance(ended, on.Resulted)
+    assert json.loads(ended.result) == {"content": [{"type": "text", "text": "needs it"}], "isError": True}
 
 
 def test_a_notification_loses_its_subscription() -> None:

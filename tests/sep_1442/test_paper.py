@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from tests.sep_1442.conftest import LOG, ROUTE, Tools, client_of
 from tests.support.fake_upstream import FakeUpstream
@@ -307,7 +308,9 @@ async def test_a_call_of_a_session_can_be_cancelled(
         assert (await stream.message())["method"] == mcp.LOG
         calls = [call for stand in stands for call in stand.gateway.downstream.stateless._shared.running.values()]
         assert await client.notify(mcp.CANCELLED, {"requestId": id_}) == 202
-        assert [call.runner.is_over for call in calls] == [True], "also at another replica, before it was accepted"
+        assert [call._exchange.state for call in calls] == [State.ENDED], (
+            "also at another replica, before it was accepted"
+        )
         with pytest.raises(EOFError):
             await stream.message()
     await eventually(tools.left.is_set, "the server's request is cut")

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from typing import Any
+from unittest.mock import Mock
 
 from gateway.mirror.server_client import Hear, ModernRequest
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError
+from gateway.runtime.tasks import Tasks
 from tests.support.fake_modern import INFO
 
 Json = dict[str, Any]
@@ -43,6 +45,13 @@ class Sent:
 
     def fails(self, error: GatewayError) -> None:
         self.over.set_exception(error)
+
+
+def fake_live(tasks: Tasks, seconds: float = 60.0) -> Any:
+    """What the mirror needs of a route that has no network; `seconds` is how long a task may take."""
+    live = Mock()
+    live.process.tasks, live.config.tasks.ttl_seconds, live.route.tasks.undeclared = tasks, seconds, "drive"
+    return live
 
 
 class FakeServer:

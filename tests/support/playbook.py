@@ -199,6 +199,12 @@ def detached(by: on.Leg, again: on.Leg, **options: Any) -> Playbook:
     return play
 
 
+def opened(by: on.Leg, *, returns: bool = True, may_ask: bool = True) -> Playbook:
+    """A client that takes nested requests waits on its stream."""
+    policy = Policy(may_ask=may_ask, returns=returns)
+    return Playbook(policy=policy) >> on.Opened(by) << do.SendCall()
+
+
 def owned(by: on.Leg, **options: Any) -> Playbook:
     """A playbook whose client holds the handle of a task."""
     return waiting(by, **options) >> on.Became() << do.Give((by,))

@@ -122,7 +122,7 @@ async def crash(stand: Stand) -> None:
     for task in gateway.tasks._running:
         task.cancel()
     for held in gateway.downstream._legacy.mirror._shared.running.values():
-        held.runner.is_over = True
+        held._link._is_released = True
     for listener in gateway._listeners:
         for connection in list(listener._service.connections):
             connection.wire.abort()

@@ -8,15 +8,15 @@ from gateway.bridge.call_context import allows_rerun
 from gateway.cluster.router import Router, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.server.response import Response
-from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import initialize
+from gateway.mirror.server_client import server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
-from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session
-from gateway.mirror.upstream import server_of
+from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQuestion, Session
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled
@@ -48,7 +48,7 @@ class CallContinuation:
                 return found[0]
             held = shared.lot.find(nested.place.exchange)
             if held is None:
-                held = self._restored(at, session, nested, is_proven=found.proven)
+                held = self._restored(at, session, nested, *nested.asking, is_proven=found.proven)
                 at.continued(Step.LOST if held is None else Step.RESUMED)
         if is_echo:
             _check_open(at, held, nested)
@@ -57,26 +57,20 @@ class CallContinuation:
         return await at.accept()
 
     def _restored(
-        self, at: MirrorArrival, session: Session, nested: NestedId, *, is_proven: bool
+        self, at: MirrorArrival, session: Session, left: NestedId | Mark, *asking: SealedQuestion, is_proven: bool
     ) -> StreamedCall | None:
-        """The call of a replica that has died, as far as a nested request's id tells; None if it cannot go on."""
-        if nested.request is None or self._is_over(at, nested.place, nested.progress):
+        """The call of a replica that has died, as far as an id tells; None if it cannot go on.
+
+        Its client has the questions `asking`; without any, the call runs from its beginning, or is a task.
+        """
+        request, place, progress = left.request, left.place, left.progress
+        if request is None or place.exchange in self._shared.ended or _is_old(at, place, progress):
             return None
-        held = self._taken_over(at, session, nested.place, nested.request, nested.progress)
-        held.reopen((Question(key, "", b"{}") for key in nested.keys), at.headers)
-        held.report.spoken.taken_over(nested.place.owner, nested.round, owner_is_dead=is_proven)
-        held.wait()
-        return held
-
-    def _taken_over(
-        self, at: MirrorArrival, session: Session, place: CallPlace, request: Request, progress: Progress
-    ) -> StreamedCall:
         level = self._homes.level(session)
-        return StreamedCall(self._shared, at, session, place.exchange, request, level, progress)
-
-    def _is_over(self, at: MirrorArrival, place: CallPlace, progress: Progress) -> bool:
-        """Whether a call of a replica that has died cannot go on."""
-        return place.exchange in self._shared.ended or _is_old(at, place, progress)
+        held = StreamedCall(self._shared, at, session, place.exchange, request, level, progress)
+        held.restore(asking)
+        held.report.spoken.taken_over(place.owner, progress.round, owner_is_dead=is_proven)
+        return held
 
     # -- clients that come back ---------------------------------------------------------------------------------
 
@@ -97,47 +91,31 @@ class CallContinuation:
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(server_of(at.live), session.profile, at.headers)
-        may_run = not is_own and await self._may_run_on(at, session, mark, is_proven=is_proven)
-        held = lot.find(mark.place.exchange)
-        step = Step.HELD
-        if held is None and not is_own:
-            held = self._continued(at, session, mark, may_run=may_run)
-            if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
-                raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
-            if held is not None:
-                held.report.spoken.taken_over(mark.place.owner, mark.progress.round, owner_is_dead=is_proven)
-                step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
+        may_go_on = not is_own and await self._may_go_on(at, session, mark, is_proven=is_proven)
+        held, step = lot.find(mark.place.exchange), Step.HELD
+        if held is None and may_go_on:
+            held = self._restored(at, session, mark, *mark.asking, is_proven=is_proven)
+            step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
+        if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
+            raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
         at.continued(Step.LOST if held is None else step)
         if held is None:
             return await _lost(at, mark)
         if not is_own:
             held.continued(mark)
-        replied, _ = await held.write(at.reply, at.incoming.request_id, mark.number if is_own else 0)
+        replied, _ = await held.write(at, mark.number if is_own else 0)
         return replied
 
-    def _continued(self, at: MirrorArrival, session: Session, mark: Mark, *, may_run: bool) -> StreamedCall | None:
-        """The call of a replica that has died; None if it is lost.
-
-        `may_run`: it may run from its beginning, or go on if it is a task.
-        """
-        request = mark.request
-        if request is None or self._is_over(at, mark.place, mark.progress) or not (mark.asking or may_run):
-            return None
-        held = self._taken_over(at, session, mark.place, request, mark.progress)
-        if mark.asking:
-            held.reopen(mark.asking, at.headers)
-        else:
-            held.runner.run(at.headers)
-        return held
-
-    async def _may_run_on(self, at: MirrorArrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
-        """Whether a call that was upstream may run from its beginning, or go on if it is a task.
+    async def _may_go_on(self, at: MirrorArrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
+        """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.
 
         A task has one driver, because the second one would cancel it when its client stays away.
         """
         request, catalog = mark.request, self._shared.catalog
-        if request is None or mark.progress.task is not None:
-            return request is not None and is_proven
+        if request is None or mark.asking:
+            return request is not None
+        if mark.progress.task is not None:
+            return is_proven
         if allows_rerun(at.live.route, request.method, request.target):
             return True
         if not catalog.knows(at.caller_key, request.target):

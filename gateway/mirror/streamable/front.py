@@ -24,9 +24,11 @@ from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect, cancelled
 from gateway.mirror.call_rounds import Request
+from gateway.mirror.call_runner import CallServer
 from gateway.mirror.client_profile import of_initialize
 from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
+from gateway.mirror.server_client import server_of
 from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
@@ -34,7 +36,6 @@ from gateway.mirror.streamable.sep_1655_item import Level
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
-from gateway.mirror.upstream import CallServer, server_of
 from gateway.parking.lot import Lot
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
@@ -144,7 +145,7 @@ class Mirror:
         if message.method == mcp.CANCELLED:
             held = self._shared.running.get((session.key, cancelled(message) or b""))
             if held is not None:
-                held.abandon()
+                held.cancel()
             else:
                 await self._router.to_all(at.incoming)
         return await at.accept()
@@ -200,8 +201,7 @@ class Mirror:
             raise ShuttingDown("call again")
         level = self._homes.level(session)
         held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request, level)
-        held.runner.run(at.headers)
-        replied, _ = await held.write(at.reply, at.incoming.request_id)
+        replied, _ = await held.write(at)
         return replied
 
     # -- GET ----------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Mirror:
         """End a session with its calls. A replica that starts later, or cannot be reached now, still takes its id."""
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
-            held.abandon()
+            held.cancel()
         self._homes.end(session)
         await self._router.to_all(at.incoming)
         return await at.reply.only(FinalMessage(b""))
@@ -245,4 +245,4 @@ class Mirror:
     def connect(self, at: Arrival) -> Connect:
         """Make backends for links that hold their own state."""
         caller = at.incoming.path, at.caller.principal
-        return partial(MirrorBackend, CallServer.of(at.live, caller, self._shared.catalog))
+        return partial(MirrorBackend, CallServer(at.live, server_of(at.live), self._shared.catalog, caller))

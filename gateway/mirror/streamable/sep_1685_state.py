@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.mirror.call_rounds import Question
+from gateway.exchange.input_requests import Question
 from gateway.mirror.streamable.tokens import NestedId, Tokens
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import InvalidState
@@ -34,9 +34,9 @@ class InvalidRequestState(InvalidState):
 
 def with_state(question: Question, state: str) -> Question:
     """The question with its state."""
-    params = jsonrpc.fields(question.params)
+    params = jsonrpc.fields(question.params or jsonrpc.EMPTY)
     meta = jsonrpc.members(params.get("_meta")) | {KEY: Raw(jsonrpc.encode(state))}
-    return replace(question, params=jsonrpc.merge(jsonrpc.with_meta(params, meta).items()))
+    return replace(question, params=Raw(jsonrpc.merge(jsonrpc.with_meta(params, meta).items())))
 
 
 def is_echo(nested: NestedId, message: jsonrpc.Message) -> bool:

@@ -17,9 +17,9 @@ from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
+from gateway.mirror.server_client import server_of
 from gateway.mirror.streamable.sep_1655_item import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
-from gateway.mirror.upstream import server_of
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute

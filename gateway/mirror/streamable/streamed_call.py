@@ -8,39 +8,44 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_exchange import Replied
-from gateway.exchange.commands import Timer
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange.commands import LINGER
+from gateway.exchange.events import Leg
+from gateway.exchange.input_requests import Question
+from gateway.exchange.machine import AWAY, Snapshot
 from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
-from gateway.mirror.call_rounds import MirroredCall, Progress, Question, Request
-from gateway.mirror.call_runner import Runner
-from gateway.mirror.server_client import ServerClient
+from gateway.mirror.call_report import CallReport
+from gateway.mirror.call_rounds import Progress, Request, Rounds
+from gateway.mirror.call_runner import CallServer
+from gateway.mirror.client_requests import answer_of
+from gateway.mirror.mirrored_call import MirroredCall
+from gateway.mirror.server_client import ServerClient, server_of
 from gateway.mirror.streamable import sep_1685_state
-from gateway.mirror.streamable.call_report import CallReport
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, Session, Tokens
+from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQuestion, Session, Tokens
 from gateway.mirror.tool_catalog import ToolCatalog
-from gateway.mirror.upstream import CallServer
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import CallLost, GatewayError
+from gateway.protocol.errors import CallLost
+from gateway.routes.live_route import LiveRoute
 from gateway.runtime.fair_shares import FairTable
-from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
 
 _PRIME_SECONDS: Final = 0.25
 """How long the status of a reply stays open for an error of the upstream, which may be a challenge to sign in."""
 _MAX_ENDED: Final = 10_000
-_LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
-"""Ends a stream without a response, because the client has another one or may open one elsewhere."""
 
 
 Call = TypeVar("Call", bound="StreamedCall")
@@ -59,12 +64,29 @@ class Shared(Generic[Call]):
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
 
 
-class StreamedCall:
-    """One call of this replica (`Hears`, `Parked`)."""
+class CallStream(Outbox, Leg):
+    """A reply on which a client waits for its call."""
 
-    keeps_alive = True
-    """Whether the stream of a client that waits for long gets comments."""
-    is_in_session = True
+    def __init__(self, id_: bytes, reply: ReplyWriter, live: LiveRoute, *, takes_notifications: bool) -> None:
+        Outbox.__init__(self, live.deadlines.silence, live.config.limits.behind_bytes)
+        Leg.__init__(self, Raw(id_))
+        self.reply = reply
+        self._takes_notifications = takes_notifications
+
+    def notify(self, message: bytes) -> None:
+        """Send a notification."""
+        if self._takes_notifications:
+            self.send(sse.encode(message))
+
+
+class StreamedCall(MirroredCall):
+    """One call of this replica (`Parked`)."""
+
+    streams = True
+    """Whether the client reads notifications and comments while it waits."""
+    is_resumable = True
+    """Whether the client may come back for a call whose stream broke."""
+    is_reported = True
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
@@ -85,129 +107,90 @@ class StreamedCall:
         self.principal = at.caller.principal
         self.session = session
         self._shared = shared
-        self._live = at.live
         self._place = at.new_place(session.key, exchange)
         self._is_continued = progress is not None
-        upstream = CallServer.of(at.live, at.caller_key, shared.catalog, server)
-        progress = progress or Progress()
-        drives = upstream.drives_tasks
-        self.call = call = MirroredCall(request, session.profile, exchange, progress, drives_tasks=drives)
-        self.runner = Runner(call, upstream, self, lambda: log_level)
+        upstream = CallServer(at.live, server or server_of(at.live), shared.catalog, at.caller_key)
+        profile, drives = session.profile, upstream.drives_tasks
+        rounds = Rounds(request, profile, exchange, progress or Progress(), log_level, drives_tasks=drives)
+        self._may_ask = request.method in mcp.ASKING
+        self._resumes = self.is_resumable and profile.resumes and self._may_ask
+        """Whether the client comes back for this call, if its stream breaks."""
+        size, is_continued = 2 * rounds.kept_bytes, self._is_continued
+        self._weight = at.live.process.calls.take(self.principal, size, is_continued=is_continued)
+        """Released when the call is over."""
+        try:
+            if self._may_ask:
+                shared.lot.park(self)
+            report = CallReport(at.live, rounds, at.incoming if self.is_reported else None)
+        except BaseException:
+            self._forget()
+            raise
+        super().__init__(rounds, upstream, report, at.headers, returns=self._resumes)
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
-        self._queue: Outbox | None = None
         self._asked: list[tuple[int, bytes]] = []
         """The events of the round's questions, with the number of the last one in each."""
-        is_continued = self._is_continued
-        self._weight = at.live.process.calls.take(self.principal, 2 * call.kept_bytes, is_continued=is_continued)
-        """Released when the call is over."""
-        try:
-            if request.method in mcp.ASKING:
-                shared.lot.park(self)
-            self.report = self._new_report(at)
-        except BaseException:
-            self._weight.release()
-            shared.lot.remove(self)
-            raise
-        self._final: FinalMessage | None = None
-        self._final_event = b""
-        self._reply: ReplyWriter | None = None
-        """The reply that the client reads, while it does."""
         shared.running[self._key] = self
-
-    def _new_report(self, at: MirrorArrival) -> CallReport:
-        report = CallReport(at.live, self.session, self.call)
-        report.trace(at.incoming)
-        return report
 
     @property
     def _key(self) -> tuple[str, bytes]:
         """What no other open call of the client has."""
-        return self.session.key, self.call.request.id
+        return self.session.key, self._rounds.request.id
 
-    @property
-    def _may_ask(self) -> bool:
-        return self.call.request.method in mcp.ASKING
+    # -- the client's side of the call ----------------------------------------------------------------------------
 
-    @property
-    def _resumes(self) -> bool:
-        """Whether the client comes back for this call, if its stream breaks."""
-        return self.session.profile.resumes and self._may_ask
-
-    # -- the client's side of the call (`Hears`) ----------------------------------------------------------------
-
-    def notify(self, message: bytes) -> None:
-        """See `Hears`."""
-        if self._queue is not None:
-            self._queue.send(sse.encode(message))
-
-    def ask(self, questions: tuple[Question, ...]) -> None:
-        """See `Hears`."""
-        if self._queue is None and not self._resumes:
-            self.abandon()  # its client has left, and nobody else could answer
-            return
-        self.report.asked(questions)
+    def _put(self, questions: tuple[Question, ...]) -> None:
+        self.report.asked()
         self._number += 1
         self._mark_now = self._mark_asking()
         events = [sse.encode(self._asking(question)) for question in questions]
         # One id, after the last question: a client that got only some of them has not reached this place.
         events[-1] = self._with_id(events[-1], self._mark_now)
         self._asked.append((self._number, b"".join(events)))
-        self._weigh()
-        if self._queue is not None:
-            self._queue.ask(self._asked[-1][1])
+        for leg in self._legs:
+            leg.ask(self._asked[-1][1])
 
-    def sending(self) -> Headers:
-        """See `Hears`."""
+    def _move(self) -> None:
+        """A round goes upstream, or the server has made a task of the call."""
         self._asked.clear()
-        self._move(self._mark)
+        self._tell_place(self._mark())
         self._mark_running = self._mark_now
+
+    # -- the exchange ---------------------------------------------------------------------------------------------
+
+    def _handled(self, _event: on.Event, _commands: list[do.Command]) -> None:
+        """See `Engine`."""
         self._weigh()
-        return self.report.sending()
-
-    def end(self, message: bytes) -> None:
-        """See `Hears`."""
-        self.report.finished()
-        self._finish(FinalMessage(message))
-
-    def fail(self, error: GatewayError) -> None:
-        """See `Hears`."""
-        self.report.failed(error)
-        self._finish_with(error)
-
-    def _finish_with(self, error: GatewayError) -> None:
-        id_, request_id = self.call.request.id, self.report.request_id
-        self._finish(FinalMessage.of_error(error, id_, request_id, in_session=self.is_in_session))
-
-    def _finish(self, final: FinalMessage) -> None:
-        self._number += 1
-        self._asked.clear()
-        self._final = final
-        place = self._placed()
-        mark = Mark(place, self._number, self.call.request.id, is_final=True)
-        self._final_event = self._with_id(sse.encode(final.body), mark)
-        if self._queue is not None:
-            self._queue.finish(final)
-        self._unregister()
-        self._live.deadlines.shared[Timer.TTL].disarm(self)
-        if self._resumes:
-            self._shared.lot.keep(self)
-            self._live.deadlines.shared[Timer.LINGER].arm(self, self.abandon)
-        else:
-            self._shared.lot.remove(self)
 
     def _weigh(self) -> None:
         """Weigh what the call keeps now; while a round is upstream, it keeps the request that went there too."""
-        kept = self.call.kept_bytes * (2 if self.runner.is_running else 1)
+        exchange = self._exchange
+        is_running = exchange.calling and not exchange.questions
+        kept = (self._rounds.kept_bytes + exchange.kept_bytes) * (2 if is_running else 1)
         self._weight.change(kept + sum([len(events) for _, events in self._asked]))
 
-    def _unregister(self) -> None:
+    def _ended(self) -> None:
         self._weight.release()
-        if self._shared.running.get(self._key) is self:
-            del self._shared.running[self._key]
+        self._asked.clear()
+        shared = self._shared
+        if shared.running.get(self._key) is self:
+            del shared.running[self._key]
         if self._is_continued:
-            self._shared.ended.keep(self.principal, self.id, None)
+            shared.ended.keep(self.principal, self.id, None)
+        if LINGER in self._armed:
+            shared.lot.keep(self)
+        else:
+            shared.lot.remove(self)
+
+    def _forget(self) -> None:
+        self._weight.release()
+        self._shared.lot.remove(self)
+
+    @property
+    def kept_bytes(self) -> int:
+        """See `Parked`."""
+        return self._exchange.kept_bytes + len(self._rounds.request.params)
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -216,25 +199,25 @@ class StreamedCall:
 
     def _mark(self) -> Mark:
         """The place of a call that runs upstream. A plain one can only begin again, but a task goes on."""
-        call = self.call
-        progress = call.progress if call.live_task is not None else Progress()
-        return Mark(self._placed(), self._number, call.request.id, request=call.request, progress=progress)
+        rounds = self._rounds
+        progress = rounds.progress if rounds.live_task is not None else Progress()
+        return Mark(self._placed(), self._number, rounds.request.id, request=rounds.request, progress=progress)
 
     def _mark_asking(self) -> Mark:
         """The place of a call whose client is asked, with all questions of the round."""
-        call, before = self.call, self._mark_now
-        is_same_round = before.progress.round == call.progress.round
-        asking = (before.asking if is_same_round else ()) or tuple(call.open.values())
-        answered = tuple(question.key for question in asking if question.key not in call.open)
-        mark = Mark(self._placed(), self._number, call.request.id, request=call.request, progress=call.progress)
-        return replace(mark, asking=asking, answered=answered)
+        progress, before, still_open = self._rounds.progress, self._mark_now, self._exchange.questions
+        is_same_round = before.progress.round == progress.round
+        asking = (before.asking if is_same_round else ()) or tuple(map(SealedQuestion.of, still_open.values()))
+        answered = tuple(question.key for question in asking if question.key not in still_open)
+        return replace(self._mark(), progress=progress, asking=asking, answered=answered)
 
-    def _move(self, mark: Callable[[], Mark]) -> None:
+    def _tell_place(self, mark: Mark) -> None:
         """Tell the client of a new place in the stream."""
         self._number += 1
-        self._mark_now = mark()
-        if self._queue is not None and self._reply is not None and self._reply.started and self._resumes:
-            self._queue.send(self._prime(self._mark_now))
+        self._mark_now = replace(mark, number=self._number)
+        for leg in self._legs:
+            if leg.reply.started and self._resumes:
+                leg.send(self._prime(self._mark_now))
 
     def _prime(self, mark: Mark) -> bytes:
         """An event that only marks a place."""
@@ -247,138 +230,96 @@ class StreamedCall:
 
     def _asking(self, question: Question) -> bytes:
         """The nested request of a question."""
-        call, tokens = self.call, self._shared.tokens
-        has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self._live.route.dialects
+        rounds, tokens = self._rounds, self._shared.tokens
+        has_state = self.session.profile.echoes_state and sep_1685_state.DIALECT in self.live.route.dialects
         nested = NestedId(
             self._placed(),
-            call.progress.round,
+            rounds.progress.round,
             question.key,
-            call.request,
-            call.progress,
-            tuple(call.open),
+            rounds.request,
+            rounds.progress,
+            tuple(self._exchange.questions),
             has_state=has_state,
         )
         if not self._resumes:  # nobody could continue the call
             nested = nested.brief
         if has_state:
             question = sep_1685_state.with_state(question, tokens.state(nested))
-        return question.asked(tokens.nested_id(nested))
+        return question.nested(tokens.nested_id(nested))
 
     # -- from the client ----------------------------------------------------------------------------------------
 
     def is_open(self, nested: NestedId) -> bool:
         """Whether a nested request waits for its response."""
-        return nested.round == self.call.progress.round and nested.key in self.call.open
+        return nested.round == self._rounds.progress.round and nested.key in self._exchange.questions
 
     def answer(self, nested: NestedId, message: jsonrpc.Message, headers: Headers) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
-        if not self.is_open(nested):
-            return
-        was_open = len(self.call.open)
-        self.report.answered(self.call.open[nested.key])
-        self.runner.answer(nested.key, message, headers)
+        if self.is_open(nested):
+            self.respond(nested.key, answer_of(message), headers)
+            if self._exchange.questions:
+                self._tell_place(self._mark_asking())
+
+    def restore(self, questions: Iterable[SealedQuestion]) -> None:
+        """Go on with the call of a dead replica: its client has these questions, or the server works on it."""
+        asked = {question.key: question.opened for question in questions}
+        self._restore(Snapshot(AWAY, 0, asked, None, 0))
         self._weigh()
-        if not self.runner.is_over and 0 < len(self.call.open) < was_open:
-            self._move(self._mark_asking)
+        if not asked:
+            self._link.start()
 
     def continued(self, mark: Mark) -> None:
         """Ask again what the client answered to a replica that has died; `mark` is its place in the stream."""
-        if mark.progress.round != self.call.progress.round or self.runner.is_over:
+        if mark.progress.round != self._rounds.progress.round or not self._exchange.calling:
             return
         self._mark_now = mark
-        lost = tuple(each for each in mark.asking if each.key in mark.answered and each.key in self.call.open)
-        self.call.open.update({each.key: each for each in mark.asking if each.key in self.call.open})
+        lost = [each for each in mark.asking if each.key in mark.answered and each.key in self._exchange.questions]
         if lost:
             self._asked.clear()
-            self.ask(lost)
+            self._feed(on.Asked(tuple([each.opened for each in lost])))
 
-    def reopen(self, questions: Iterable[Question], headers: Headers) -> None:
-        """Go on where the client has these questions, which a replica asked that has died."""
-        self.runner.headers = headers
-        self.call.open.update({question.key: question for question in questions})
-        self._weigh()
+    # -- the stream -----------------------------------------------------------------------------------------------
 
-    def wait(self) -> None:
-        """Wait for the client to come back, but not for ever."""
-        self._live.deadlines.shared[Timer.TTL].arm(self, self.abandon)
-
-    def abandon(self) -> None:
-        """Give the call up: nobody waits for it any more."""
-        self.runner.cancel()
-        self.report.abandoned()
-        self._unregister()
-        deadlines = self._live.deadlines.shared
-        deadlines[Timer.TTL].disarm(self)
-        deadlines[Timer.LINGER].disarm(self)
-        self._shared.lot.remove(self)
-        self._detach_queue()
-
-    def forget(self) -> None:
-        """See `Parked`."""
-        self._live.deadlines.shared[Timer.LINGER].disarm(self)
-
-    @property
-    def kept_bytes(self) -> int:
-        """See `Parked`."""
-        return len(self._final_event) * 2 + len(self.call.request.params)
-
-    def _detach_queue(self) -> None:
-        queue, self._queue = self._queue, None
-        if queue is not None and self._final is None:
-            queue.finish(_LET_GO)
-
-    # -- the stream ---------------------------------------------------------------------------------------------
-
-    async def write(self, reply: ReplyWriter, request_id: str, after: int | None = None) -> Replied:
+    async def write(self, at: MirrorArrival, after: int | None = None) -> Replied:
         """Write the call's messages until its response.
 
         `after` is the number of the client's last event, if the client has come back.
         """
-        self._detach_queue()
-        self._reply = reply
-        live, self.report.request_id = self._live, request_id
-        queue = self._queue = Outbox(live.deadlines.silence, live.config.limits.behind_bytes)
-        live.deadlines.shared[Timer.TTL].disarm(self)
+        self.report.request_id = at.incoming.request_id
+        leg = CallStream(self._rounds.request.id, at.reply, self.live, takes_notifications=self.streams)
         missed = [events for number, events in self._asked if number > (after or 0)]
         for events in missed:
-            queue.send(events)
-        if self._final is not None:
-            queue.finish(self._final)
+            leg.send(events)
+        self.open(leg)
         try:
-            first = self._first(queue, reply, after, has_missed=bool(missed))
-            last = await reply_stream.write(queue, reply, first, keeps_alive=self.keeps_alive)
-            return await reply_stream.finish(reply, last, self._final_event)
+            first = self._first(leg, after, has_missed=bool(missed))
+            last = await reply_stream.write(leg, leg.reply, first, keeps_alive=self.streams)
+            mark = Mark(self._placed(), self._number + 1, self._rounds.request.id, is_final=True)
+            return await reply_stream.finish(leg.reply, last, self._with_id(sse.encode(last.body), mark))
         finally:
-            if self._queue is queue:
-                self._queue = self._reply = None
-                self._left()
+            self._waits_no_more(leg)
+            self._left(leg)
 
-    def _left(self) -> None:
+    def _left(self, leg: CallStream) -> None:
         """The client's stream is gone."""
-        if self._final is not None:
-            return
-        if self._resumes or (self._may_ask and self.runner.is_running):
-            # A broken connection is no cancellation (2025-11-25 basic/transports); a tool may have effects.
-            self.wait()
-        else:
-            self.abandon()
+        self._feed(on.Left(leg))
 
-    async def _first(self, queue: Outbox, reply: ReplyWriter, after: int | None, *, has_missed: bool) -> Item:
+    async def _first(self, leg: CallStream, after: int | None, *, has_missed: bool) -> Item:
         """The first item, after a priming event if the client may have to come back for the others."""
         if after is not None:
-            await reply.start()
-            if not has_missed and self._final is None:
-                await reply.write(self._prime(self._mark_now))
+            await leg.reply.start()
+            if not has_missed and self._exchange.calling:
+                await leg.reply.write(self._prime(self._mark_now))
         if after is not None or has_missed or not self._resumes:
-            return await queue.take()
+            return await leg.take()
         item = None
         with suppress(TimeoutError):
             async with asyncio.timeout(_PRIME_SECONDS):
-                item = await queue.take()
+                item = await leg.take()
         if not isinstance(item, FinalMessage):
-            await reply.start()
-            await reply.write(self._prime(self._mark_running))
-        return item or await queue.take()
+            await leg.reply.start()
+            await leg.reply.write(self._prime(self._mark_running))
+        return item or await leg.take()
 
 
 def owner_lost(owner: str) -> CallLost:

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from gateway import world
 from gateway.config import InForce
-from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.exchange.input_requests import Question
+from gateway.mirror.call_rounds import Progress, Request
 from gateway.mirror.client_profile import Profile
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.seal.claims import Bearer, Claims
@@ -59,6 +61,24 @@ class CallPlace(msgspec.Struct, frozen=True, array_like=True):
         return False
 
 
+class SealedQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """One question of a round; `params` is JSON."""
+
+    key: str
+    method: str
+    params: bytes
+
+    @classmethod
+    def of(cls, question: Question) -> "SealedQuestion":
+        """The sealed form of a question."""
+        return cls(question.key, question.method, bytes(question.params or b""))
+
+    @property
+    def opened(self) -> Question:
+        """The question as the exchange knows it."""
+        return Question(self.key, self.method, Raw(self.params), None)
+
+
 class NestedId(msgspec.Struct, frozen=True, array_like=True):
     """The content of a nested request's id, and of its state.
 
@@ -73,6 +93,11 @@ class NestedId(msgspec.Struct, frozen=True, array_like=True):
     progress: Progress = Progress()
     keys: tuple[str, ...] = ()
     has_state: bool = False
+
+    @property
+    def asking(self) -> tuple[SealedQuestion, ...]:
+        """The questions of the round, of which only the keys are known."""
+        return tuple([SealedQuestion(key, "", b"{}") for key in self.keys])
 
     @property
     def brief(self) -> "NestedId":
@@ -94,7 +119,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     is_final: bool = False
     request: Request | None = None
     progress: Progress = Progress()
-    asking: tuple[Question, ...] = ()
+    asking: tuple[SealedQuestion, ...] = ()
     answered: tuple[str, ...] = ()
 
     @property

@@ -8,13 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
-from gateway.mirror.call_rounds import Progress, Question, Request
+from gateway.mirror.call_rounds import Progress, Request
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.streamable.tokens import (
     CallPlace,
     Mark,
     NestedId,
     NoSession,
+    SealedQuestion,
     Session,
     Tokens,
 )
@@ -140,7 +141,7 @@ def test_what_cannot_fit_is_not_even_encoded() -> None:
     # Each event of a stream has an id: to encode megabytes for each would be work for a hostile server to ask for.
     by, size = tokens(), 4_000_000
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{"a":"%b"}}' % (b"x" * size))
-    keys, asking = ("k" * 900,) * 4_000, (Question("name", "elicitation/create", request.params),)
+    keys, asking = ("k" * 900,) * 4_000, (SealedQuestion("name", "elicitation/create", request.params),)
     tracemalloc.start()
     try:
         for nested in (NestedId(PLACE, 1, "name", request), NestedId(PLACE, 1, "name", keys=keys)):
@@ -155,13 +156,13 @@ def test_what_cannot_fit_is_not_even_encoded() -> None:
 def test_an_event_id_fits_into_a_header_and_always_names_the_request() -> None:
     by = tokens()
     request = Request(b"7", "tools/call", b'{"name":"t","arguments":{}}')
-    question = Question("name", "elicitation/create", b'{"message":"%b"}' % (b"x" * 9_000))
+    question = SealedQuestion("name", "elicitation/create", b'{"message":"%b"}' % (b"x" * 9_000))
     mark = Mark(PLACE, 3, b"7", request=request, progress=Progress(1, None), asking=(question,))
     token = by.event_id(mark)
     assert len(token) <= 4_000
     found = by.mark(token, session_of(by, "s"))
     assert (found.place, found.number, found.rpc_id, found.request, found.asking) == (PLACE, 3, b"7", None, ())
-    small = replace(mark, asking=(Question("name", "elicitation/create", b"{}"),))
+    small = replace(mark, asking=(SealedQuestion("name", "elicitation/create", b"{}"),))
     assert by.mark(by.event_id(small), session_of(by, "s")) == small
 
 

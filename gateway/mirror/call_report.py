@@ -4,10 +4,10 @@ from typing import Final
 
 from gateway import world
 from gateway.bridge.call_report import Spoken
+from gateway.exchange import commands as do
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.call_rounds import TRACE_CONTEXT, MirroredCall, Question
-from gateway.mirror.streamable.tokens import Session
+from gateway.mirror.call_rounds import TRACE_CONTEXT, Rounds
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.routes.live_route import LiveRoute
@@ -20,41 +20,39 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 class CallReport:
     """Collects how one call goes."""
 
-    def __init__(self, live: LiveRoute, session: Session, call: MirroredCall, *, is_counted: bool = True) -> None:
-        """`is_counted` is False if something else reports the call."""
+    def __init__(self, live: LiveRoute, rounds: Rounds, incoming: Incoming | None) -> None:
+        """`incoming` is the request of the client; None if something else reports the call, or nothing does."""
         self._live = live
-        self._version = session.profile.version
-        self._call, self._request = call, call.request
+        self._version = rounds.profile.version
+        self._rounds, self._request = rounds, rounds.request
         self._started = world.monotonic()
         self._asked_at: float | None = None
         self._thought = 0.0
         """Seconds in which the client was asked, and nothing was upstream."""
-        self._is_over = not is_counted
+        self._is_over = incoming is None
         self._span: Span | None = None
         self._round: Span | None = None
         self.request_id = ""
         """The id of the HTTP request that waits."""
-        if is_counted:
-            live.process.metrics.mirroring(live.route.path, 1)
-
-    def trace(self, incoming: Incoming) -> None:
-        """Begin the span of the call, if calls are traced; each round is one below it."""
-        traces, request, path = self._live.process.traces, self._request, self._live.route.path
-        if traces is not None:
+        if incoming is None:
+            return
+        live.process.metrics.mirroring(live.route.path, 1)
+        traces, request, path = live.process.traces, self._request, live.route.path
+        if traces is not None:  # each round is a span below that of the call
             about = Operation(request.method, request.target, self._version, path)
             meta = jsonrpc.members(jsonrpc.members(request.params).get("_meta"))
             self._span = incoming.begin_span(traces, about, request.id, meta)
 
-    def asked(self, questions: tuple[Question, ...]) -> None:
+    def asked(self) -> None:
         """The client is asked."""
         self._asked_at = world.monotonic()
         self._end_round(_ASKED)
-        for question in questions:
-            self._count(question, NestedOutcome.ASKED)
 
-    def _count(self, question: Question, outcome: NestedOutcome) -> None:
+    def count(self, count: do.Count) -> None:
+        """Count a question."""
         if not self._is_over:
-            self._live.process.metrics.nested_request(self._live.route.path, question.method, outcome)
+            outcome = NestedOutcome(count.outcome)
+            self._live.process.metrics.nested_request(self._live.route.path, count.method, outcome)
 
     def sending(self) -> Headers:
         """A round goes upstream; returns its trace context."""
@@ -77,10 +75,6 @@ class CallReport:
         if self._round is not None:
             self._round.end(ending)
 
-    def answered(self, question: Question) -> None:
-        """The client has answered."""
-        self._count(question, NestedOutcome.ANSWERED)
-
     @property
     def spoken(self) -> Spoken:
         """The call, as the log speaks of it."""
@@ -90,17 +84,14 @@ class CallReport:
         """The call ends with an error of the gateway."""
         if not self._is_over:
             self._live.upstream.health.note(error)
-        self._finish(Ending(Outcome.ERROR, str(error.code)), error)
+        self.finished(Ending(Outcome.ERROR, str(error.code)), error)
 
-    def finished(self) -> None:
-        """The call ends with the server's response."""
-        self._finish(COMPLETE)
-
-    def abandoned(self) -> None:
+    def cancelled(self) -> None:
         """The call was given up."""
-        self._finish(Ending(Outcome.CANCELLED))
+        self.finished(Ending(Outcome.CANCELLED))
 
-    def _finish(self, ending: Ending, error: GatewayError | None = None) -> None:
+    def finished(self, ending: Ending = COMPLETE, error: GatewayError | None = None) -> None:
+        """The call is over, with the server's response unless it is said otherwise; what comes later is not told."""
         if self._is_over:
             return
         self._think_no_more()
@@ -108,7 +99,7 @@ class CallReport:
         self._end_round(ending)
         if self._span is not None:
             self._span.end(ending)
-        rounds = self._call.progress.round + 1
+        rounds = self._rounds.progress.round + 1
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
         metrics.mirroring(path, -1)
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)

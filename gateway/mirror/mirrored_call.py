@@ -1,0 +1,123 @@
+"""The exchange of a legacy client before a modern server: nested requests on one side, further calls on the other."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Final
+
+from msgspec import Raw
+
+from gateway.engine.engine import Engine
+from gateway.exchange import commands as do
+from gateway.exchange import events as on
+from gateway.exchange.commands import LINGER, Timer
+from gateway.exchange.input_requests import Question
+from gateway.exchange.machine import Exchange, Policy
+from gateway.http.outbox import FinalMessage
+from gateway.mirror.call_report import CallReport
+from gateway.mirror.call_rounds import Rounds
+from gateway.mirror.call_runner import CallServer, Runner
+from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import GatewayError
+from gateway.telemetry import Ending, Outcome
+from gateway.upstream.channel import Headers
+
+_LET_GO: Final = FinalMessage(b"", ending=Ending(Outcome.CANCELLED))
+"""Ends a stream without a response, because the client has another one or may open one elsewhere."""
+
+
+class MirroredCall(Engine):
+    """One call; a subclass knows the client's transport, whose legs take notifications and the final message."""
+
+    is_in_session = True
+
+    def __init__(
+        self, rounds: Rounds, upstream: CallServer, report: CallReport, headers: Headers, *, returns: bool = False
+    ) -> None:
+        """`headers` are the client's. `returns`: it comes back for its call if its stream breaks."""
+        policy = Policy(may_ask=rounds.request.method in mcp.ASKING, returns=returns)
+        super().__init__(upstream.live, Exchange(rounds.profile.declared, policy))
+        self._rounds = rounds
+        self.report = report
+        self._link = Runner(rounds, upstream, self, report, headers)
+
+    @property
+    def request_id(self) -> str:
+        """See `Listener`."""
+        return self.report.request_id
+
+    def hear(self, event: on.Event) -> None:
+        """Take one event of the server's side."""
+        self._feed(event)
+
+    # -- from the client's side -----------------------------------------------------------------------------------
+
+    def open(self, leg: on.Leg) -> None:
+        """A leg waits for the call: the first one, which starts it, or another one."""
+        self._legs = (leg,)
+        self._feed(on.Opened(leg))
+
+    def respond(self, key: str, answer: Raw | jsonrpc.Error, headers: Headers) -> None:
+        """Take the answer to a question; the last one of a round goes upstream with its own headers."""
+        self._link.headers = headers
+        self._feed(on.Responded(key, answer))
+
+    def want_level(self, level: str) -> None:
+        """The client wants the log messages of another level from the next round on."""
+        self._rounds.log_level = level
+
+    def cancel(self) -> None:
+        """Give the call up, because its client wants it no longer."""
+        self._feed(on.Cancelled())
+
+    # -- the exchange ---------------------------------------------------------------------------------------------
+
+    def fire(self, timer: Timer) -> None:
+        """See `Engine`; both timers limit how long the client may be away."""
+        self._feed(on.Expired())
+        if timer is LINGER:
+            self._forget()
+
+    def _drop(self, reason: str = "") -> None:  # noqa: ARG002  (a modern server gets no reason)
+        """See `Engine`."""
+        self._link.cancel()
+        self.report.cancelled()
+
+    def _fail(self, legs: Iterable[Any], error: GatewayError | jsonrpc.Error) -> None:
+        """See `Engine`."""
+        id_ = self._rounds.request.id
+        if isinstance(error, GatewayError):
+            self.report.failed(error)
+            final = FinalMessage.of_error(error, id_, self.report.request_id, in_session=self.is_in_session)
+            self._finish(legs, final)
+        else:
+            self._answer(legs, jsonrpc.failure(id_, error))
+
+    def _answer(self, legs: Iterable[Any], message: bytes, status: int = 200) -> None:
+        """End legs with the server's response."""
+        self.report.finished()
+        self._finish(legs, FinalMessage(message, status))
+
+    def _finish(self, legs: Iterable[Any], final: FinalMessage) -> None:
+        for leg in legs:
+            leg.finish(final)
+
+    @abstractmethod
+    def _put(self, questions: tuple[Question, ...]) -> None:
+        """Ask the client, as soon as it has a leg."""
+
+    def _move(self) -> None:
+        """See `Move`; a stream that breaks may be the end of the call."""
+
+    OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
+        do.CancelCall: lambda self, it: self._drop(it.reason),
+        do.Close: lambda self, it: self._finish(it.legs, _LET_GO),
+        do.Count: lambda self, it: self.report.count(it),
+        do.Fail: lambda self, it: self._fail(it.legs, it.error),
+        do.Forward: lambda _, it: it.leg.notify(it.message),
+        do.Move: lambda self, _: self._move(),
+        do.Put: lambda self, it: self._put(it.questions),
+        do.ReleaseSession: lambda self, _: self._link.release(),
+        do.Reply: lambda self, it: self._answer(it.legs, jsonrpc.result(self._rounds.request.id, it.result)),
+        do.SendAnswers: lambda self, it: self._link.deliver(it.answers, is_whole=not self._exchange.questions),
+        do.SendCall: lambda self, _: self._link.start(),
+    }
