@@ -8,12 +8,13 @@ fills the disk, forges a line or commands the operator's terminal.
 import json
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from math import inf
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
@@ -79,8 +80,8 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
     end: list[Processor] = [redact, _in_order, render]
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[_json_at_once] if render is _json else ours + end,
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        processors=ours + end,
+        wrapper_class=_json_logger(least) if render is _json else structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
@@ -93,11 +94,33 @@ def _in_order(_: object, __: str, line: EventDict) -> EventDict:
     return {"timestamp": _now(), **first, **line}  # behind redact, which would search the time for secrets
 
 
-def _json_at_once(logger: object, level: str, line: EventDict) -> str:
-    """Do all of that for one line, at half the cost: each call that asks is logged."""
+class _JsonLogger:
+    """Does all of that at once, because each call that asks is logged; structlog's own logger copies the fields."""
+
+    def __init__(self, logger: structlog.WriteLogger, processors: object, context: EventDict) -> None:  # noqa: ARG002
+        self.write, self.context = logger.msg, context
+
+
+def _json_logger(least: int) -> Any:
+    """The loggers that write nothing below this level."""
+
+    def method(name: str) -> Callable[..., None]:
+        level = _LEVELS[name]
+
+        def say(self: _JsonLogger, event: str, **line: object) -> None:
+            if name == "exception":
+                _ = line.setdefault("exc_info", True)
+            self.write(_json_at_once(level, event, {**self.context, **line} if self.context else line))
+
+        return say if logging.getLevelNamesMapping()[level.upper()] >= least else lambda *_, **__: None
+
+    return type("JsonLogger", (_JsonLogger,), {name: method(name) for name in _LEVELS})
+
+
+def _json_at_once(level: str, event: str, line: EventDict) -> str:
     if "exc_info" in line:
-        line = structlog.processors.format_exc_info(logger, level, line)
-    first = _repeated("level", _LEVELS[level]), _repeated("event", line.pop("event", ""))
+        line = structlog.processors.format_exc_info(None, level, line)
+    first = _repeated("level", level), _repeated("event", event)
     written = [
         _repeated(key, value)
         if key in REPEATED and isinstance(value, str)

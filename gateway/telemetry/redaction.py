@@ -51,11 +51,6 @@ def mask(text: str) -> str:
     return _URL_QUERY.sub(rf"\1{MASK}", masked) if "?" in masked else masked
 
 
-def _is_word(text: str) -> bool:
-    """Whether a short text is a single word and no JWT: the other patterns need more than that."""
-    return _WORD.fullmatch(text) is not None and "eyj" not in text.lower()
-
-
 def _masked(match: re.Match[str]) -> str:
     candidate = match["base64"]
     # Tracebacks are full of long paths. Path segments are short or of one case; those of a random key are not.
@@ -117,8 +112,8 @@ def plain(key: str, value: object) -> Any:
 def _plain_text(key: str, value: object) -> Any:
     """Return a JSON value without secrets; bytes are a body, so only their length is logged."""
     if isinstance(value, str):
-        if len(value) < _LONGEST_WORD and _is_word(value):
-            return value
+        if len(value) < _LONGEST_WORD and _WORD.fullmatch(value) is not None:
+            return value  # no pattern of a secret matches a short word: a JWT, for one, has a dot
         return _text(value, keeps_lines=key in _SEVERAL_LINES)
     match value:
         case bytes() | bytearray() | memoryview():
