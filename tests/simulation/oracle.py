@@ -682,6 +682,8 @@ def _is_explained(outcome: Outcome, record: Record) -> bool:
         return True
     if reason == "session_lost" and _left_its_result_unread_before_a_drain(outcome, record):
         return True
+    if reason == "session_lost" and _had_its_session_after_a_call_that_came_again(outcome, record):
+        return True
     causes = _CAUSES.get(reason, frozenset())
     # A replica that has ended does not say whether it sent a call again after visits to URLs.
     said = "" if record.final is None else str((record.final.error or {}).get("message"))
@@ -831,6 +833,24 @@ def _left_its_result_unread_before_a_drain(outcome: Outcome, record: Record) -> 
         names &= {line.process for line in drains if given <= line.at <= given + _LINGERS_SECONDS}
         deaths = [when for when, name in outcome.deaths if name in names and when >= given]
         if any(when <= left + _CONNECTS_SECONDS for when in deaths for left in record.unread):
+            return True
+    return False
+
+
+def _had_its_session_after_a_call_that_came_again(outcome: Outcome, record: Record) -> bool:
+    """Whether its session ended with a call that had been there before, and whose client had not read its result.
+
+    That one came again after the end of their process, as both of them did. Its state leads to the session, and does
+    not say that another call has it since.
+    """
+    for run in outcome.ledger.of(record.call.tag):
+        gone = outcome.ledger.ended.get(run.session, math.inf)
+        before = [each for each in outcome.ledger.runs if each.session == run.session and each.result is not None]
+        tags = {each.tag for each in before if (each.ended or math.inf) <= run.began}
+        if not any(run.began <= when <= gone for when, _ in outcome.deaths):
+            continue
+        finals = [each.final for each in outcome.records if each.call.tag in tags]
+        if any(each is not None and run.began <= each.sent <= gone <= each.at + _CANCELS_SECONDS for each in finals):
             return True
     return False
 

@@ -9,6 +9,7 @@ from tests.simulation import test_stories_ownership as ownership
 from tests.simulation.history import History, Outcome
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
+from tests.simulation.test_stories import story
 
 
 def call(tag: str, at: float, tool: str, **script: Any) -> Call:
@@ -100,3 +101,13 @@ def test_only_a_slow_network_excuses_that_a_question_is_taken_for_one_of_the_nex
         setattr(run, field, before)
     second.call = replace(second.call, caller="bob")
     assert strange in oracle.complaints(outcome)
+
+
+def test_only_a_call_that_came_again_after_the_end_of_its_process_takes_the_session_of_a_later_one_along() -> None:
+    outcome = story("a_session_ends_with_a_call_that_had_it_before_and_came_again")
+    deaths, (former, *_) = outcome.deaths, outcome.records
+    assert oracle.complaints(outcome) == []
+    assert former.final is not None
+    for outcome.deaths, sent in (([], former.final.sent), (deaths, former.began)):
+        former.final.sent = sent
+        assert any("session_lost" in each for each in oracle.complaints(outcome))
