@@ -16,7 +16,7 @@ from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refu
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.mirror.conftest import Begin
-from tests.support.fake_modern import FakeModern
+from tests.support.fake_modern import FORM, FakeModern
 from tests.support.fake_server import FakeServer, Sent, fake_live
 from tests.support.legacy_client import SseClient
 from tests.support.workbench import eventually
@@ -118,6 +118,25 @@ async def test_a_cancelled_call_takes_no_place_in_a_session_over_http_sse(begin:
     assert (await client.post({"method": mcp.CANCELLED, "params": {"requestId": call["id"]}}))[0] == 202
     assert stand.gateway.downstream.front.sessions.open_requests == 0
     client.stream.close()
+
+
+async def test_the_next_round_brings_all_answers_and_the_newest_log_level(host: Host) -> None:
+    host.says(id=1, method="logging/setLevel", params={"level": "error"})
+    sent = await host.call()
+    asked = {"a": FORM, "b": FORM}
+    sent.says(result={"resultType": "input_required", "inputRequests": asked, "requestState": "s"})
+    await eventually(lambda: len(host.link.sent) == 3)
+    first, second = (message["id"] for message, _ in host.link.sent[1:])
+    host.says(id=first, result=ACCEPT)
+    host.says(id=2, method="logging/setLevel", params={"level": "debug"})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(host.server.of("tools/call")) == 1, "a question is open"
+    host.says(id=second, result=ACCEPT)
+    await eventually(lambda: len(host.server.of("tools/call")) == 2)
+    params = host.server.of("tools/call")[1].params
+    assert params["inputResponses"] == {"a": ACCEPT, "b": ACCEPT}
+    assert params["_meta"][mcp.META_LOG_LEVEL] == "debug"
 
 
 async def test_requests_that_are_no_calls(host: Host) -> None:
