@@ -140,8 +140,8 @@ class Driver(Engine):
         self._report.began_before(seconds)
         self._wait(leg)
         self._feed(on.Called(leg))
-        if seconds > TICK_SECONDS and self._timers.deadline(LEG) is not None:
-            self._timers.arm(LEG, self, max(0.0, self.live.config.legs.limit_seconds - seconds))
+        if seconds > TICK_SECONDS and self._deadline(LEG) is not None:
+            self._arm(LEG, max(0.0, self.live.config.legs.limit_seconds - seconds))
 
     def take_over(
         self, envelope: Envelope, leg: ResponseQueue, *, is_proven: bool, cold: ColdCall | None = None
@@ -164,7 +164,7 @@ class Driver(Engine):
         except BaseException:
             self._upstream_call.abandon()
             self._moved(self._exchange.state, IDLE)
-            self._timers.disarm_all()  # last: `_moved` goes by the state of the exchange, which has timers
+            self._disarm_all()  # last: `_moved` goes by the state of the exchange, which has timers
             self._lot.remove(self)
             self._weight.release()
             raise
@@ -280,7 +280,7 @@ class Driver(Engine):
             self._feed(on.Broke(OwnerStalled(envelope.owner, "has gone on with it"), runs_on=not is_same))
         else:
             self._feed(on.LetGo(cancel=not is_same))
-        self._timers.disarm(LINGER)
+        self._disarm(LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
 
@@ -348,12 +348,12 @@ class Driver(Engine):
 
     def _cool(self) -> None:
         """Let go of a parked call that its state alone continues; any other one is looked at again later."""
-        call, due = self._upstream_call, self._timers.deadline(TTL)
+        call, due = self._upstream_call, self._deadline(TTL)
         upstream = call.whereabouts() if call.can_be_left else None
         is_taken_over = self._is_of_another_replica and self._is_first_run
         record = cooled(self.id, self._context, upstream, due or 0.0, is_taken_over=is_taken_over)
         if record is None or not self._lot.cold.has_room(record):
-            self._timers.arm(COLD, self)
+            self._arm(COLD)
             return
         self._report.cooled()
         call.let_go()
@@ -363,7 +363,7 @@ class Driver(Engine):
     def _give_back(self, error: GatewayError) -> None:
         """Forget a call that cannot be picked up now; its client comes again. A silent owner may hold it."""
         self.hear(on.Broke(error))
-        self._timers.disarm(LINGER)
+        self._disarm(LINGER)
         self._feed(on.Expired())
         self._lot.remove(self)
         if self._takeover is not None and self._takeover.cold is not None:
@@ -446,7 +446,7 @@ class Driver(Engine):
     def _arm_again(self, arm: do.Arm) -> None:
         """Start a timer anew; `_moved` will start it if the state is new."""
         if arm.timer in self._armed:
-            self._timers.arm(arm.timer, self)
+            self._arm(arm.timer)
 
     def _ended(self) -> None:
         """See `Engine`."""

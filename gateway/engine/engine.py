@@ -1,31 +1,38 @@
 """Runs one exchange: feeds it events, then carries out its commands in their order."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from gateway.engine.timers import Timers
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
-from gateway.exchange.commands import LINGER, Timer
+from gateway.exchange.commands import GRACE, LEG, LINGER, Timer
 from gateway.exchange.machine import ENDED, IDLE, Exchange, Snapshot, State
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError, LocalProtocolError, bug
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.coarse_timer import STALLED_SECONDS
 
 _REFUSALS: Final = (GatewayError, LocalProtocolError)
 """What an exchange raises that refuses an event, and then it has changed nothing."""
+_LOOK_SECONDS: Final = 1.0
+"""How often GRACE looks whether the event loop stood still."""
+_BACK_SECONDS: Final = 2.0
+"""How long a client then has at least to come back: another replica may have told it to call again in a second."""
 
 
 class Engine(ABC):
     """One exchange with its timers; only this file feeds the exchange.
 
-    A subclass has the client's side of the call, and the server's.
+    Each timer runs at most once at a time. GRACE looks whether the event loop stood still, so it gets an event loop
+    timer of its own. The others are shared with all exchanges of the route, which know whether they run. A subclass
+    has the client's side of the call, and the server's.
     """
 
-    __slots__ = ("_armed", "_exchange", "_later", "_legs", "_timers", "live")
+    __slots__ = ("_armed", "_exchange", "_handles", "_later", "_legs", "live")
 
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]]
     """What carries each command out: every command has its own class."""
@@ -34,7 +41,8 @@ class Engine(ABC):
         self.live = live
         """The route as it was when the exchange began; a reload does not change it."""
         self._exchange = exchange
-        self._timers = Timers(live)
+        self._handles: dict[Timer, asyncio.TimerHandle] | None = None
+        """The timers of the event loop; even an empty dict would take memory of its own while a call is held."""
         self._armed: tuple[Timer, ...] = ()
         """The timers of the state that was settled last."""
         self._legs: tuple[Any, ...] = ()
@@ -48,7 +56,7 @@ class Engine(ABC):
 
     def forget(self) -> None:
         """Drop the kept result."""
-        self._timers.disarm(LINGER)
+        self._disarm(LINGER)
 
     def _restore(self, past: Snapshot) -> None:
         """Continue where another process stopped."""
@@ -94,7 +102,7 @@ class Engine(ABC):
         steps: list[Callable[[], None]] = [
             partial(self._fail, self._legs, error),
             partial(self._drop, error.message),
-            self._timers.disarm_all,
+            self._disarm_all,
             partial(self._moved, settled, ENDED),
             self._forget,
         ]
@@ -107,12 +115,76 @@ class Engine(ABC):
         armed, self._armed = self._armed, self._exchange.timers
         for timer in armed:
             if timer not in self._armed:
-                self._timers.disarm(timer)
+                self._disarm(timer)
         for timer in self._armed:
             if timer not in armed:
-                self._timers.arm(timer, self)
+                self._arm(timer)
         if after is ENDED:
             self._ended()
+
+    # -- timers ---------------------------------------------------------------------------------------------------
+
+    def _arm(self, timer: Timer, seconds: float | None = None) -> None:
+        """Start a timer, or start it anew; `seconds` if it is shorter than usual."""
+        if timer is LEG and not self.live.config.legs.rounds:
+            return
+        if self._handles is not None:
+            self._cancel_handle(timer)
+        shared = self.live.deadlines.shared.get(timer)
+        if shared is not None:
+            if seconds is None:
+                shared.arm(self, _fire, self, timer)
+                return
+            shared.disarm(self)
+        elif timer is GRACE:
+            seconds = self.live.config.hold.grace_seconds
+        if seconds is not None:  # else the configuration has this timer off
+            self._start(timer, asyncio.get_running_loop().time() + seconds)
+
+    def _start(self, timer: Timer, until: float) -> None:
+        """Start a timer of the event loop."""
+        loop = asyncio.get_running_loop()
+        due = min(until, loop.time() + _LOOK_SECONDS) if timer is GRACE else until
+        ring = partial(self._ring, timer, due, until)
+        handle = loop.call_at(due, self.live.process.tasks.guard(ring, "timer " + timer))
+        if self._handles is None:
+            self._handles = {timer: handle}
+        else:
+            self._handles[timer] = handle
+
+    def _deadline(self, timer: Timer) -> float | None:
+        """Return the monotonic time at which a shared timer rings; None if it does not run."""
+        shared = self.live.deadlines.shared.get(timer)
+        return None if shared is None else shared.deadline(self)
+
+    def _disarm(self, timer: Timer) -> None:
+        """Stop a timer; nothing happens if it does not run."""
+        if self._handles is not None:
+            self._cancel_handle(timer)
+        if (shared := self.live.deadlines.shared.get(timer)) is not None:
+            shared.disarm(self)
+
+    def _disarm_all(self) -> None:
+        """Stop every timer."""
+        for timer in Timer:
+            self._disarm(timer)
+
+    def _cancel_handle(self, timer: Timer) -> None:
+        handles = self._handles or {}
+        if (handle := handles.pop(timer, None)) is not None:
+            handle.cancel()
+            self._handles = handles or None
+
+    def _ring(self, timer: Timer, due: float, until: float) -> None:
+        self._cancel_handle(timer)
+        now = asyncio.get_running_loop().time()
+        if timer is GRACE and now - due > STALLED_SECONDS:
+            # The process stood still. Its client may have come back in time, and waits to be read or was sent away.
+            until = max(until, now + _BACK_SECONDS)
+        if until > due:
+            self._start(timer, until)
+        else:
+            self.fire(timer)
 
     # -- what a subclass does -------------------------------------------------------------------------------------
 
@@ -134,3 +206,8 @@ class Engine(ABC):
 
     def _waits_no_more(self, leg: on.Leg) -> None:
         self._legs = tuple([each for each in self._legs if each is not leg])
+
+
+def _fire(engine: Engine, timer: Timer) -> None:
+    """No bound method, which would take memory of its own while a call is held."""
+    engine.fire(timer)

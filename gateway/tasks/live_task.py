@@ -211,7 +211,7 @@ class LiveTask(Driver):
             self._lot.remove(self)
         super()._moved(before, after)
         if after is OWNED:
-            self._timers.arm(TTL, self, max(self._handle.expires - world.wall(), 0))
+            self._arm(TTL, max(self._handle.expires - world.wall(), 0))
 
     def _ended(self) -> None:
         super()._ended()

@@ -69,7 +69,7 @@ async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_an
     await upstream.saw("answer")
     await eventually(lambda: stand.gateway.downstream.in_flight == 5)
     (driver,) = stand.gateway.downstream.running
-    assert driver._timers.deadline(Timer.COLD) is None, "a call whose client waits does not go cold"
+    assert driver._deadline(Timer.COLD) is None, "a call whose client waits does not go cold"
     store.hold.set()
     for retry in retries:
         assert json.loads((await retry).text) == [ACCEPT]
@@ -206,9 +206,9 @@ async def test_a_call_without_an_answer_that_came_back_from_the_cold_is_cancelle
 async def looked_at(stand: Stand) -> None:
     """Wait until it was decided again whether the one held call may go cold."""
     (driver,) = stand.gateway.lot.waiting()
-    first = driver._timers.deadline(Timer.COLD)
+    first = driver._deadline(Timer.COLD)
     assert first is not None
-    await eventually(lambda: driver._timers.deadline(Timer.COLD) not in (first, None), "its time began anew")
+    await eventually(lambda: driver._deadline(Timer.COLD) not in (first, None), "its time began anew")
 
 
 STAYS: dict[str, dict[str, Any]] = {
@@ -283,7 +283,7 @@ async def test_no_call_goes_cold_unless_the_configuration_says_so(
     stand = await begin()
     asked = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
-    assert driver._timers.deadline(Timer.COLD) is None
+    assert driver._deadline(Timer.COLD) is None
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
 
 

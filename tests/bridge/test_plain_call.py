@@ -218,6 +218,6 @@ async def test_the_limit_of_its_leg_counts_from_the_beginning_of_the_call(
     call = later(client.call())
     await eventually(lambda: bool(stand.gateway.downstream._legs._running), "the time of the keep-alive has come")
     (driver,) = stand.gateway.downstream.running
-    assert list(driver._timers._handles) == [Timer.LEG], "a timer of its own, for the rest of the limit"
+    assert list(driver._handles) == [Timer.LEG], "a timer of its own, for the rest of the limit"
     waiting.go.set()
     assert (await call).text == "done"

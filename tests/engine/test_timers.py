@@ -58,7 +58,7 @@ async def test_each_question_starts_the_quiet_window_anew(upstream: FakeUpstream
             lambda count=count: [len(each._exchange.questions) for each in stand.gateway.downstream.running] == [count]
         )  # type: ignore[misc]
         (driver,) = stand.gateway.downstream.running
-        ends.append(driver._timers.deadline(Timer.QUIET) or 0.0)
+        ends.append(driver._deadline(Timer.QUIET) or 0.0)
         more.set()
     assert 0 < ends[0] < ends[1]
     await leave(waiting)
@@ -214,10 +214,10 @@ async def test_a_held_call_expires_no_more_once_it_is_answered(
     gate = Gate(upstream)
     asked = await client.call()
     (driver,) = stand.gateway.lot.waiting()
-    assert [timer for timer in Timer if driver._timers.deadline(timer) is not None] == [Timer.TTL]
+    assert [timer for timer in Timer if driver._deadline(timer) is not None] == [Timer.TTL]
     retry = later(client.answer(asked))
     await gate.answered.wait()
-    assert [timer for timer in Timer if driver._timers.deadline(timer) is not None] == [Timer.LEG]
+    assert [timer for timer in Timer if driver._deadline(timer) is not None] == [Timer.LEG]
     gate.go.set()
     assert (await retry).text == "done"
-    assert [timer for timer in Timer if driver._timers.deadline(timer) is not None] == [Timer.LINGER]
+    assert [timer for timer in Timer if driver._deadline(timer) is not None] == [Timer.LINGER]

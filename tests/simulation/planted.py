@@ -85,7 +85,7 @@ FAULTS: Final = (
     Planted(
         "exchange: the timers of a state go on in the next one",
         "engine/engine.py",
-        "                self._timers.disarm(timer)\n",
+        "                self._disarm(timer)\n",
         "                pass\n",
     ),
     Planted(
@@ -303,7 +303,7 @@ FAULTS: Final = (
     ),
     Planted(
         "timers: grace ends though the process was stopped",
-        "engine/timers.py",
+        "engine/engine.py",
         "if timer is GRACE and now - due > STALLED_SECONDS:",
         "if False:",
     ),
@@ -461,8 +461,8 @@ FAULTS: Final = (
     Planted(
         "tasks: a task is kept after its time",
         "tasks/live_task.py",
-        "            self._timers.arm(TTL, self, max(self._handle.expires - world.wall(), 0))\n",
-        "            self._timers.disarm(TTL)\n",
+        "            self._arm(TTL, max(self._handle.expires - world.wall(), 0))\n",
+        "            self._disarm(TTL)\n",
         needs="tasks",
     ),
     Planted(
