@@ -39,7 +39,6 @@ class PlainCall:
         "_new_queue",
         "_session",
         "_size",
-        "_started",
         "driver",
         "final",
         "queue",
@@ -58,7 +57,6 @@ class PlainCall:
         self._asked, self._lot, self._new_queue = asked, lot, new_queue
         self._call: Call
         self._session: Session
-        self._started = 0.0
         self._size = 0
         """What it weighs, as `ClientCall.weigh` says."""
         self.waiter: asyncio.Future[None]
@@ -90,7 +88,7 @@ class PlainCall:
                     calls.add(principal, -self._size)
         if not is_begun:
             return False
-        self._session, self._started = session, call.sent
+        self._session = session
         self.waiter = asyncio.Future()
         live.deadlines.plain.arm(self, unusual)
         return True
@@ -124,7 +122,7 @@ class PlainCall:
                 self.final = body, ending
                 live.process.calls.add(asked.key.principal, -self._size)
                 live.deadlines.plain.disarm(self)
-                seconds = world.monotonic() - self._started
+                seconds = world.monotonic() - self._call.sent
                 live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
                 if not self.waiter.done():
                     self.waiter.set_result(None)
@@ -139,7 +137,7 @@ class PlainCall:
         if self.driver is None:
             live = self._asked.live
             live.deadlines.plain.disarm(self)
-            seconds = world.monotonic() - self._started
+            seconds = world.monotonic() - self._call.sent
             queue = self.queue = self._new_queue()
             queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call

@@ -79,9 +79,10 @@ def configure_logging(level: str, format: str, stream: TextIO | None = None) -> 
     render = _renderer(format, stream)
     end: list[Processor] = [redact, _in_order, render]
     least = logging.getLevelNamesMapping()[level.upper()]
+    logger: Any = type("JsonLogger", (_JsonLogger,), {name: _method(name, least) for name in _LEVELS})
     structlog.configure(
         processors=ours + end,
-        wrapper_class=_json_logger(least) if render is _json else structlog.make_filtering_bound_logger(least),
+        wrapper_class=logger if render is _json else structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
@@ -97,24 +98,19 @@ def _in_order(_: object, __: str, line: EventDict) -> EventDict:
 class _JsonLogger:
     """Does all of that at once, because each call that asks is logged; structlog's own logger copies the fields."""
 
-    def __init__(self, logger: structlog.WriteLogger, processors: object, context: EventDict) -> None:  # noqa: ARG002
-        self.write, self.context = logger.msg, context
+    def __init__(self, logger: structlog.WriteLogger, **_: object) -> None:
+        self.write = logger.msg
 
 
-def _json_logger(least: int) -> Any:
-    """The loggers that write nothing below this level."""
+def _method(name: str, least: int) -> Callable[..., None]:
+    level = _LEVELS[name]
 
-    def method(name: str) -> Callable[..., None]:
-        level = _LEVELS[name]
+    def say(self: _JsonLogger, event: str, **line: object) -> None:
+        if name == "exception":
+            _ = line.setdefault("exc_info", True)
+        self.write(_json_at_once(level, event, line))
 
-        def say(self: _JsonLogger, event: str, **line: object) -> None:
-            if name == "exception":
-                _ = line.setdefault("exc_info", True)
-            self.write(_json_at_once(level, event, {**self.context, **line} if self.context else line))
-
-        return say if logging.getLevelNamesMapping()[level.upper()] >= least else lambda *_, **__: None
-
-    return type("JsonLogger", (_JsonLogger,), {name: method(name) for name in _LEVELS})
+    return say if logging.getLevelNamesMapping()[level.upper()] >= least else lambda *_, **__: None
 
 
 def _json_at_once(level: str, event: str, line: EventDict) -> str:
@@ -182,7 +178,7 @@ def _route_stdlib(least: int, stream: TextIO, first: list[Processor], end: list[
     logging.captureWarnings(capture=True)
 
 
-def get_logger(**bound: object) -> Logger:
-    """Return a logger; each of its lines has the `bound` fields."""
-    logger: Logger = structlog.get_logger(**bound)
+def get_logger() -> Logger:
+    """Return a logger."""
+    logger: Logger = structlog.get_logger()
     return logger

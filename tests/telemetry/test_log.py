@@ -39,10 +39,10 @@ def fail(exc: Exception) -> NoReturn:
     raise exc
 
 
-def test_a_line_is_json_with_event_level_utc_time_and_bound_fields() -> None:
+def test_a_line_is_json_with_event_level_utc_time_and_fields() -> None:
     stream = io.StringIO()
     configure_logging("info", "json", stream)
-    get_logger(route="/mcp").info(Event.EXCHANGE_FINISHED, rounds=2, seconds=0.5, ok=True, none=None)
+    get_logger().info(Event.EXCHANGE_FINISHED, route="/mcp", rounds=2, seconds=0.5, ok=True, none=None)
     (line,) = lines(stream)
     stamp = datetime.fromisoformat(str(line.pop("timestamp")))
     assert stamp.utcoffset() == timedelta(0)
@@ -60,7 +60,7 @@ def test_a_line_is_json_with_event_level_utc_time_and_bound_fields() -> None:
 def test_a_line_begins_with_its_time_its_level_and_its_event() -> None:
     stream = io.StringIO()
     configure_logging("info", "json", stream)
-    get_logger(route="/mcp").info(Event.EXCHANGE_FINISHED, rounds=2)
+    get_logger().info(Event.EXCHANGE_FINISHED, route="/mcp", rounds=2)
     logging.getLogger("library").warning("hello")
     assert [list(line)[:3] for line in lines(stream)] == [["timestamp", "level", "event"]] * 2
 
