@@ -8,6 +8,7 @@ Rule: a process that passes a request on to another one of its host keeps its ti
 recorded request is refused whichever process it is sent to.
 """
 
+import math
 from collections import OrderedDict
 from typing import Final, Literal
 
@@ -132,6 +133,8 @@ class PeerSealer:
     def __init__(self, keys: InForce[Keys]) -> None:
         self._keyring = ring(keys, PURPOSE)
         self._seen: OrderedDict[bytes, float] = OrderedDict()
+        self._newest_expired = -math.inf
+        """When the newest request was issued that came too late: a clock that is set back makes none valid again."""
 
     @property
     def keyring(self) -> Keyring:
@@ -145,10 +148,13 @@ class PeerSealer:
     def open(self, sealed: bytes, now: float) -> PeerRequest:
         """The request, if it is authentic, in time and new; raises InvalidState.
 
-        One from the future is new only once too: its sender has done the work elsewhere when its time has come.
+        One from the future is new only once too: its sender has done the work elsewhere when its time has come. So one
+        that seemed to have expired, because the clock was ahead, stays so.
         """
         request = decode_content(_decode_request, self._keyring.value.open_bytes(sealed, b"request"))
         if request.issued < now - SKEW_SECONDS:
+            self._newest_expired = max(self._newest_expired, request.issued)
+        if request.issued <= self._newest_expired:
             raise InvalidState("expired")
         self._remember(request.once, now, max(now, request.issued))
         if request.issued > now + SKEW_SECONDS:
