@@ -3,6 +3,7 @@
 import math
 from typing import Final, Protocol
 
+from tests.simulation.faults import SLOW_SECONDS
 from tests.simulation.history import WARM_SECONDS, Outcome
 from tests.simulation.plan import Fault
 from tests.simulation.world import START
@@ -16,6 +17,8 @@ _EVERYWHERE: Final = frozenset({"server", "child", *CUTS, "slow", "split", "dns"
 """Faults that are not those of one replica."""
 _AFTER_SECONDS: Final = {"split": math.inf, "drift": math.inf}
 """How long a fault is felt after its end, if that is not half a second."""
+ARRIVES_SECONDS: Final = SLOW_SECONDS + 0.1
+"""How long a message is on its way at most while everything is slow."""
 
 
 class Life(Protocol):
@@ -46,11 +49,19 @@ def begins(fault: Fault) -> float:
 def ends(outcome: Outcome, fault: Fault) -> float:
     """When nobody feels a fault any more."""
     after = _AFTER_SECONDS.get(fault.kind, 0.5)
+    if fault.kind == "child" and is_slow(outcome, begins(fault)):
+        after = ARRIVES_SECONDS  # its gateway hears of it from its pipes
     if fault.kind not in DRAINS:
         return begins(fault) + fault.seconds + after
     hold = outcome.plan.config["hold"]
     drain = hold["drain_delay_seconds"] + hold["drain_seconds"] + 7.0
     return max(begins(fault) + fault.seconds + drain, _starts_again(outcome, fault)) + after
+
+
+def is_slow(outcome: Outcome, when: float) -> bool:
+    """Whether everything was slow at a time."""
+    slow = [each for each in outcome.faults if each.kind == "slow"]
+    return any(begins(each) <= when <= begins(each) + each.seconds for each in slow)
 
 
 def _starts_again(outcome: Outcome, fault: Fault) -> float:

@@ -17,9 +17,8 @@ from gateway.protocol.errors import InvalidState
 from gateway.seal.keyring import Keyring
 from gateway.seal.request_state import Envelope
 from tests.simulation import listening_oracle, task_oracle
-from tests.simulation.causes import CUTS, DEATHS, SILENCES, WHOLE_DRAINS, begins, ends, met
+from tests.simulation.causes import ARRIVES_SECONDS, CUTS, DEATHS, SILENCES, WHOLE_DRAINS, begins, ends, is_slow, met
 from tests.simulation.client import PATIENCE_SECONDS, Record, Told
-from tests.simulation.faults import SLOW_SECONDS
 from tests.simulation.history import KEY, Line, Outcome
 from tests.simulation.plan import Fault
 from tests.simulation.server import Run
@@ -50,8 +49,6 @@ _CONNECTS_SECONDS: Final = 1.5
 """How long a client that has given a connection up may take to come elsewhere."""
 _CANCELS_SECONDS: Final = 1.0
 """How long a cancellation takes at most if nothing goes wrong."""
-_ARRIVES_SECONDS: Final = SLOW_SECONDS + 0.1
-"""How long a message is on its way at most while everything is slow."""
 _FIRST_PAUSE_SECONDS: Final = 0.5
 """How long no child is started after one was of no use. Each pause is twice as long as the one before."""
 _NOTHING_RAN: Final = ("upstream_unreachable", "busy", "stopping")
@@ -138,8 +135,8 @@ def _may_take_over(outcome: Outcome, line: Line) -> bool:
     blind = others & (failing | parted)
     # Who fails may hear only from another one that does not reach the owner either. Who takes over tries for itself.
     is_misled = bool(others & failing) and len(blind) > 1 and int(line.process.removeprefix("gw-")) in blind
-    is_slow = any(each.kind == "slow" for each in faults)
-    return number in failing or is_slow or others <= blind or is_misled
+    was_slow = any(each.kind == "slow" for each in faults)
+    return number in failing or was_slow or others <= blind or is_misled
 
 
 def _has_lost_its_taker(outcome: Outcome, line: Line) -> bool:
@@ -224,7 +221,7 @@ def _came_after_its_call(outcome: Outcome, name: str, runs: list[Run]) -> bool:
     return any(
         (each.session, callers.get(each.tag)) == (run.session, callers[run.tag])
         and (each.ended or math.inf) <= run.began
-        and _may_arrive(outcome, each.asked_aside or 0.0, run.began - _ARRIVES_SECONDS)  # it came late, too
+        and _may_arrive(outcome, each.asked_aside or 0.0, run.began - ARRIVES_SECONDS)  # it came late, too
         for run in runs
         for each in asked
     )
@@ -903,9 +900,7 @@ def _was_overtaken(outcome: Outcome, record: Record, state: str | None) -> bool:
 
 def _may_arrive(outcome: Outcome, sent: float, when: float) -> bool:
     """Whether what was sent while everything was slow may still have been on its way at a later time."""
-    slow = [each for each in outcome.faults if each.kind == "slow"]
-    is_slow = any(begins(each) <= sent <= begins(each) + each.seconds for each in slow)
-    return is_slow and when <= sent + _ARRIVES_SECONDS
+    return is_slow(outcome, sent) and when <= sent + ARRIVES_SECONDS
 
 
 def _hangs_for_too_long(outcome: Outcome, record: Record) -> bool:

@@ -116,6 +116,14 @@ def test_only_as_many_kills_just_before_a_call_excuse_that_no_child_is_started_f
     assert any("3 times in a row" in each for each in complaints(outcome))
 
 
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_the_end_of_a_child_is_heard_late_only_while_everything_is_slow(is_slow: bool) -> None:  # noqa: FBT001
+    outcome = story("a_child_is_killed_while_everything_is_slow")
+    if not is_slow:
+        outcome.faults = [each for each in outcome.faults if each.kind != "slow"]
+    assert any("ended without a cause" in each for each in complaints(outcome)) is not is_slow
+
+
 @pytest.mark.parametrize("change", [{"target": 2}, {"seconds": 1.0}, {"kind": "stall"}])
 def test_only_a_clock_that_differs_excuses_that_an_owner_did_not_hear_of_its_client(change: dict[str, Any]) -> None:
     outcome = story("an_owner_whose_clock_was_set_does_not_hear_of_its_client")
