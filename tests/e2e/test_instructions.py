@@ -19,4 +19,4 @@ def test_a_call_stays_within_its_budget_of_instructions(tmp_path: Path) -> None:
     rows = instructions.count(f"{sys.executable} -m gateway", tmp_path, ["echo", "passed", "ask", "forwarded"])
     print(instructions.table(rows, markdown=False))
     assert instructions.over_budget(rows) == []
-    assert all(row.gateway.python_calls > 100 for row in rows), "the calls were not counted"
+    assert all(row.gateway.python_calls > 50 for row in rows), "the calls were not counted"
