@@ -1,6 +1,7 @@
 """SIMULATED legacy clients (2025-11-25): a session, and questions on the stream of a call."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,11 @@ _SECONDS: Final = 120.0
 _CAPABILITIES: Final = {"elicitation": {"form": {}}, "sampling": {}}
 
 
+_WANDERERS: Final = ("comes back", "comes back late", "hangs up", "hangs up away")
+"""Clients that leave the stream of their call: they come back to it, or cancel the call."""
+_OVER_SECONDS: Final = 4.0
+
+
 class Refused(Exception):
     """The gateway has answered with another status than 2xx."""
 
@@ -22,6 +28,8 @@ class LegacyClient(Client):
     """Plays one call in a session of its own."""
 
     _session: str | None = None
+    _event: str | None = None
+    """The last event id of the call's stream."""
 
     async def _play(self) -> None:
         try:
@@ -47,6 +55,11 @@ class LegacyClient(Client):
         if call.script.get("reports"):
             params["_meta"] = {"progressToken": call.tag}
         reply = await self._send({"id": 1, "method": "tools/call", "params": params})
+        if call.habit in _WANDERERS:
+            await self._wander(reply)
+            if self.record.outcome:
+                return
+            reply = await self._come_back()
         message = await self._final(reply, 1)
         told = Told(self._now(), 0, reply.status, message, is_first=True)
         self.record.told.append(told)
@@ -98,6 +111,56 @@ class LegacyClient(Client):
             return dict(finals[0])
         finally:
             reply.close()
+
+    async def _wander(self, reply: http.Reply) -> None:
+        """Take another stream for the first one, leave that one when it asks, answer, and stay away for a while."""
+        try:
+            _ = await self._read_until(reply, lambda message: message is None)
+            second = await self._come_back()
+        finally:
+            reply.close()
+        try:
+            question = await self._read_until(second, lambda message: message is not None and "id" in message)
+            if question is None or "method" not in question:
+                raise http.Broken("no question")
+            if self._call.habit == "hangs up":
+                await self._hang_up()
+        finally:
+            second.close()
+        if self._call.habit == "hangs up away":
+            await asyncio.sleep(0.5)
+            await self._hang_up()
+        if self.record.outcome:
+            return
+        await self._reply_to(question)
+        await asyncio.sleep(_OVER_SECONDS if self._call.habit == "comes back late" else 0.5)
+
+    async def _read_until(self, reply: http.Reply, is_it: Callable[[Any], bool]) -> Any:
+        """Read a stream up to a certain event; None if it ends before."""
+        async for id_, message in reply.events():
+            self._event = id_ or self._event
+            if is_it(message):
+                return message
+        return None
+
+    async def _come_back(self) -> http.Reply:
+        """Open the stream of the call again, after its last event."""
+        replica = self._replica()
+        self.record.used.add(replica)
+        headers = {**self._headers(), "Last-Event-ID": self._event or ""}
+        reply = await http.request(self._addresses[replica - 1], "GET", self._call.path, headers)
+        if reply.status != 200:
+            reply.close()
+            raise Refused(reply.status)
+        return reply
+
+    async def _hang_up(self) -> None:
+        """Cancel the call, twice."""
+        for _ in range(2):
+            cancelled = {"method": "notifications/cancelled", "params": {"requestId": 1}}
+            (await self._send(cancelled)).close()
+            await asyncio.sleep(0.3)
+        self.record.outcome = "abandoned"
 
     async def _reply_to(self, question: Any) -> None:
         self.record.asked.append(name_of(question))

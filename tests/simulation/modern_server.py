@@ -52,8 +52,19 @@ class ModernServer:
         if body["method"] == mcp.LISTEN:
             await self._listen(request, body)
             return
-        final = await self._answer(body)
-        request.reply_json({"jsonrpc": "2.0", "id": body["id"], **final})
+        is_streamed = body["method"] == mcp.TOOLS_CALL and bool(body["params"]["arguments"].get("notes"))
+        if is_streamed:
+            request.stream()
+            said = {"level": "error", "data": "at work"}
+            for seconds in (0.1, 0.1):
+                await asyncio.sleep(seconds)
+                _ = request.event({"jsonrpc": "2.0", "method": "notifications/message", "params": said})
+        final = {"jsonrpc": "2.0", "id": body["id"], **await self._answer(body)}
+        if is_streamed:
+            _ = request.event(final)
+            request.end()
+        else:
+            request.reply_json(final)
 
     async def _answer(self, body: Any) -> Any:
         listed = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
@@ -109,6 +120,9 @@ class ModernServer:
             state = json.dumps({"run": run.number, "answers": answers})
             asked = {f"q{len(answers)}": _question(name, script, len(answers))}
             return {"result": {"resultType": "input_required", "inputRequests": asked, "requestState": state}}
+        if script.get("errs"):
+            run.result = f"failed {run.tag}"
+            return {"error": {"code": -32000, "message": run.result}}
         run.effects.append((self._now(), "done"))
         text = json.dumps({"tag": run.tag, "run": run.number, "answers": answers})
         run.result = text

@@ -189,7 +189,7 @@ def _of_call(outcome: Outcome, record: Record) -> Iterator[str]:
     yield from _goes_on_for_nobody(outcome, record, runs)
     for told in record.told:
         yield from _of_told(outcome, record, told, runs)
-    if record.outcome == "error" and record.call.script.get("fails") and record.final is not None:
+    if record.outcome == "error" and {"fails", "errs"} & record.call.script.keys() and record.final is not None:
         said = (record.final.error or {}).get("message")
         if any(run.result == said for run in runs):
             return

@@ -106,7 +106,7 @@ MORE_FAULTS: Final = ("int", "replay", "modern cut", "child")
 
 def draw(seed: int) -> Plan:
     """The plan of a seed."""
-    return _with_children(_with_tasks(_with_listeners(_lost(_rarest(_newest(_more(_first(seed))))))))
+    return _returning(_with_children(_with_tasks(_with_listeners(_lost(_rarest(_newest(_more(_first(seed)))))))))
 
 
 def _first(seed: int) -> Plan:
@@ -759,3 +759,26 @@ def _with_children(plan: Plan) -> Plan:
     )
     faults = tuple(sorted((*plan.faults, *dead), key=lambda fault: fault.at))
     return replace(plan, calls=calls, faults=faults)
+
+
+def _returning(plan: Plan) -> Plan:
+    """A plan in which a mirrored client leaves the stream of its call, or cancels the call, if that is drawn."""
+    random = Random(f"returning {plan.seed}")
+    if random.random() >= 0.03:
+        return plan
+    script: dict[str, Any] = {"questions": random.choice((1, 2)), "before": 1.0, "between": 1.0, "notes": True}
+    if random.random() < 0.4:
+        script["errs"] = True
+    call = Call(
+        tag=f"c{max((int(each.tag[1:]) for each in plan.calls), default=0) + 1}",
+        at=round(random.random() * LOAD_SECONDS * 0.6, 3),
+        tool="pay",
+        caller=random.choice(("ann", "bob", "eve")),
+        script=script,
+        think=random.choice((0.2, 1.0)),
+        habit=random.choice(("comes back", "comes back late", "hangs up", "hangs up away")),
+        replicas=tuple(random.randrange(1, plan.replicas + 1) for _ in range(6)),
+        path="/modern",
+        is_legacy=True,
+    )
+    return replace(plan, calls=(*plan.calls, call))

@@ -345,3 +345,21 @@ def test_a_replica_takes_a_call_over_from_the_one_that_had_done_so_before() -> N
     assert complaints(outcome) == []
     survived = replace(outcome, deaths=[each for each in outcome.deaths if each[1] != "gw-2"])
     assert any("took a call of gw-1 over" in each for each in complaints(survived))
+
+
+@pytest.mark.parametrize(
+    ("habit", "outcome"),
+    [
+        ("comes back", "result"),
+        ("comes back late", "result"),
+        ("hangs up", "abandoned"),
+        ("hangs up away", "abandoned"),
+    ],
+)
+def test_a_mirrored_client_leaves_the_stream_of_its_call(habit: str, outcome: str) -> None:
+    """It takes another stream at another replica, and leaves that one too."""
+    script = {"before": 1.0, "between": 1.0, "notes": True}
+    the_call = replace(call(1, 2, 3, habit=habit, questions=2, **script), path="/modern", is_legacy=True)
+    played_out = played(the_call)
+    assert [record.outcome for record in played_out.records] == [outcome]
+    assert complaints(played_out) == []
