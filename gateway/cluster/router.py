@@ -217,7 +217,6 @@ class Router:
             try:
                 return await self._peers.forward("heir", member, incoming, reply)
             except PeerStuck:
-                reply.orphaned()  # an error has no place in a standalone stream
                 raise
             except (PeerFailed, OwnerStalled):
                 continue

@@ -52,7 +52,11 @@ class Rejections:
         self._metrics = routes.process.metrics
 
     async def answer(self, exc: Exception, incoming: Incoming, reply: ReplyWriter) -> Response:
-        """Write the response that an exception means."""
+        """Write the response that an exception means.
+
+        Raises ConnectionResetError for a stream that answers no request: an error in it could be matched to nothing,
+        and the client opens it again from the last event that it got.
+        """
         if isinstance(exc, GatewayError):
             error = exc
         else:
@@ -62,6 +66,8 @@ class Rejections:
             )
             error = GatewayError("Internal error of the gateway; its log has this requestId and says more")
         self._record(error, incoming)
+        if reply.started and incoming.method == "GET":
+            reply.break_off()
         # A page that must not send requests here learns nothing of its own, as the specification has it, whether the
         # body has arrived or not. A bug may be in the parser, so the body is not parsed for its sake.
         may_parse = isinstance(exc, GatewayError) or incoming.opened is not None

@@ -6,7 +6,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 from multidict import CIMultiDict
 
@@ -53,6 +53,10 @@ class ReplyWriter(ABC):
     def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
         """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
 
+    def break_off(self) -> NoReturn:
+        """Leave the stream without its end, so that its client opens it again; raises ConnectionResetError."""
+        raise ConnectionResetError("this stream has to be opened again")
+
     def whole(self, final: FinalMessage) -> Awaitable[Response]:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
         return self._last(final) if self.started else self.only(final)
@@ -92,6 +96,10 @@ class WrappedReply(ReplyWriter):
         """See `ReplyWriter`."""
         return await self._reply.end(ending)
 
+    def break_off(self) -> NoReturn:
+        """See `ReplyWriter`."""
+        self._reply.break_off()
+
     async def only(self, final: FinalMessage) -> Response:
         """See `ReplyWriter`."""
         return await self._reply.only(final)
@@ -112,9 +120,7 @@ class OneStream(WrappedReply):
     def orphaned(self) -> None:
         """See `ReplyWriter`."""
         if self.started:
-            if isinstance(self._reply, HttpReply):
-                self._reply.cut_short()
-            raise ConnectionResetError("the replica that wrote this stream has ended")
+            self.break_off()
 
 
 class Discarded(ReplyWriter):
@@ -217,6 +223,11 @@ class HttpReply(ReplyWriter):
         """Send the end of the stream."""
         await self._stream.finish(self.http)
         return self._stream
+
+    def break_off(self) -> NoReturn:
+        """See `ReplyWriter`."""
+        self.cut_short()
+        super().break_off()
 
     def cut_short(self) -> None:
         """Close the connection without the end that the client waits for; bytes written before are still sent."""

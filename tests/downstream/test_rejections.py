@@ -226,3 +226,15 @@ async def test_a_rejected_state_is_counted_and_logged_with_its_reason(
     (line,) = log_lines("state.rejected")
     assert line["reason"] == reason
     assert line["note"].startswith(REASONS[reason])
+
+
+@pytest.mark.parametrize(("method", "is_broken"), [("GET", True), ("POST", False)])
+async def test_only_a_stream_that_answers_no_request_is_broken_off_for_an_error(
+    stand: Stand, method: str, *, is_broken: bool
+) -> None:
+    reply = FakeReply()
+    reply.started = True
+    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict()), None, b"{}", method=method)
+    # The fake's `write` is reached by what is written into the stream.
+    with pytest.raises(ConnectionResetError if is_broken else NotImplementedError):
+        await Rejections(stand.gateway.routes).answer(StateFromFuture("gw-2"), incoming, reply)

@@ -425,9 +425,9 @@ FAULTS: Final = (
     ),
     Planted(
         "mirror: an error is written into a standalone stream",
-        "cluster/router.py",
-        "                reply.orphaned()  # an error has no place in a standalone stream\n",
-        "",
+        "downstream/rejections.py",
+        "            reply.break_off()\n",
+        "            pass\n",
         needs="listeners",
     ),
     Planted(

@@ -363,3 +363,13 @@ def test_a_mirrored_client_leaves_the_stream_of_its_call(habit: str, outcome: st
     played_out = played(the_call)
     assert [record.outcome for record in played_out.records] == [outcome]
     assert complaints(played_out) == []
+
+
+def test_no_error_is_written_into_a_stream_that_answers_no_request() -> None:
+    """The power of its call's owner fails; the replica that relays the stream breaks it, to be asked for the rest."""
+    script = {"before": 1.0, "between": 1.0, "notes": True}
+    the_call = call(1, 3, 1, 2, 2, 2, think=0.2, habit="comes back", questions=2, **script)
+    outcome = played(replace(the_call, path="/modern", is_legacy=True), Fault("power", 3.86, 2.0, target=1))
+    assert [line.process for line in outcome.lines if line.event == "peer.failed"] == ["gw-2"]
+    assert [record.outcome for record in outcome.records] == ["broken"]
+    assert complaints(outcome) == []
