@@ -14,8 +14,7 @@ import socket
 import subprocess
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from io import FileIO
 from typing import Any, Final, Protocol
@@ -39,71 +38,56 @@ class HasFileno(Protocol):
         """The number of the file."""
 
 
-def _poll(of: HasFileno) -> Callable[[], object]:
-    poll = select.poll()
-    poll.register(of, select.POLLIN)
-    return partial(poll.poll, 0)
+monotonic = time.monotonic
+"""Seconds, of which only differences count. The event loop's `time` is the same clock."""
+stopwatch = time.perf_counter
+"""As `monotonic`, as finely as the machine can."""
+cpu = time.process_time
+"""Seconds of CPU that this process has used."""
+wall = time.time
+"""Seconds since 1970. It may jump."""
+wall_ns = time.time_ns
+"""The same in nanoseconds."""
+random_bytes = os.urandom
+"""So many bytes that nobody can guess."""
+random = _random.random
+"""A number from 0 to 1, to spread what would else come at once; it can be guessed."""
+socket_pair = socket.socketpair
+"""Two sockets that are connected to each other."""
+start_process: Callable[..., Started] = subprocess.Popen
+"""Start a program; takes what `subprocess.Popen` does. Raises OSError."""
 
 
-def _new_socket(to: AddressInfo) -> Socket:
+def poll(of: HasFileno) -> Callable[[], object]:
+    """A function whose result is true if there is something to read in a socket now, such as its end."""
+    polled = select.poll()
+    polled.register(of, select.POLLIN)
+    return partial(polled.poll, 0)
+
+
+def new_socket(to: AddressInfo) -> Socket:
+    """A socket that can connect to an address. Raises OSError."""
     family, kind, protocol, _, _ = to
     return socket.socket(family, kind, protocol)
 
 
-def _pipe() -> tuple[FileIO, FileIO]:
+def pipe() -> tuple[FileIO, FileIO]:
+    """The end of a new pipe to read from, and the one to write to. Raises OSError."""
     reading, writing = os.pipe()
     return FileIO(reading, "r"), FileIO(writing, "w")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """What a program knows of the world: the real one, unless told otherwise."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    """Seconds, of which only differences count. The event loop's `time` is the same clock."""
-    stopwatch: Callable[[], float] = time.perf_counter
-    """As `monotonic`, as finely as the machine can."""
-    cpu: Callable[[], float] = time.process_time
-    """Seconds of CPU that this process has used."""
-    wall: Callable[[], float] = time.time
-    """Seconds since 1970. It may jump."""
-    wall_ns: Callable[[], int] = time.time_ns
-    """The same in nanoseconds."""
-    random_bytes: Callable[[int], bytes] = os.urandom
-    """So many bytes that nobody can guess."""
-    random: Callable[[], float] = _random.random
-    """A number from 0 to 1, to spread what would else come at once; it can be guessed."""
-    new_socket: Callable[[AddressInfo], Socket] = _new_socket
-    """A socket that can connect to an address. Raises OSError."""
-    poll: Callable[[HasFileno], Callable[[], object]] = _poll
-    """A function whose result is true if there is something to read in a socket now, such as its end."""
-    socket_pair: Callable[[], tuple[Socket, Socket]] = socket.socketpair
-    """Two sockets that are connected to each other."""
-    pipe: Callable[[], tuple[FileIO, FileIO]] = _pipe
-    """The end of a new pipe to read from, and the one to write to. Raises OSError."""
-    start_process: Callable[..., Started] = subprocess.Popen
-    """Start a program; takes what `subprocess.Popen` does. Raises OSError."""
+_NAMES: Final = (
+    *("monotonic", "stopwatch", "cpu", "wall", "wall_ns", "random_bytes", "random"),
+    *("socket_pair", "start_process", "poll", "new_socket", "pipe"),
+)
+REAL: Final[Mapping[str, Any]] = {name: globals()[name] for name in _NAMES}
+"""What a program knows of the world, unless told otherwise."""
 
 
-_REAL: Final = World()
-monotonic = _REAL.monotonic
-stopwatch = _REAL.stopwatch
-cpu = _REAL.cpu
-wall = _REAL.wall
-wall_ns = _REAL.wall_ns
-random_bytes = _REAL.random_bytes
-random = _REAL.random
-new_socket = _REAL.new_socket
-poll = _REAL.poll
-socket_pair = _REAL.socket_pair
-pipe = _REAL.pipe
-start_process = _REAL.start_process
-
-
-def enter(world: World) -> None:
-    """Have the whole program live in another world from now on."""
-    for name in World.__slots__:
-        globals()[name] = getattr(world, name)
+def enter(world: Mapping[str, Any]) -> None:
+    """Have the whole program live in another world from now on, which has all the names of the real one."""
+    globals().update({name: world[name] for name in REAL})
 
 
 def token_hex(count: int) -> str:

@@ -53,23 +53,22 @@ class Simulation:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Within, the program lives in this world."""
-        real = world.World()
         monotonic = partial(getattr, self.kernel, "now")
         world.enter(
-            world.World(
-                monotonic=monotonic,
-                stopwatch=monotonic,
-                cpu=monotonic,
-                wall=self._wall,
-                wall_ns=lambda: int(self._wall() * 1_000_000_000),
-                random_bytes=lambda count: self._random().randbytes(count),
-                random=lambda: self._random().random(),
-                new_socket=self.network.new_socket,  # type: ignore[arg-type]
-                poll=poll,  # type: ignore[arg-type]
-                socket_pair=self.children.socket_pair,  # type: ignore[arg-type]
-                pipe=self.children.pipe,  # type: ignore[arg-type]
-                start_process=self.children.start_process,  # type: ignore[arg-type]
-            )
+            {
+                "monotonic": monotonic,
+                "stopwatch": monotonic,
+                "cpu": monotonic,
+                "wall": self._wall,
+                "wall_ns": lambda: int(self._wall() * 1_000_000_000),
+                "random_bytes": lambda count: self._random().randbytes(count),
+                "random": lambda: self._random().random(),
+                "new_socket": self.network.new_socket,
+                "poll": poll,
+                "socket_pair": self.children.socket_pair,
+                "pipe": self.children.pipe,
+                "start_process": self.children.start_process,
+            }
         )
         tasks._all_tasks.add = _forget  # type: ignore[attr-defined]
         try:
@@ -77,7 +76,7 @@ class Simulation:
                 yield
         finally:
             del tasks._all_tasks.add  # type: ignore[attr-defined]
-            world.enter(real)
+            world.enter(world.REAL)
 
     def _wall(self) -> float:
         process = self._running()
