@@ -82,6 +82,7 @@ class Operations:
             "ask": modern.ask,
             FORWARDED: modern.ask_answered_at(last.address),
             "held": self.hold,
+            "opened": modern.echo_of_another_client("echo"),
         }
 
 
@@ -227,7 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
     default = f"{shlex.quote(sys.executable)} -m gateway"
     parser.add_argument("--gateway", default=default, metavar="CMD", help="how to run it (default: %(default)s)")
-    every = "echo,sse,passed,ask,forwarded,held"
+    every = "echo,sse,passed,ask,forwarded,held,opened"
     parser.add_argument("--only", default=every, help="operations (default: %(default)s)")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args()

@@ -84,6 +84,19 @@ def echo(tool: str, times: int = 1) -> Operation:
     return operation
 
 
+def echo_of_another_client(tool: str) -> Operation:
+    """As `echo`, as a client that was not there before: a session is opened for it, and its tools are listed."""
+
+    async def operation(connection: Connection) -> None:
+        call_id = next(ids)
+        marker = f"m{call_id}"
+        client = {"io.modelcontextprotocol/clientInfo": {"name": f"bench {call_id}", "version": "1"}}
+        reply = await connection.request(call(call_id, tool, marker, _meta={**META, **client}))
+        expect_text(result_of(reply, call_id), marker)
+
+    return operation
+
+
 def expect_large(reply: Message, call_id: int, size: int) -> None:
     """The result of `large`, for this id."""
     result = result_of(reply, call_id)
