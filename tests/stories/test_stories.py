@@ -10,10 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.stories.faces import FACES, Client, Diary
+from tests.stories import faces
+from tests.stories.faces import Client, Diary
 from tests.stories.links import LINKS, Ledger
+from tests.stories.memory_face import modern_memory
 from tests.support.workbench import eventually
 
+FACES: Final = faces.FACES | {"modern memory": modern_memory}
 ADA: Final = {"action": "accept", "content": {"name": "Ada"}}
 ULM: Final = {"action": "accept", "content": {"name": "Ulm"}}
 DECLINES: Final = {"action": "decline"}
