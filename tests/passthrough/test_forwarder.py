@@ -253,13 +253,14 @@ async def test_a_bare_get_never_hangs(upstream: FakeUpstream, begin: Start) -> N
         assert await error(response) == (504, None, -32603)
 
 
-async def test_a_call_without_a_head_is_given_up_as_late_as_a_bridged_one(
-    upstream: FakeUpstream, begin: Start
+@pytest.mark.parametrize(("session", "status"), [({}, 504), ({"Mcp-Session-Id": "s"}, 200)], ids=["none", "one"])
+async def test_a_call_without_a_head_is_given_up_as_late_as_a_bridged_one_and_costs_no_session(
+    upstream: FakeUpstream, begin: Start, session: dict[str, str], status: int
 ) -> None:
     stand = await begin(timeouts={"answer_seconds": 0.001, "idle_seconds": 0.2})
     upstream.on("tools/call", Turn.for_ever)
-    async with stand.http.post(stand.url, json=CALL) as response:
-        assert await error(response) == (504, 3, -32603)
+    async with stand.http.post(stand.url, json=CALL, headers=session) as response:
+        assert await error(response) == (status, 3, -32603)
 
 
 async def test_host_origin_and_size_are_checked_for_old_clients_too(upstream: FakeUpstream, begin: Start) -> None:

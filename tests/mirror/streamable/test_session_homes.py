@@ -67,7 +67,9 @@ async def test_subscriptions_at_the_same_time_all_count(begin: Begin, server: Fa
 async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begin, server: FakeModern) -> None:
     client = await session(await begin())
     server.silent_about.add("a://b")
-    assert (await client.ask("resources/subscribe", {"uri": "a://b"}))["error"]["code"] == mcp.INVALID_PARAMS
+    async with client.request("resources/subscribe", {"uri": "a://b"}) as stream:
+        assert (await stream.message())["error"]["code"] == mcp.INVALID_PARAMS
+        assert stream.response.status == 200, "the session goes on"
     await eventually(lambda: not server.listeners)
 
 
