@@ -22,14 +22,12 @@ SERVERS = {
     "py110": PAGED,
     "ts132": (),
     "fm3": PAGED,
-    "everything": (),
 }
-HTTP_SSE = {"py130-sse": PAGED, "ts132-sse": (), "everything-sse": ()}
+HTTP_SSE = {"py130-sse": PAGED, "ts132-sse": ()}
 """The same servers over HTTP+SSE (2024-11-05), for test_http_sse.py."""
 ABANDONED_SECONDS = 0.5
 
 NO_URL = "mcp 1.10 has no url elicitation"
-NO_TOOL = "server-everything has no such tool"
 NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
     ("py110", "*", "url elicitation"): NO_URL,
     ("py110", "*", "-32042 accepted"): NO_URL,
@@ -37,32 +35,6 @@ NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
     ("py110", "*", "sampling with tools"): "mcp 1.10 has no tools in sampling",
     ("fm3", "*", "completion"): "fastmcp 3 has no completion",
     ("ts132", "*", "lists come in pages"): "McpServer of the TypeScript SDK lists everything on one page",
-    ("everything", "*", "lists come in pages"): "server-everything lists everything on one page",
-    ("everything", "*", "undeclared capability is -32021"): "server-everything offers a tool only to who can answer",
-    (
-        "everything",
-        "*",
-        "undeclared: refuse lets the tool go on",
-    ): "server-everything offers a tool only to who can answer",
-    **{
-        ("everything", "*", case): NO_TOOL
-        for case in (
-            "result of 2 MB",
-            "form on the GET stream",
-            "three questions at once",
-            "three questions in sequence",
-            "sampling as the SDK does it",
-            "sampling with tools",
-            "question in prompts/get",
-            "question in resources/read",
-            "the upstream's ping",
-            "progress across a question",
-            "logs of the level asked",
-            "no logs unless asked",
-            "upstream gives up its question",
-            "headers",
-        )
-    },
     ("*", "fm", "no logs unless asked"): "fastmcp's client always asks for logs",
 }
 
@@ -131,5 +103,4 @@ async def play(stage: Stage, case: Case) -> None:
         await case.play(stage)
     finally:
         await stage.gw.settled()
-    if not stage.everything:
-        assert stage.runs() == Counter(case.runs)
+    assert stage.runs() == Counter(case.runs)

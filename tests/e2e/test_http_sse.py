@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
 ]
 
-CLIENT: dict[str, Kind] = {"py130-sse": "py", "ts132-sse": "ts", "everything-sse": "fm"}
+CLIENT: dict[str, Kind] = {"py130-sse": "py", "ts132-sse": "ts"}
 """The matrix compares clients; here only the transport differs."""
 TELLING = {
     "discover",

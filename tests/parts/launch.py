@@ -70,14 +70,14 @@ def path_of(flags: tuple[str, ...]) -> str:
     return "/sse" if "--sse" in flags else "/mcp"
 
 
-def everything(transport: str, ready: bytes, path: str) -> Recipe:
+def everything() -> Recipe:
     program = NODE_MODULES / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
     return Recipe(
-        lambda _port: [NODE, program, transport],
+        lambda _port: [NODE, program, "streamableHttp"],
         lambda port: {"PORT": str(port)},
-        ready=ready,
+        ready=b"listening on port",
         takes_ledger=False,
-        path=path,
+        path="/mcp",
     )
 
 
@@ -100,10 +100,9 @@ RECIPES: Mapping[str, Recipe] = {
     "tasks-ts": typescript("tasks_ts.mjs"),
     "tasks-fm3": python("fm3tasks", "tasks_fm3.py"),
     "modern-tasks": python("fm4tasks", "modern_tasks.py"),
-    "everything": everything("streamableHttp", b"listening on port", "/mcp"),
+    "everything": everything(),
     "py130-sse": python("py130", "old_py.py", "--sse"),
     "ts132-sse": typescript("old_ts.mjs", "--sse"),
-    "everything-sse": everything("sse", b"running on port", "/sse"),
 }
 
 

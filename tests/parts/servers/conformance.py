@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-from conformance_words import FORMS, SCHEMA_2020_12, TEXT, WAV
+from conformance_words import FORMS, PNG, SCHEMA_2020_12, TEXT, WAV
 from mcp import types
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -18,7 +18,6 @@ from mcp.shared.exceptions import McpError
 from pydantic import AnyUrl
 from serving import (
     JSON,
-    PNG,
     BroadcastingServer,
     Ledger,
     MemoryEventStore,

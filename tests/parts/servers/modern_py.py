@@ -3,13 +3,12 @@
     python modern_py.py [--port P | --stdio] [--ledger FILE]
 
 Prints `READY http://127.0.0.1:PORT/mcp` once it accepts. Its tools are named as the old servers' are, it asks
-by `InputRequiredResult`, and its lists have two items a page. The ledger has one JSON object a line: what the
+by `InputRequiredResult`, and its list has two tools a page. The ledger has one JSON object a line: what the
 tools did.
 """
 
 import argparse
 import asyncio
-import base64
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -105,29 +104,11 @@ async def fail(_context: Context, params: types.CallToolRequestParams) -> ToolRe
     return text((params.arguments or {})["message"]).model_copy(update={"is_error": True})
 
 
-async def broken(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
-    raise MCPError(-32050, "broken", {"why": (params.arguments or {}).get("message")})
-
-
-async def structured(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
-    n = (params.arguments or {})["n"]
-    content = {"n": n, "square": n * n}
-    return text(content).model_copy(update={"structured_content": content})
-
-
 async def ask(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
     given = responses(params, "name")
     if given is None:
         return input_required(name=form((params.arguments or {})["question"]))
     return text(answered(given["name"]))
-
-
-async def ask_url(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
-    given = responses(params, "page")
-    if given is None:
-        url = types.ElicitRequestURLParams(message="Please open the page", url=(params.arguments or {})["url"])
-        return input_required(page=types.ElicitRequest(params=url))
-    return text(answered(given["page"]))
 
 
 async def ask_many(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
@@ -147,13 +128,6 @@ async def sample(_context: Context, params: types.CallToolRequestParams) -> Tool
     return text(sampled(given["sample"]))
 
 
-async def roots(_context: Context, params: types.CallToolRequestParams) -> ToolResult:
-    given = responses(params, "roots")
-    if given is None:
-        return input_required(roots=types.ListRootsRequest())
-    return text(listed(given["roots"]))
-
-
 async def progress(context: Context, params: types.CallToolRequestParams) -> ToolResult:
     arguments = params.arguments or {}
     steps = arguments["steps"]
@@ -163,124 +137,34 @@ async def progress(context: Context, params: types.CallToolRequestParams) -> Too
     return text("done")
 
 
-async def logs(context: Context, _params: types.CallToolRequestParams) -> ToolResult:
-    levels: tuple[types.LoggingLevel, ...] = ("debug", "info", "warning", "error")
-    for level in levels:
-        data, request_id = f"a {level} message", context.request_id
-        await context.session.send_log_message(level, data, "modern-py", related_request_id=request_id)
-    return text("done")
-
-
 async def hang(_context: Context, _params: types.CallToolRequestParams) -> ToolResult:
     await anyio.sleep_forever()
     raise AssertionError
 
 
-async def whoami(context: Context, _params: types.CallToolRequestParams) -> ToolResult:
-    headers = {} if context.request is None else dict(context.request.headers)
-    capabilities = context.session.client_capabilities
-    declared = None if capabilities is None else capabilities.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return text({"headers": headers, "capabilities": declared, "meta": dict(context.meta or {})})
-
-
 TOOLS: dict[str, tuple[ToolFunction, Json]] = {
     "echo": (echo, {"text": {"type": "string"}}),
     "fail": (fail, {"message": {"type": "string"}}),
-    "broken": (broken, {"message": {"type": "string"}}),
-    "structured": (structured, {"n": {"type": "integer"}}),
     "ask": (ask, {"question": {"type": "string"}}),
-    "ask_url": (ask_url, {"url": {"type": "string"}}),
     "ask_many": (ask_many, {}),
     "sample": (sample, {"prompt": {"type": "string"}}),
-    "roots": (roots, {}),
     "progress": (progress, {"steps": {"type": "integer"}, "delay_seconds": {"type": "number", "default": 0}}),
-    "logs": (logs, {}),
     "hang": (hang, {}),
-    "whoami": (whoami, {}),
 }
 
 
 def describe_tool(name: str, properties: Json) -> types.Tool:
     required = [key for key, schema in properties.items() if "default" not in schema]
-    output: Json | None = None
-    if name == "structured":
-        whole = {"type": "integer"}
-        output = {"type": "object", "properties": {"n": whole, "square": whole}, "required": ["n", "square"]}
     schema = {"type": "object", "properties": properties, "required": required}
-    return types.Tool(name=name, description=f"The {name} tool.", input_schema=schema, output_schema=output)
-
-
-def page(items: list[Any], params: types.PaginatedRequestParams | None) -> Json:
-    """Cut one page out; the cursor is the number of its first item."""
-    start = int(params.cursor) if params is not None and params.cursor is not None else 0
-    more = str(start + PAGE) if start + PAGE < len(items) else None
-    return {"items": items[start : start + PAGE], "next_cursor": more}
+    return types.Tool(name=name, description=f"The {name} tool.", input_schema=schema)
 
 
 async def list_tools(_context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-    cut = page([describe_tool(name, properties) for name, (_, properties) in TOOLS.items()], params)
-    return types.ListToolsResult(tools=cut["items"], next_cursor=cut["next_cursor"])
-
-
-async def list_prompts(_context: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
-    name = types.PromptArgument(name="name", required=True)
-    prompts = [
-        types.Prompt(name="greet", arguments=[name]),
-        types.Prompt(name="ask_prompt"),
-        types.Prompt(name="third"),
-    ]
-    cut = page(prompts, params)
-    return types.ListPromptsResult(prompts=cut["items"], next_cursor=cut["next_cursor"])
-
-
-async def list_resources(_context: Context, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
-    uris = {"static": "note://static", "blob": "note://blob", "form": "ask://form"}
-    cut = page([types.Resource(name=name, uri=uri) for name, uri in uris.items()], params)
-    return types.ListResourcesResult(resources=cut["items"], next_cursor=cut["next_cursor"])
-
-
-async def list_templates(
-    _context: Context, params: types.PaginatedRequestParams | None
-) -> types.ListResourceTemplatesResult:
-    cut = page([types.ResourceTemplate(name="note", uri_template="note://{id}")], params)
-    return types.ListResourceTemplatesResult(resource_templates=cut["items"], next_cursor=cut["next_cursor"])
-
-
-async def get_prompt(
-    _context: Context, params: types.GetPromptRequestParams
-) -> types.GetPromptResult | types.InputRequiredResult:
-    if params.name == "ask_prompt":
-        given = responses(params, "name")
-        if given is None:
-            return input_required(name=form("for the prompt"))
-        words = answered(given["name"])
-    else:
-        words = f"Hello, {(params.arguments or {})['name']}!"
-    return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=types.TextContent(text=words))])
-
-
-async def read_resource(
-    _context: Context, params: types.ReadResourceRequestParams
-) -> types.ReadResourceResult | types.InputRequiredResult:
-    uri = str(params.uri)
-    contents: types.TextResourceContents | types.BlobResourceContents
-    if uri == "ask://form":
-        given = responses(params, "name")
-        if given is None:
-            return input_required(name=form("for the resource"))
-        contents = types.TextResourceContents(uri=uri, text=answered(given["name"]))
-    elif uri == "note://blob":
-        contents = types.BlobResourceContents(uri=uri, blob=base64.b64encode(b"\x00\x01\x02\xff").decode())
-    elif uri == "note://missing":
-        raise MCPError(types.INVALID_PARAMS, "Resource not found", {"uri": uri})
-    else:
-        contents = types.TextResourceContents(uri=uri, text=f"note {uri.removeprefix('note://')}")
-    return types.ReadResourceResult(contents=[contents])
-
-
-async def complete(_context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
-    names = [name for name in ("Ann", "Anna", "Bob") if name.startswith(params.argument.value)]
-    return types.CompleteResult(completion=types.Completion(values=names))
+    """Give one page; the cursor is the number of its first item."""
+    tools = [describe_tool(name, properties) for name, (_, properties) in TOOLS.items()]
+    start = int(params.cursor) if params is not None and params.cursor is not None else 0
+    more = str(start + PAGE) if start + PAGE < len(tools) else None
+    return types.ListToolsResult(tools=tools[start : start + PAGE], next_cursor=more)
 
 
 def build(ledger: Ledger) -> Server[Json]:
@@ -302,12 +186,6 @@ def build(ledger: Ledger) -> Server[Json]:
         instructions="A modern server for the tests.",
         on_list_tools=list_tools,
         on_call_tool=call_tool,
-        on_list_prompts=list_prompts,
-        on_get_prompt=get_prompt,
-        on_list_resources=list_resources,
-        on_list_resource_templates=list_templates,
-        on_read_resource=read_resource,
-        on_completion=complete,
     )
 
 

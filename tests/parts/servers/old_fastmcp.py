@@ -4,7 +4,6 @@ Where fastmcp's own `Context` can do a thing it is used, since that is what peop
 sampling and progress messages go on the stream of the call. `ctx.session` is the SDK's session below it.
 """
 
-import base64
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Awaitable
@@ -20,13 +19,12 @@ from fastmcp.prompts import Message
 from fastmcp.server.dependencies import get_http_headers
 from fastmcp.server.elicitation import AcceptedElicitation
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
-from fastmcp.utilities.types import Image
 from mcp import types
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import McpError, UrlElicitationRequiredError
 from mcp.types import ToolAnnotations
 from pydantic import create_model
-from serving import JSON, PNG, Ledger, MemoryEventStore, arguments, compact, recorded, serve
+from serving import JSON, Ledger, MemoryEventStore, arguments, compact, recorded, serve
 
 options = arguments()
 ledger = Ledger(options.ledger)
@@ -177,12 +175,6 @@ class Square:
 async def structured(n: int) -> Square:
     """The structured tool."""
     return Square(n, n * n)
-
-
-@server.tool
-async def image() -> Image:
-    """The image tool."""
-    return Image(data=base64.b64decode(PNG), format="png")
 
 
 @server.tool

@@ -22,7 +22,6 @@ from mcp.shared.exceptions import McpError
 from pydantic import AnyUrl
 from serving import (
     JSON,
-    PNG,
     BroadcastingServer,
     Ledger,
     MemoryEventStore,
@@ -190,11 +189,6 @@ SQUARE = {"type": "object", "properties": {"n": INTEGER, "square": INTEGER}, "re
 async def structured(n: int) -> tuple[Content, JSON]:
     value = {"n": n, "square": n * n}
     return [types.TextContent(type="text", text=compact(value))], value
-
-
-@tool()
-async def image() -> Content:
-    return [types.ImageContent(type="image", data=PNG, mimeType="image/png")]
 
 
 @tool(optional={"question": TEXT, "title": TEXT})

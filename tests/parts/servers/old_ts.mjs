@@ -61,9 +61,6 @@ class OrderedEventStore {
     }
 }
 
-// The smallest PNG: one transparent pixel.
-const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg==';
-
 const text = value => ({ content: [{ type: 'text', text: typeof value === 'string' ? value : JSON.stringify(value) }] });
 const answered = result => (result.action === 'accept' && result.content ? `accept:${JSON.stringify(result.content)}` : result.action);
 
@@ -145,7 +142,6 @@ function buildServer() {
         ({ n }) => ({ ...text({ n, square: n * n }), structuredContent: { n, square: n * n } })
     );
 
-    tool('image', {}, () => ({ content: [{ type: 'image', data: PNG, mimeType: 'image/png' }] }));
 
     const question = z.string().default('Your name?');
     tool('ask', { inputSchema: { question, title: z.string().optional() } }, async ({ question, title }, extra) =>

@@ -29,9 +29,6 @@ from starlette.routing import Mount, Route
 
 JSON = dict[str, Any]
 
-# The smallest PNG: one transparent pixel.
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
