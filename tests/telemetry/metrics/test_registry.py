@@ -1,13 +1,16 @@
-"""All metrics of a process: their names, their help, a bounded number of series."""
+"""All metrics of a process: what counts in which series, their names, their help, a bounded number of series."""
 
 import re
+from collections.abc import Callable
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry import (
     COMPLETE,
     ColdEnding,
     Ending,
+    Malformation,
     Metrics,
     NestedOutcome,
     Outcome,
@@ -16,68 +19,208 @@ from gateway.telemetry import (
     SessionLimit,
     SessionState,
     Step,
+    TaskOutcome,
     TrafficEra,
     UpstreamEra,
 )
 from gateway.telemetry.metrics.registry import BudgetStatus
 
 CANARY = "c4nary-7f3a9"
+INVALID = Ending(Outcome.ERROR, "-32602")
+ODD = Ending(Outcome.REJECTED, "odd")
+COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
+    # (what happens twice, the samples that it adds each time, without their prefix mcp_gateway_)
+    (
+        lambda metrics: metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03),
+        {
+            'mcp_server_operation_duration_seconds{error_type="",method="tools/call",outcome="complete",'
+            'protocol_version="2026-07-28",route="/mcp"}': 0.03
+        },
+    ),
+    (
+        lambda metrics: metrics.operation_finished("/mcp", "odd", "odd", ODD, 0.03),
+        {
+            'mcp_server_operation_duration_seconds{error_type="_OTHER",method="other",outcome="rejected",'
+            'protocol_version="other",route="/mcp"}': 0.03
+        },
+    ),
+    (
+        lambda metrics: metrics.call_answered("/mcp", "tools/call", COMPLETE, 0.03),
+        {'mcp_client_operation_duration_seconds{error_type="",method="tools/call",route="/mcp"}': 0.03},
+    ),
+    (
+        lambda metrics: metrics.call_answered("/mcp", "tools/call", INVALID, 0.03),
+        {'mcp_client_operation_duration_seconds{error_type="-32602",method="tools/call",route="/mcp"}': 0.03},
+    ),
+    (
+        lambda metrics: metrics.call_answered("/mcp", "odd", ODD, 0.03),
+        {'mcp_client_operation_duration_seconds{error_type="_OTHER",method="other",route="/mcp"}': 0.03},
+    ),
+    (
+        lambda metrics: metrics.downstream_rejected("header_mismatch"),
+        {'downstream_rejected_total{reason="header_mismatch"}': 1},
+    ),
+    (lambda metrics: metrics.downstream_rejected("odd"), {'downstream_rejected_total{reason="other"}': 1}),
+    (lambda metrics: metrics.malformed(Malformation.TARGET), {'malformed_requests_total{reason="target"}': 1}),
+    (
+        lambda metrics: metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2),
+        {
+            'passed_through_total{era="legacy",outcome="cut",route="/mcp"}': 1,
+            'passed_through_duration_seconds{era="legacy",route="/mcp"}': 0.2,
+        },
+    ),
+    (
+        lambda metrics: metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None),
+        {'passed_through_total{era="legacy",outcome="left",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED),
+        {'nested_requests_total{method="elicitation/create",outcome="asked",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.nested_request("/mcp", "tools/call", NestedOutcome.UNSOLICITED),
+        {'nested_requests_total{method="other",outcome="refused_unsolicited",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.notification("/mcp", "notifications/progress", forwarded=True),
+        {'notifications_total{kind="progress",outcome="forwarded",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.notification("/mcp", "notifications/odd", forwarded=False),
+        {'notifications_total{kind="other",outcome="dropped",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.notifications_dropped("/mcp", 2),
+        {'notifications_total{kind="other",outcome="dropped",route="/mcp"}': 2},
+    ),
+    (lambda metrics: metrics.call_parked("/mcp"), {'held_calls{route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.call_released("/mcp", 20),
+        {'held_calls{route="/mcp"}': -1, 'hold_duration_seconds{route="/mcp"}': 20},
+    ),
+    (lambda metrics: metrics.show_cold_call("/mcp", -1), {'cold_calls{route="/mcp"}': -1}),
+    (lambda metrics: metrics.call_cooled("/mcp"), {'calls_cooled_total{route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.cold_call_ended("/mcp", ColdEnding.EXPIRED),
+        {'cold_calls_ended_total{ending="expired",route="/mcp"}': 1},
+    ),
+    (lambda metrics: metrics.exchange_finished("/mcp", 3), {'rounds_per_exchange{route="/mcp"}': 3}),
+    (lambda metrics: metrics.continued("/mcp", Step.HELD), {'continuations_total{route="/mcp",step="held"}': 1}),
+    (lambda metrics: metrics.sealed(), {"seals_total": 1}),
+    (lambda metrics: metrics.state_rejected("expired"), {'state_rejected_total{reason="expired"}': 1}),
+    (lambda metrics: metrics.state_rejected("odd"), {'state_rejected_total{reason="other"}': 1}),
+    (
+        lambda metrics: metrics.sessions_by_state("/mcp")[SessionState.IDLE].inc(),
+        {'sessions{route="/mcp",state="idle"}': 1},
+    ),
+    (lambda metrics: metrics.sessions_by_state("/mcp")[None].inc(), {}),
+    (lambda metrics: metrics.session_opened("/mcp"), {'sessions_opened_total{route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.session_refused("/mcp", SessionLimit.RATE),
+        {'sessions_refused_total{limit="sessions.new_per_second",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.session_refused("/mcp", "sessions.new_per_second"),
+        {'sessions_refused_total{limit="sessions.new_per_second",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.session_refused("/mcp", "odd"),
+        {'sessions_refused_total{limit="other",route="/mcp"}': 1},
+    ),
+    (lambda metrics: metrics.session_lost("/mcp"), {'sessions_lost_total{route="/mcp"}': 1}),
+    (lambda metrics: metrics.relayed("/mcp", -1), {'client_sessions{route="/mcp"}': -1}),
+    (lambda metrics: metrics.mirroring("/mcp", -1), {'mirrored_calls{route="/mcp"}': -1}),
+    (lambda metrics: metrics.tasks_changed("/mcp", -2), {'tasks{route="/mcp"}': -2}),
+    (
+        lambda metrics: metrics.task_ended("/mcp", TaskOutcome.LOST),
+        {'tasks_ended_total{outcome="lost",route="/mcp"}': 1},
+    ),
+    (lambda metrics: metrics.subscribed("/mcp", 1), {'subscriptions{route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.subscription_lost("/mcp", opened_again=True),
+        {'subscriptions_lost_total{outcome="reopened",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.subscription_lost("/mcp", opened_again=False),
+        {'subscriptions_lost_total{outcome="ended",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.upstream_failed("/mcp", "call_lost"),
+        {'upstream_errors_total{kind="call_lost",route="/mcp"}': 1},
+    ),
+    (lambda metrics: metrics.upstream_failed("/mcp", "odd"), {'upstream_errors_total{kind="other",route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.era_probed("/mcp", UpstreamEra.MODERN),
+        {'era_probes_total{era="modern",route="/mcp"}': 1},
+    ),
+    (
+        lambda metrics: metrics.list_answered("/mcp", from_memory=True),
+        {'lists_answered_total{route="/mcp",source="memory"}': 1},
+    ),
+    (
+        lambda metrics: metrics.list_answered("/mcp", from_memory=False),
+        {'lists_answered_total{route="/mcp",source="upstream"}': 1},
+    ),
+    (lambda metrics: metrics.tool_left_out("/mcp"), {'tools_left_out_total{route="/mcp"}': 1}),
+    (lambda metrics: metrics.child_started("/mcp"), {'children{route="/mcp"}': 1}),
+    (
+        lambda metrics: metrics.child_ended("/mcp", asked=True),
+        {'children{route="/mcp"}': -1, 'children_ended_total{route="/mcp",why="asked"}': 1},
+    ),
+    (
+        lambda metrics: metrics.child_ended("/mcp", asked=False),
+        {'children{route="/mcp"}': -1, 'children_ended_total{route="/mcp",why="unasked"}': 1},
+    ),
+    (lambda metrics: metrics.config_reloaded(applied=True), {'config_reloads_total{outcome="applied"}': 1}),
+    (lambda metrics: metrics.config_reloaded(applied=False), {'config_reloads_total{outcome="rejected"}': 1}),
+    (lambda metrics: metrics.peer_asked(PeerOutcome.STALLED), {'peer_requests_total{outcome="stalled"}': 1}),
+    (lambda metrics: metrics.peer_rejected("replayed"), {'peer_rejected_total{reason="replayed"}': 1}),
+    (lambda metrics: metrics.peer_rejected("odd"), {'peer_rejected_total{reason="other"}': 1}),
+    (lambda metrics: metrics.sent_on(), {"calls_sent_on_total": 1}),
+    (lambda metrics: metrics.worker_restarted(), {"worker_restarts_total": 1}),
+    (lambda metrics: metrics.task_failed(), {"task_failures_total": 1}),
+]
 
 
 def exercised() -> Metrics:
-    """Return metrics on which every method was called."""
+    """Return metrics in which everything has happened once."""
     metrics = Metrics("1.2.3", ["/mcp"])
-    metrics.operation_finished("/mcp", "tools/call", "2026-07-28", COMPLETE, 0.03)
-    metrics.downstream_rejected("header_mismatch")
-    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
-    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
-    metrics.era_probed("/mcp", UpstreamEra.MODERN)
-    metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
-    metrics.notification("/mcp", "notifications/progress", forwarded=True)
-    metrics.notification("/mcp", "notifications/odd", forwarded=False)
-    metrics.notifications_dropped("/mcp", 2)
-    metrics.show_cold_call("/mcp", 1)
-    metrics.call_cooled("/mcp")
-    metrics.cold_call_ended("/mcp", ColdEnding.EXPIRED)
-    metrics.call_parked("/mcp")
-    metrics.call_parked("/mcp")
-    metrics.call_released("/mcp", 20)
     metrics.set_held_limit(10_000)
     metrics.watch_budget("limits.results_bytes", lambda: BudgetStatus(7, 9, 2))
-    metrics.exchange_finished("/mcp", 3)
-    metrics.continued("/mcp", Step.HELD)
-    metrics.state_rejected("expired")
-    metrics.sealed()
-    metrics.session_opened("/mcp")
-    metrics.session_refused("/mcp", SessionLimit.RATE)
-    metrics.session_lost("/mcp")
-    metrics.subscribed("/mcp", 1)
-    metrics.tool_left_out("/mcp")
-    metrics.list_answered("/mcp", from_memory=True)
-    metrics.subscription_lost("/mcp", opened_again=True)
-    metrics.sessions_by_state("/mcp")[SessionState.IDLE].inc()
-    metrics.child_started("/mcp")
-    metrics.child_ended("/mcp", asked=False)
-    metrics.upstream_failed("/mcp", "call_lost")
-    metrics.config_reloaded(applied=False)
-    metrics.peer_asked(PeerOutcome.STALLED)
-    metrics.peer_rejected("replayed")
-    metrics.worker_restarted()
-    metrics.task_failed()
+    for happens, _ in COUNTED:
+        happens(metrics)
     return metrics
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    text, _ = metrics.render()
+    """Every sample as `/metrics` names it."""
+    lines = [line.rpartition(" ") for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    _ = metrics.render()
+    return metrics.series.registry.get_sample_value(name, labels)
+
+
+def counted(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The samples that differ, with the difference; of a histogram the sum stands for all of them."""
     return {
-        f"{sample.name}{sorted(sample.labels.items())}" if sample.labels else sample.name: sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
+        name.removeprefix("mcp_gateway_").replace("_sum", ""): pytest.approx(found - before.get(name, 0))
+        for name, found in after.items()
+        if found != before.get(name, 0) and re.match(r"mcp_\w+(?<!_bucket)(?<!_count)(?=$|{)", name)
     }
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float:
-    return samples(metrics)[f"{name}{sorted(labels.items())}" if labels else name]
+@pytest.mark.parametrize(("happens", "adds"), COUNTED, ids=[" ".join(adds) or "nothing" for _, adds in COUNTED])
+def test_what_happens_counts_in_its_own_series_alone(
+    happens: Callable[[Metrics], object], adds: dict[str, float]
+) -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        before = samples(metrics)
+        happens(metrics)
+        assert counted(before, samples(metrics)) == adds
 
 
 def test_reading_shows_what_is_set_only_then() -> None:
@@ -87,6 +230,51 @@ def test_reading_shows_what_is_set_only_then() -> None:
     assert value(metrics, "mcp_gateway_budget_bytes", budget="limits.results_bytes") == 7
     _ = metrics.watch_load(lambda gauges: gauges.in_flight.set(5))
     assert value(metrics, "mcp_gateway_requests_in_flight") == 5
+
+
+def test_each_histogram_has_bounds_that_fit_what_it_measures() -> None:
+    metrics = exercised()
+    for name, below, above in (
+        ("mcp_gateway_hold_duration_seconds", "10.0", "30.0"),
+        ("mcp_gateway_passed_through_duration_seconds", "0.1", "0.2"),
+        ("mcp_gateway_rounds_per_exchange", "2.0", "3.0"),
+    ):
+        labels = {"route": "/mcp"} | ({"era": "legacy"} if "passed" in name else {})
+        found = [value(metrics, f"{name}_bucket", **labels, le=bound) for bound in (below, above)]
+        assert found == [0, 1], name
+
+
+def test_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
+    metrics = Metrics()
+    counts = metrics.sessions_by_state("/mcp")
+    counts[SessionState.IDLE].inc()
+    counts[SessionState.BUSY].inc()
+    for change in (1, 1, -1):
+        metrics.relayed("/mcp", change)
+        metrics.mirroring("/mcp", change)
+    assert metrics.sessions("/mcp") == {"idle": 1, "busy": 1, "quarantined": 0}
+    assert (metrics.client_sessions("/mcp"), metrics.mirrored("/mcp")) == (1, 1)
+
+
+def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
+    metrics, name = Metrics(), "limits.results_bytes"
+    statuses = iter([BudgetStatus(7, 9, 2), BudgetStatus(8, 9, 3)])
+    metrics.watch_budget(name, lambda: next(statuses))
+    series = [f"mcp_gateway_budget_{each}" for each in ("bytes", "limit_bytes", "given_way_total")]
+    shown = (metrics.series.registry.get_sample_value(each, {"budget": name}) for each in series * 3)
+    assert [next(shown) for _ in series] == [None, None, 0]
+    for expected in ([7, 9, 2], [8, 9, 3]):
+        metrics.show_budgets()
+        assert [next(shown) for _ in series] == expected
+
+
+def test_a_reload_is_noted_where_clients_are_served() -> None:
+    metrics, name = Metrics(), "mcp_gateway_config_last_reload_successful"
+    metrics.config_reloaded(applied=True)
+    assert value(metrics, name) is None
+    assert metrics.watch_load(lambda _: None) is metrics.saturation
+    metrics.config_reloaded(applied=False)
+    assert value(metrics, name) == 0
 
 
 def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -> None:

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
-from gateway.telemetry import COMPLETE, Ending, Malformation, NestedOutcome, Outcome, Passed, TrafficEra
-from gateway.telemetry.metrics.registry import Metrics
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.metric_values import value_in
 from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually
@@ -147,63 +144,3 @@ async def test_what_is_passed_through_is_timed_but_for_streams_that_are_no_reply
     assert stand.metric(passed, era="legacy", outcome="answered") == 1
     assert stand.metric("mcp_gateway_passed_through_duration_seconds_count", era="legacy") == 1
     assert operations(stand) == {}
-
-
-def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return value_in(metrics.series.registry, name, **labels)
-
-
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize(
-    ("method", "version", "ending", "labels"),
-    [
-        ("tools/call", "2026-07-28", COMPLETE, ("tools/call", "2026-07-28", "complete", "")),
-        ("odd", "odd", Ending(Outcome.REJECTED, "odd"), ("other", "other", "rejected", "_OTHER")),
-    ],
-)
-def test_a_round_counts_with_its_duration(
-    method: str, version: str, ending: Ending, labels: tuple[str, ...], times: int
-) -> None:
-    metrics = Metrics()
-    for _ in range(times):
-        metrics.operation_finished("/mcp", method, version, ending, 0.03)
-    names = ("method", "protocol_version", "outcome", "error_type")
-    found = {"route": "/mcp", **dict(zip(names, labels, strict=True))}
-    assert metrics.series.registry.get_sample_value(COUNT, found) == times
-
-
-def test_what_is_refused_counts_by_its_reason() -> None:
-    metrics = Metrics()
-    metrics.downstream_rejected("header_mismatch")
-    metrics.downstream_rejected("a reason from outside")
-    metrics.malformed(Malformation.TARGET)
-    assert value(metrics, "downstream_rejected_total", reason="header_mismatch") == 1
-    assert value(metrics, "downstream_rejected_total", reason="other") == 1
-    assert value(metrics, "malformed_requests_total", reason="target") == 1
-
-
-def test_a_passed_through_stream_counts_without_a_time() -> None:
-    metrics = Metrics()
-    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2)
-    metrics.passed("/mcp", TrafficEra.LEGACY, Passed.LEFT, None)
-    for outcome in ("cut", "left"):
-        assert value(metrics, "passed_through_total", route="/mcp", era="legacy", outcome=outcome) == 1
-    assert value(metrics, "passed_through_duration_seconds_count", route="/mcp", era="legacy") == 1
-
-
-def test_nested_requests_count_by_method_and_outcome() -> None:
-    metrics = Metrics()
-    metrics.nested_request("/mcp", "elicitation/create", NestedOutcome.ASKED)
-    metrics.nested_request("/mcp", "tools/call", NestedOutcome.UNSOLICITED)
-    nested = "nested_requests_total"
-    assert value(metrics, nested, route="/mcp", method="elicitation/create", outcome="asked") == 1
-    assert value(metrics, nested, route="/mcp", method="other", outcome="refused_unsolicited") == 1
-
-
-def test_notifications_count_as_forwarded_or_dropped() -> None:
-    metrics = Metrics()
-    metrics.notification("/mcp", "notifications/progress", forwarded=True)
-    metrics.notification("/mcp", "notifications/odd", forwarded=False)
-    metrics.notifications_dropped("/mcp", 2)
-    assert value(metrics, "notifications_total", route="/mcp", kind="progress", outcome="forwarded") == 1
-    assert value(metrics, "notifications_total", route="/mcp", kind="other", outcome="dropped") == 3
