@@ -375,17 +375,6 @@ async def test_a_cold_call_outlives_its_route(
     assert {seen.path for seen in upstream.seen} == {"/mcp"}
 
 
-async def test_a_retry_after_a_restart_of_the_process_resumes_its_cold_call(
-    begin: Start, upstream: FakeUpstream, store: FakeStore
-) -> None:
-    before = await begin(hold=SOON)
-    asked = await cool(before, upstream)
-    await before.gateway.close()
-    after = await begin(hold=SOON)
-    assert json.loads((await after.client().answer(asked)).text) == [ACCEPT]
-    assert steps(after) == {"resumed": 1}
-
-
 async def test_a_caller_whose_credential_the_upstream_refuses_learns_nothing_of_a_cold_call(
     begin: Start, upstream: FakeUpstream, store: FakeStore
 ) -> None:

@@ -23,21 +23,6 @@ from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, eventually
 
 
-async def test_a_question_is_a_round_and_its_answer_ends_the_call(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    upstream.tool(one_question)
-    asked = await client.call(arguments={"a": 1})
-    assert list(asked.questions) == ["name"]
-    assert stand.held == 1
-    done = await client.call(arguments={"a": 1}, state=asked.state, answers={"name": ACCEPT})
-    assert json.loads(done.text) == ACCEPT
-    assert stand.held == 0
-    assert len(upstream.of("tools/call")) == 1
-    assert len(upstream.of("answer")) == 1
-    assert upstream.of("answer")[0].body["id"] == 0, "the id keeps its JSON type"
-
-
 @pytest.mark.parametrize("id_", [0, 7, "0", "a-b"])
 async def test_an_answer_has_the_id_of_its_question_in_its_own_json_type(
     upstream: FakeUpstream, client: Client, id_: Any
@@ -135,21 +120,6 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_call_parked(
     assert stand.held == 1
     assert "answer" not in upstream.words
     assert json.loads((await client.answer(asked)).text) == ACCEPT
-
-
-async def test_missing_answers_are_asked_again_and_unknown_keys_ignored(
-    upstream: FakeUpstream, client: Client
-) -> None:
-    async def tool(turn: Turn) -> None:
-        await asyncio.gather(turn.elicit("one"), turn.elicit("two"))
-        await turn.result(text("both"))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    again = await client.call(state=asked.state, answers={"one": ACCEPT, "three": ACCEPT})
-    assert list(again.questions) == ["two"]
-    assert (await client.answer(again)).text == "both"
-    assert len(upstream.of("answer")) == 2
 
 
 async def test_silence_is_filled_with_comments(upstream: FakeUpstream, begin: Start) -> None:
@@ -264,23 +234,6 @@ async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_en
     assert json.loads((await client.answer(asked)).text) == ACCEPT
 
 
-async def test_a_large_result_is_one_json_body(upstream: FakeUpstream, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.raw(b": ping\n\n")
-        await turn.result(text("x" * 2_000_000))
-
-    upstream.tool(tool)
-    reply = await client.call()
-    assert not reply.is_stream
-    assert len(reply.text) == 2_000_000
-
-
-async def test_an_upstream_that_answers_in_json_is_served(upstream: FakeUpstream, client: Client) -> None:
-    reply = await client.call()
-    assert reply.text == "done"
-    assert reply.result["_meta"][mcp.META_SERVER_INFO] == {"name": "fake", "version": "1"}
-
-
 @contextmanager
 def leaving_no_cycle() -> Iterator[None]:
     """Fail if an exchange is left to the collector: cycles cost a fifth of the CPU under load, and pauses."""
@@ -330,34 +283,6 @@ async def test_an_error_32042_is_a_round_of_urls_and_the_call_runs_again(
     assert stand.sessions("busy") == 1, "the session stays reserved"
     assert (await client.answer(asked, {"action": "accept"})).text == "done"
     assert len({seen.session for seen in upstream.of("tools/call")}) == 1
-
-
-async def test_discover_needs_no_call(upstream: FakeUpstream, client: Client) -> None:
-    upstream.instructions = "Be kind"
-    result = (await client.post("server/discover")).result
-    assert result["instructions"] == "Be kind"
-    assert (await client.post("server/discover")).status == 200
-    assert len(upstream.of("initialize")) == 1
-
-
-OUT_OF_RANGE = ["1e400", "1" * 5000]
-
-
-HALF = "cut \ud83d"
-
-
-@pytest.mark.parametrize(
-    ("method", "params", "code"),
-    [("tools/call", {"name": HALF}, -32020), ("tools/" + HALF, {}, -32020), ("resources/read", {"uri": HALF}, -32020)],
-)
-async def test_half_an_emoji_in_a_name_is_refused_with_the_id(
-    stand: Stand, client: Client, method: str, params: dict[str, Any], code: int
-) -> None:
-    headers, body = client.build(method, params)
-    headers = {name: value.replace("\ud83d", "?") for name, value in headers.items()}
-    async with stand.http.post(stand.url, headers=headers, data=body) as response:
-        refused = await response.json()
-    assert (response.status, refused["error"]["code"], refused["id"]) == (400, code, "c1")
 
 
 def test_every_command_is_obeyed() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from random import Random
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,15 +11,12 @@ from gateway.bridge.call_context import Context
 from gateway.bridge.input_required import input_required
 from gateway.exchange import commands as do
 from gateway.exchange.machine import Exchange, Policy
-from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from gateway.protocol.request_meta import Capabilities
-from tests.support.fake_upstream import FORM, FakeUpstream, Turn, event, one_question, text
+from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import ask, later
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Client, Stand, jwt
-
-OUT_OF_RANGE = ["1e400", "1" * 5000]
 
 
 async def test_a_state_serves_its_own_request_only(upstream: FakeUpstream, stand: Stand) -> None:
@@ -58,77 +54,6 @@ async def test_a_refreshed_token_may_answer(upstream: FakeUpstream, stand: Stand
     fresh = jwt(**claims, exp=2)
     assert json.loads((await stand.client(fresh).answer(asked)).text) == ACCEPT
     assert upstream.of("answer")[0].headers["Authorization"] == fresh, "every leg is authorised by its own"
-
-
-@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
-async def test_arguments_with_a_number_that_python_cannot_hold_are_compared_as_they_are_written(
-    upstream: FakeUpstream, stand: Stand, client: Client, number: str
-) -> None:
-    async def send(number: str, **more: Any) -> tuple[int, Any]:
-        headers, body = client.build("tools/call", {"name": "tool", "arguments": {"n": 0}, **more})
-        body = body.replace(b'"n": 0', f'"n": {number}'.encode())
-        async with stand.http.post(stand.url, headers=headers, data=body) as response:
-            return response.status, await response.json()
-
-    upstream.tool(one_question)
-    _, asked = await send(number)
-    (question,) = asked["result"]["inputRequests"]
-    retry = {"requestState": asked["result"]["requestState"], "inputResponses": {question: ACCEPT}}
-    status, refused = await send("0", **retry)
-    assert (status, refused["error"]["code"]) == (400, -32602)
-    _, done = await send(number, **retry)
-    assert json.loads(done["result"]["content"][0]["text"]) == ACCEPT
-
-
-@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
-async def test_an_answer_with_a_number_that_python_cannot_hold_is_refused_and_the_call_waits_on(
-    upstream: FakeUpstream, stand: Stand, client: Client, number: str
-) -> None:
-    upstream.tool(one_question)
-    asked = await client.call()
-    answers = {"name": {"action": "accept", "content": {"name": 0}}}
-    headers, body = client.build(
-        "tools/call", {"name": "tool", "arguments": {}, "requestState": asked.state, "inputResponses": answers}
-    )
-    body = body.replace(b'"name": 0', f'"name": {number}'.encode())
-    async with stand.http.post(stand.url, headers=headers, data=body) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (400, -32602)
-    assert stand.held == 1
-    assert json.loads((await client.answer(asked)).text) == ACCEPT
-
-
-@pytest.mark.parametrize("number", OUT_OF_RANGE, ids=["float", "integer"])
-async def test_a_question_with_a_number_that_python_cannot_hold_breaks_no_call(
-    upstream: FakeUpstream, client: Client, number: str
-) -> None:
-    async def tool(turn: Turn) -> None:
-        question = event({"jsonrpc": "2.0", "id": 7, "method": mcp.ELICIT, "params": {**FORM, "x": "number"}})
-        waiter = upstream.expect(turn.session, 7)
-        await turn.raw(question.replace(b'"number"', number.encode()))
-        await turn.result(text(json.dumps((await waiter)["result"])))
-
-    upstream.tool(tool)
-    headers, body = client.build("tools/call", {"name": "tool", "arguments": {}})
-    async with client.http.post(client.url, headers=headers, data=body) as response:
-        data = await response.read()
-    assert number.encode() in data
-    state = json.loads(data.replace(number.encode(), b"0"))["result"]["requestState"]
-    done = await client.call(state=state, answers={"elicitation-1": ACCEPT})
-    assert json.loads(done.text) == ACCEPT
-
-
-async def test_sixty_four_questions_with_long_keys_still_fit(upstream: FakeUpstream, client: Client) -> None:
-    titles = [f"{number:03d}" + "k" * 125 for number in range(64)]
-
-    async def tool(turn: Turn) -> None:
-        await asyncio.gather(*(turn.elicit(title) for title in titles))
-        await turn.result(text("all"))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert sorted(asked.questions) == titles
-    assert len(asked.state) <= 8192
-    assert (await client.answer(asked)).text == "all"
 
 
 async def test_a_round_without_questions_brings_only_the_state(

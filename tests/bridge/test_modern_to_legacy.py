@@ -10,22 +10,17 @@ from msgspec import Raw
 from gateway.bridge.modern_to_legacy import legacy_call, modern_event
 from gateway.exchange import events as on
 from gateway.protocol import mcp
-from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, text
-from tests.support.stand import Start
+from tests.support.fake_upstream import FORM, FakeUpstream, Turn
 from tests.support.workbench import ALL, Client, Stand
 
 HALF = "cut \ud83d"
 
 
-async def test_an_error_of_the_upstream_is_http_200(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(lambda turn: turn.error(-32050, "odd"))
-    reply = await client.call()
-    assert (reply.status, reply.error["code"], reply.error["data"]) == (200, -32603, {"upstreamCode": -32050})
-
-
 async def test_an_error_whose_code_is_mapped_keeps_its_data(upstream: FakeUpstream, client: Client) -> None:
     upstream.tool(lambda turn: turn.error(-32050, "odd", {"field": "name", "hints": [1]}))
-    assert (await client.call()).error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
+    reply = await client.call()
+    assert (reply.status, reply.error["code"]) == (200, -32603)
+    assert reply.error["data"] == {"field": "name", "hints": [1], "upstreamCode": -32050}
 
 
 async def test_half_an_emoji_goes_through_a_whole_call_unharmed(upstream: FakeUpstream, stand: Stand) -> None:
@@ -73,12 +68,6 @@ async def test_half_an_emoji_goes_through_a_whole_call_unharmed(upstream: FakeUp
     assert (await client.post("server/discover")).result["instructions"] == HALF
 
 
-async def test_half_an_emoji_in_an_error_goes_through_unharmed(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(lambda turn: turn.error(7, HALF, {HALF: HALF}))
-    error = (await client.call()).error
-    assert (error["code"], error["message"], error["data"]) == (7, HALF, {HALF: HALF})
-
-
 def _fake_context(meta: dict[str, Raw] | None = None, **route: Any) -> Mock:
     fake_context = Mock()
     request = fake_context.request
@@ -119,33 +108,3 @@ def test_a_withdrawn_question_says_whether_the_call_may_be_run_again(continuatio
     event = modern_event(context, Mock(), on.Withdrawn(Raw(b"1")))
     assert isinstance(event, on.Withdrawn)
     assert event.replayable is replayable
-
-
-async def test_a_result_that_is_not_an_object_loses_the_call(upstream: FakeUpstream, client: Client) -> None:
-    upstream.tool(_seven)
-    lost = await client.call()
-    assert lost.outcome == (200, -32603, "call_lost")
-    assert "a result that is not an object" in lost.error["message"]
-
-
-async def _seven(turn: Turn) -> None:
-    turn.reply(body={"jsonrpc": "2.0", "id": turn.id, "result": 7})
-
-
-async def test_a_list_is_kept_and_a_failed_tool_is_not_an_error(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(route={"cache": {"lists_seconds": 60}})
-    upstream.tools = [{"name": "tool", "inputSchema": {"type": "object"}}]
-    upstream.tool(lambda turn: turn.result({**text("no"), "isError": True}))
-    for _ in range(2):
-        assert [tool["name"] for tool in (await stand.client().post("tools/list")).result["tools"]] == ["tool"]
-    assert len(upstream.of("tools/list")) == 1
-    assert (await stand.client().call()).result["isError"] is True
-
-
-async def test_urls_that_the_server_requires_are_asked_for(upstream: FakeUpstream, client: Client) -> None:
-    upstream.each(
-        "tools/call",
-        lambda turn: turn.error(mcp.LEGACY_URL_REQUIRED, "visit", {"elicitations": [URL]}),
-        lambda turn: turn.result(text("paid")),
-    )
-    assert (await client.answer(await client.call(), {"action": "accept"})).text == "paid"

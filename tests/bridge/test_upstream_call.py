@@ -1,8 +1,6 @@
 """The upstream call of one exchange: what becomes of it when the upstream does not take a message."""
 
 import asyncio
-import json
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,7 @@ from gateway.sessions.session import Session
 from tests.support.fake_upstream import FORM, URL, FakeUpstream, Turn, one_question, text
 from tests.support.replicas import Gate, later
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, ALL, Client, Reply, Stand, eventually, leave
+from tests.support.workbench import ACCEPT, Client, Reply, Stand, eventually, leave
 
 
 async def _ask(turn: Turn) -> None:
@@ -79,53 +77,6 @@ async def test_the_handshake_opens_the_side_stream_before_initialized(upstream: 
     ]
     assert len({seen.session for seen in upstream.seen[1:]}) == 1
     assert all(seen.headers["MCP-Protocol-Version"] == "2025-11-25" for seen in upstream.seen[1:])
-
-
-async def test_initialize_carries_this_requests_capabilities_in_the_old_vocabulary(
-    upstream: FakeUpstream, stand: Stand
-) -> None:
-    declared: dict[str, Any] = {
-        "elicitation": {"url": {}},
-        "extensions": {"io.modelcontextprotocol/tasks": {}, "x/y": {}},
-    }
-    await stand.client(capabilities=declared).call()
-    params = upstream.of("initialize")[0].body["params"]
-    assert params["protocolVersion"] == "2025-11-25"
-    assert params["capabilities"] == {"elicitation": {"url": {}}, "extensions": {"x/y": {}}}
-    assert params["clientInfo"] == {"name": "bench", "version": "1"}
-
-
-async def test_a_question_on_the_side_stream_before_the_calls_own_head_belongs_to_the_call(
-    upstream: FakeUpstream, client: Client
-) -> None:
-    async def tool(turn: Turn) -> None:
-        answer = await turn.elicit("early", side=True)  # nothing of the POST's reply was sent yet
-        await turn.result(text(answer["action"]))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert list(asked.questions) == ["early"]
-    assert (await client.answer(asked)).text == "accept"
-
-
-async def test_the_result_may_come_on_the_side_stream(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    closed = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        await turn.raw(b": open\n\n")
-        await turn.result(text("sideways"), side=True)
-        try:
-            await turn.for_ever()
-        finally:
-            closed.set()
-
-    upstream.tool(tool)
-    assert (await client.call()).text == "sideways"
-    async with asyncio.timeout(2):
-        await closed.wait()
-    upstream.tool(one_question)
-    assert json.loads((await client.answer(await client.call())).text) == ACCEPT
-    assert len(upstream.of("initialize")) == 1, "the session was used again"
 
 
 async def test_the_log_level_is_set_on_a_session_only_when_it_differs(upstream: FakeUpstream, client: Client) -> None:
@@ -262,12 +213,6 @@ async def test_leaving_during_a_request_of_the_gateways_own_deletes_nothing_unde
     await eventually(lambda: not stand.busy_tasks())
     assert "DELETE" not in upstream.words
     assert "tools/call" not in upstream.words
-
-
-async def test_clients_with_different_capabilities_share_no_session(upstream: FakeUpstream, stand: Stand) -> None:
-    for capabilities in (ALL, {}, ALL):
-        await stand.client(capabilities=capabilities).call()
-    assert len(upstream.of("initialize")) == 2
 
 
 async def test_a_bug_while_answers_are_sent_ends_the_call_and_tells_the_upstream(

@@ -16,9 +16,8 @@ from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.parts.launch import free_port
 from tests.support.fake_name_service import EXCHANGES, IDS, PEERS, FakeClock, FakeNameService, static
-from tests.support.fake_peer import Silent
 from tests.support.fake_upstream import FakeUpstream
-from tests.support.replicas import TWICE, Cluster, ask, drop, in_time, resealed
+from tests.support.replicas import TWICE, Cluster, ask, in_time
 from tests.support.workbench import ACCEPT, eventually
 
 
@@ -303,24 +302,3 @@ async def test_replicas_find_one_another_through_a_name_service(upstream: FakeUp
     reply = await three.client().answer(asked)
     assert json.loads(reply.text) == ACCEPT
     assert len(upstream.of("tools/call")) == 3
-
-
-async def test_a_stopped_process_that_the_name_service_lists_may_be_the_owner(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    silent = await cluster.fake(Silent())
-
-    async def resolve(_: str, __: int) -> list[Address]:
-        return [silent.address]
-
-    section = {"peers": {}, "peers_dns": "peers.example:8081"}
-    one = await cluster.start("gw-1", f"127.0.0.1:{free_port()}", replica=section, **TWICE)
-    one.gateway.members.discovery._resolve = resolve
-    upstream.tool(ask)
-    asked = await one.client().call()
-    state = resealed(asked.state, owner="gw-2", exchange="x", upstream=None)
-    await drop(one)
-    reply = await one.client().call(state=state, answers=dict.fromkeys(asked.questions, ACCEPT))
-    assert reply.outcome == (503, -32603, "owner_stalled")
-    assert len(upstream.of("tools/call")) == 1
-    assert all(bytes(received).endswith(b"\r\n\r\n") for received in silent.received)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
-from tests.support.fake_store import SOON, FakeStore, cold, cool
+from tests.support.fake_store import SOON, FakeStore, cool
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.replicas import (
     TWICE,
@@ -151,16 +151,6 @@ async def test_a_parted_replica_takes_no_call_over(store: FakeStore, cluster: Cl
         assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
     assert second == "gw-3"
     assert (steps(stands[1]), steps(stands[2]), store.resumed) == ({"forwarded": 1}, {"resumed": 1, "held": 1}, 1)
-
-
-async def test_a_cold_call_of_a_parted_owner_is_resumed_elsewhere(
-    upstream: FakeUpstream, store: FakeStore, cluster: Cluster
-) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", hold={**SOON, "drain_seconds": 0.05})
-    asked = await cool(one, upstream)
-    await part(one)
-    assert json.loads((await two.client().answer(asked)).text) == [ACCEPT]
-    assert (steps(one), steps(two), cold(one)) == ({}, {"resumed": 1}, 1)
 
 
 @pytest.mark.parametrize("kind", ["held", "cold"])

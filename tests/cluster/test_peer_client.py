@@ -3,17 +3,11 @@
 import asyncio
 import io
 import json
-from typing import Any
 
 import pytest
-from multidict import CIMultiDict, CIMultiDictProxy
+from msgspec.structs import replace
 
-from gateway.config import InForce
-from gateway.http.incoming import Incoming
-from gateway.http.outbox import FinalMessage
-from gateway.http.reply import ReplyWriter
-from gateway.http.server.response import Response, WholeResponse
-from gateway.runtime.budget import Budget, Share
+from gateway.seal.peer_messages import End, Head
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
 from tests.support.replicas import (
@@ -22,8 +16,10 @@ from tests.support.replicas import (
     ask,
     asked_peers,
     facing,
+    frames_of,
     in_time,
     orphan,
+    peer_request_for,
     retry_params,
     steps,
 )
@@ -51,43 +47,19 @@ async def test_the_client_gets_the_owners_refusal_unchanged(upstream: FakeUpstre
     assert len(upstream.of("tools/call")) == 1
 
 
-async def test_a_retry_through_another_replica_needs_the_same_credentials(
+async def test_the_owner_looks_for_itself_whether_a_credential_came_once(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
     upstream.tool(ask)
-    one, other = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"]})
-    asked = await one.client(headers={"X-Api-Key": "mine"}).call()
-    for headers in ({}, {"X-Api-Key": "another"}):
-        assert (await other.client(headers=headers).answer(asked)).outcome == (400, -32602, "invalid_request_state")
-    sent, body = other.client().build("tools/call", retry_params(asked))
-    twice = CIMultiDict(sent)
-    twice.extend([("X-Api-Key", "another"), ("x-api-key", "mine")])
-    incoming = Incoming("/mcp", CIMultiDictProxy(twice), "127.0.0.1", body, request_id="r")
-    asked_of = one.gateway.members.own
-    wire = Recorder()
-    _ = await other.gateway._peers.forward("owner", asked_of, incoming, wire)
-    assert (wire.status, json.loads(wire.body)["error"]["code"]) == (400, -32600), "the owner looks for itself"
-    assert (await other.client(headers={"X-Api-Key": "mine"}).answer(asked)).text
-
-
-class Recorder(ReplyWriter):
-    """Keeps a whole reply."""
-
-    async def only(self, final: FinalMessage) -> Response:
-        self.body, self.status = final.body, final.status
-        return WholeResponse()
-
-    def share_unread(self) -> Share:
-        return Budget("test", InForce(1 << 30)).share(lambda: None)
-
-    async def start(self) -> None:
-        raise AssertionError
-
-    async def write(self, data: bytes) -> None:
-        raise AssertionError
-
-    async def end(self, ending: Any) -> Response:
-        raise AssertionError
+    one, _ = await cluster.begin("gw-1", "gw-2", route={"forward_headers": ["x-api-key"]})
+    client = one.client(headers={"X-Api-Key": "mine"})
+    asked = await client.call()
+    request = peer_request_for("gw-1", "owner", asked, client)
+    twice = replace(request, headers=(*request.headers, (b"x-api-key", b"another")))
+    head, _, end = await frames_of(cluster, "gw-1", twice)
+    assert isinstance(head, Head)
+    assert (head.status, end) == (400, End("rejected", "-32600"))
+    assert (await client.answer(asked)).text
 
 
 async def test_headers_and_the_clients_address_reach_the_other_replica_unchanged(
@@ -172,19 +144,6 @@ async def test_a_silent_owner_receives_nothing_and_keeps_its_calls(upstream: Fak
     assert len(upstream.of("tools/call")) == 1, "and it is run nowhere else"
     assert asked_peers(one) == {"stalled": 2}
     assert len(one.gateway.lot) == 0
-
-
-async def test_an_owner_that_stops_after_it_took_the_request_is_stalled_too(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await asked.silence()
-
-    one, peer = await facing(cluster, upstream, script, **TWICE)
-    reply = await one.client().answer(await orphan(one, "gw-2"))
-    assert reply.outcome == (503, -32603, "owner_stalled")
-    assert peer.kinds == ["owner"], "sent once"
 
 
 @pytest.mark.parametrize("status", [403, 404, 413, 500, 503])

@@ -30,14 +30,11 @@ from tests.support.replicas import (
     asked_peers,
     dies_at_once,
     facing,
-    in_time,
-    later,
     orphan,
-    retry_params,
     speaks_no_http,
     steps,
 )
-from tests.support.workbench import ACCEPT, eventually
+from tests.support.workbench import ACCEPT
 
 
 @pytest.mark.parametrize("script", [dies_at_once, speaks_no_http])
@@ -63,20 +60,6 @@ async def test_a_peer_that_accepts_and_closes_connections_is_alive(
     assert (peer.kinds, len(peer.asked)) == ([], 2)
 
 
-async def test_a_kept_connection_is_reused(upstream: FakeUpstream, cluster: Cluster) -> None:
-    ports = free_port()
-    proxy = await cluster.fake(Proxy(f"127.0.0.1:{ports}"))
-    cluster.peers = {"gw-1": f"127.0.0.1:{ports}", "gw-2": f"127.0.0.1:{free_port()}"}
-    one = await cluster.start("gw-1", cluster.peers["gw-1"])
-    two = await cluster.start(
-        "gw-2", cluster.peers["gw-2"], replica={"peers": cluster.peers | {"gw-1": proxy.address}}
-    )
-    upstream.tool(ask)
-    for _ in range(4):
-        assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
-    assert proxy.connections == 1
-
-
 async def test_a_stale_connection_is_replaced_and_the_request_runs_once(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
@@ -95,30 +78,6 @@ async def test_a_stale_connection_is_replaced_and_the_request_runs_once(
     assert asked_peers(two) == {"served": 2}
     assert steps(one) == {"held": 2}
     assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 2
-
-
-async def test_a_client_that_disconnects_closes_the_connection_to_the_owner(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    async def script(asked: Asked) -> None:
-        hop = await asked.take()
-        if b"last" in hop.body:
-            await asked.reply(b'{"jsonrpc":"2.0","id":"c3","result":{"resultType":"complete","content":[]}}')
-        else:
-            await asked.begin()
-            await asked.silence()
-            left.set()
-
-    left = asyncio.Event()
-    one, peer = await facing(cluster, upstream, script)
-    asked = await orphan(one, "gw-2")
-    waiting = later(one.client().answer(asked))
-    await eventually(lambda: peer.kinds)
-    waiting.cancel()
-    await in_time(left.wait())
-    params = {**retry_params(asked), "inputResponses": {"q": {"action": "accept", "content": {"name": "last"}}}}
-    assert (await one.client().post("tools/call", params)).status == 200
-    assert peer.connections == 2
 
 
 async def test_a_name_whose_addresses_all_refuse_proves_death(upstream: FakeUpstream, cluster: Cluster) -> None:
@@ -199,19 +158,6 @@ async def test_a_name_that_does_not_resolve_in_time_proves_nothing(monkeypatch: 
         await connections.question("gw-2.test:80", question, 5)
     assert silence.value.is_local
     connections.close()
-
-
-async def test_peers_are_reached_without_the_proxy_of_the_environment(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
-    assert steps(two)["forwarded"] == 1
 
 
 def connections_from(listen: Address | None, timeouts: Timeouts | None = None) -> PeerConnections:

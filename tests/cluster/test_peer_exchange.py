@@ -19,7 +19,6 @@ from tests.support.replicas import (
     Gate,
     ask,
     asked_peers,
-    dies_at_once,
     facing,
     in_time,
     operations,
@@ -91,18 +90,6 @@ async def test_both_replicas_count_a_forwarded_retry_while_it_waits(upstream: Fa
     assert asked_peers(two) == {"served": 1}
 
 
-async def test_a_reply_that_takes_long_is_waited_for(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        taken, go = owner.waits()
-        await raw.send(sent)
-        await in_time(taken.wait())
-        await asyncio.sleep(0.2)  # the time under test
-        go.set()
-        assert (await reply(raw))[1] == RESULT
-    assert len(peer.asked) == 4, "the request was sent once"
-    assert asked_peers(one) == {"served": 4}
-
-
 async def test_a_retry_that_is_sent_ahead_waits_for_the_one_before(upstream: FakeUpstream, cluster: Cluster) -> None:
     async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
         taken, go = owner.waits()
@@ -129,51 +116,6 @@ async def test_a_reply_with_a_status_of_its_own_keeps_it(upstream: FakeUpstream,
         head, body = await reply(raw)
         assert (head.split(b" ")[1], body) == (b"429", b'{"error":1}')
     assert (len(peer.asked), asked_peers(one)) == (4, {"served": 4})
-
-
-async def test_a_kept_connection_that_has_ended_is_replaced(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        owner.script = dies_at_once
-        await raw.send(sent)
-        assert b"limits.connections" in (await reply(raw))[1], "the second connection ended too"
-        owner.script = None
-        await raw.send(sent)
-        assert (await reply(raw))[1] == RESULT
-    assert asked_peers(one) == {"served": 4, "stalled": 1}
-    assert peer.connections == 3
-
-
-async def test_an_owner_that_falls_silent_gets_nothing_to_run(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def script(asked: Asked) -> None:
-        behind.append(await asked.silence())
-
-    behind: list[int] = []
-    async with forwarding(upstream, cluster) as (one, owner, peer, raw, sent):
-        owner.script = script
-        await raw.send(sent)
-        assert json.loads((await reply(raw))[1])["error"]["data"]["reason"] == "owner_stalled"
-        await eventually(lambda: behind)
-        assert behind == [0], "a process that wakes up later has nothing to run"
-    assert asked_peers(one) == {"served": 3, "stalled": 1}
-    assert len(peer.kinds) == 3
-
-
-async def test_a_client_that_leaves_ends_the_request_to_the_owner(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        taken.set()
-        await asked.silence()
-        left.set()
-
-    taken, left = asyncio.Event(), asyncio.Event()
-    async with forwarding(upstream, cluster) as (one, owner, _, raw, sent):
-        owner.script = script
-        await raw.send(sent)
-        await in_time(taken.wait())
-        assert one.gateway.downstream.in_flight == 1
-    await in_time(left.wait())
-    await eventually(lambda: one.gateway.downstream.in_flight == 0)
-    assert asked_peers(one) == {"served": 3, "broke": 1}
 
 
 OTHERS = {"count": 2}
@@ -221,24 +163,6 @@ async def test_a_dead_owners_call_is_not_taken_over_with_other_arguments(
             assert (refused(one), asked_peers(one)) == (number, {"dead": number})
     assert (len(upstream.of("tools/call")), steps(one)) == (calls, {})
     assert (await one.client().answer(asked)).text
-
-
-async def test_a_call_that_was_taken_over_refuses_other_arguments_here(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    """Its state names the dead owner, but this replica holds it."""
-    (one,) = await cluster.begin("gw-1", fakes={"gw-2": f"127.0.0.1:{free_port()}"}, **TWICE)
-    upstream.tool(ask)
-    asked = await orphan(one, "gw-2", "gw-1")
-    taken = await one.client().answer(asked)
-    assert taken.text
-    sent = request(one, body=one.client().build("tools/call", retry_params(asked) | {"arguments": OTHERS})[1])
-    async with raw_connection(one) as raw:
-        for _ in range(4):
-            await raw.send(sent)
-            assert b" 400 " in (await reply(raw))[0]
-    assert refused(one) == 4
-    assert asked_peers(one) == {"dead": 1}
 
 
 BOUND = {"forward_headers": ["x-api-key"], "bind_headers": ["x-api-key"]}

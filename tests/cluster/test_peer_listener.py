@@ -273,21 +273,6 @@ async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> P
 
 
 @pytest.mark.usefixtures("_patient")
-async def test_a_drain_sees_the_calls_of_such_retries(upstream: FakeUpstream, cluster: Cluster) -> None:
-    (one,) = await cluster.begin("gw-1")
-    gate = Gate(upstream)
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        peer_request = await hop(one, raw)
-        await in_time(gate.answered.wait())
-        assert one.gateway.downstream.in_flight == 1
-        assert len(one.gateway.downstream.relayed) == 1
-        assert not one.gateway.downstream.running
-        gate.go.set()
-        assert len(await whole(raw, peer_request)) == 1
-    assert (one.gateway.downstream.in_flight, one.gateway.downstream.relayed) == (0, {})
-
-
-@pytest.mark.usefixtures("_patient")
 async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
     upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,9 +320,12 @@ async def test_a_reply_keeps_the_keys_of_its_request(
             assert len(await whole(raw, peer_request)) == 1
 
 
-async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUpstream, cluster: Cluster) -> None:
+@pytest.mark.parametrize("times", [{}, {"peer_accept_seconds": 3600}], ids=["usual", "a patient owner"])
+async def test_a_retry_whose_reply_takes_long_is_accepted_first(
+    upstream: FakeUpstream, cluster: Cluster, times: dict[str, int]
+) -> None:
     """The other replica tells by this that the request was taken, and waits for the rest as long as it must."""
-    (one,) = await cluster.begin("gw-1")
+    (one,) = await cluster.begin("gw-1", timeouts=times)
     gate = Gate(upstream)
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         peer_request = await hop(one, raw)
@@ -348,17 +336,6 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(upstream: FakeUp
         head, _, end = await streamed(raw, frames)
         assert (head, end) == (Head(200, (), streamed=False), End("complete"))
     assert steps(one) == {"held": 1}
-
-
-async def test_a_patient_owner_accepts_a_retry_before_an_impatient_replica_gives_up(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    (one,) = await cluster.begin("gw-1", timeouts={"peer_accept_seconds": 3600})
-    gate = Gate(upstream)
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        _ = await hop(one, raw)
-        assert b"chunked" in await raw.until(b"\r\n\r\n")
-        gate.go.set()
 
 
 async def test_a_notification_makes_such_a_reply_a_stream(upstream: FakeUpstream, cluster: Cluster) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 
 from gateway.admin.snapshot import known_peers
-from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -24,7 +23,6 @@ from tests.support.replicas import (
     later,
     opened,
     operations,
-    sample,
     steps,
 )
 from tests.support.workbench import ACCEPT, Client, eventually, jwt
@@ -144,25 +142,6 @@ async def test_the_owner_learns_that_a_client_of_another_replica_disconnected(
     assert operations(two, "cancelled") == 1
 
 
-async def test_a_client_that_returns_within_the_grace_period_finds_its_call(
-    upstream: FakeUpstream, cluster: Cluster
-) -> None:
-    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", hold={"grace_seconds": 60})
-    gate = Gate(upstream)
-    asked = await one.client().call()
-    (driver,) = one.gateway.lot
-    waiting = later(two.client().answer(asked))
-    await in_time(gate.answered.wait())
-    waiting.cancel()
-    await eventually(lambda: driver._exchange.state is State.DETACHED)
-    again = later(three.client().answer(asked))
-    await eventually(lambda: driver._exchange.state is State.RUNNING)
-    gate.go.set()
-    assert (await again).text == "done"
-    assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 1
-    assert mcp.CANCELLED not in upstream.words
-
-
 async def test_the_same_retry_through_two_replicas_gets_one_result(upstream: FakeUpstream, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
     gate = Gate(upstream)
@@ -175,17 +154,6 @@ async def test_the_same_retry_through_two_replicas_gets_one_result(upstream: Fak
     late = await two.client().answer(asked)
     assert late.text == "done", "and the result is kept for a reply that got lost"
     assert len(upstream.of("answer")) == len(upstream.of("tools/call")) == 1
-
-
-async def test_other_answers_are_refused_through_another_replica_too(upstream: FakeUpstream, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
-    assert json.loads((await two.client().answer(asked)).text) == ACCEPT
-    other = await two.client().answer(asked, {"action": "decline"})
-    assert other.outcome == (400, -32602, "invalid_request_state")
-    assert len(upstream.of("answer")) == 1
-    assert (sample(one, "mcp_gateway_state_rejected_total", reason="answered"), two.held) == (1, 0)
 
 
 async def test_the_owner_trusts_a_proxys_header_by_the_proxys_address(

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.bridge import plain_call, request_call
 from gateway.exchange.events import Expired
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
@@ -217,13 +216,6 @@ async def test_a_damaged_side_stream_harms_no_call(upstream: FakeUpstream, begin
     assert (await client.answer(await client.call())).text == "accept"
 
 
-async def test_a_side_stream_that_ends_is_opened_anew_without_a_cursor(upstream: FakeUpstream, client: Client) -> None:
-    await client.call()
-    upstream.side("s1").put_nowait(b"id: 7\ndata:\n\n")
-    upstream.side("s1").put_nowait(None)
-    assert "Last-Event-ID" not in (await upstream.saw("GET", 2))[1].headers
-
-
 @pytest.mark.parametrize("status", [405, 404, 400, 500])
 async def test_a_server_without_a_side_stream_is_served(upstream: FakeUpstream, client: Client, status: int) -> None:
     async def refuse(turn: Turn) -> None:
@@ -375,13 +367,6 @@ async def test_a_refused_handshake_is_counted_once(upstream: FakeUpstream, begin
     reply = await stand.client().post(method, {"name": "run", "arguments": {}})
     assert reply.outcome[2] == "upstream_unreachable"
     assert stand.metric("mcp_gateway_upstream_errors_total", kind="upstream_unreachable") == 1
-
-
-async def test_an_upstream_that_is_not_there_is_one_clear_error(upstream: FakeUpstream, client: Client) -> None:
-    await upstream.close()
-    reply = await client.call()
-    assert reply.outcome == (200, -32603, "upstream_unreachable")
-    assert "cannot be reached" in reply.error["message"]
 
 
 # -- credentials ------------------------------------------------------------------------------------------------------
@@ -777,66 +762,6 @@ async def test_progress_keeps_a_call_alive(upstream: FakeUpstream, begin: Start)
 
     upstream.tool(tool)
     assert (await stand.client().call()).text == "slow but alive"
-
-
-async def test_a_withdrawn_question_is_not_asked(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
-    async def tool(turn: Turn) -> None:
-        waiting = asyncio.get_running_loop().create_task(turn.elicit("q", id_=9))
-        await asyncio.wait((waiting,), timeout=0)
-        await turn.notify(mcp.CANCELLED, {"requestId": 9})
-        waiting.cancel()
-        await turn.result(text("never mind"))
-
-    upstream.tool(tool)
-    assert (await client.call()).text == "never mind"
-
-
-async def test_a_question_asked_twice_with_one_id_is_asked_once(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    async def tool(turn: Turn) -> None:
-        for side in (False, True):
-            await turn.say({"id": 3, "method": mcp.ELICIT, "params": FORM}, side=side)
-        await turn.upstream.expect(turn.session, 3)
-        await turn.result(text("once"))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    assert len(asked.questions) == 1
-    assert (await client.answer(asked)).text == "once"
-    assert stand.nested(mcp.ELICIT, "duplicate") == 1
-
-
-async def test_an_upstream_that_ends_the_call_while_parked_gives_its_result_to_the_retry(
-    upstream: FakeUpstream, stand: Stand, client: Client
-) -> None:
-    gate = asyncio.Event()
-
-    async def tool(turn: Turn) -> None:
-        waiting = asyncio.get_running_loop().create_task(turn.elicit("q"))
-        await gate.wait()
-        waiting.cancel()
-        await turn.result(text("without you"))
-
-    upstream.tool(tool)
-    asked = await client.call()
-    gate.set()
-    await eventually(lambda: stand.held == 0)
-    assert (await client.answer(asked)).text == "without you"
-
-
-async def test_a_bug_in_the_calls_task_is_counted_and_its_client_gets_an_error(
-    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(request_call, "legacy_call", broken)
-    monkeypatch.setattr(plain_call, "legacy_call", broken)
-    reply = await client.call()
-    assert reply.error["code"] == -32603
-    assert "ZeroDivision" not in reply.data.decode()
-    stand.planted_bugs = 1
 
 
 async def test_http_proxy_in_the_environment_is_ignored(
