@@ -18,7 +18,7 @@ async def _ask(turn: Turn) -> None:
 
 
 async def _without_keep_alive(turn: Turn) -> None:
-    await turn.upstream._plain(turn)
+    await turn.upstream.plain(turn)
     assert turn.response is not None
     turn.response.force_close()
 

@@ -133,7 +133,7 @@ async def test_a_task_that_was_made_on_a_stream_that_cannot_be_resumed_is_lost(
         await turn.result(store.outcome([]))
 
     upstream.tool(without_ids)
-    upstream.on("answer", upstream._plain)
+    upstream.on("answer", upstream.plain)
     two, asked = await _orphaned(cluster)
     reply = await in_time(two.client().answer(asked))
     assert reply.outcome == (200, -32603, "owner_lost")

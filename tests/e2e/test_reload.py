@@ -149,7 +149,7 @@ async def test_a_gateway_without_a_file_logs_that_it_has_none(server: OldServer,
                 preexec_fn=die_with_parent,
             )
         try:
-            await gw.until(gw._is_ready, "ready", 15)
+            await gw.until(gw.is_ready, "ready", 15)
             (line,) = await gw.reload()
             assert (line["event"], line["level"]) == ("config.rejected", "warning")
             assert "of --config again, and this process has none" in line["note"]

@@ -85,13 +85,13 @@ async def test_an_error_without_an_id_answers_the_request_that_it_comes_for(
 async def test_lists_and_the_introduction_are_not_taken_from_another_response(
     begin: Begin, server: FakeModern, method: str
 ) -> None:
-    answer = server._answer
+    answer = server.answer
 
     async def foreign(call: Call, stream: Any) -> Json:
         given = await answer(call, stream)
         return {**given, "id": "another"} if call.body["method"] == method else given
 
-    server._answer = foreign  # type: ignore[method-assign]
+    server.answer = foreign  # type: ignore[method-assign]
     server.other["prompts/list"] = lambda _: {"result": {"resultType": "complete", "prompts": []}}
     stand = await begin()
     client = LegacyClient(stand.http, stand.url)

@@ -129,7 +129,7 @@ async def test_a_credential_is_checked_in_the_session_of_its_call(upstream: Fake
     client = stand.client(REAL)
     first, second = await client.call(), await client.call()
     refuse_all_but(upstream, REFRESHED)
-    upstream.on("answer", lambda turn: turn.upstream._plain(turn))
+    upstream.on("answer", lambda turn: turn.upstream.plain(turn))
     again = await stand.client(REFRESHED).call(state=second.state, answers={})
     assert again.questions == second.questions
     assert pings(upstream) == [("s2", REFRESHED)]
@@ -194,7 +194,7 @@ async def test_a_kept_result_is_given_where_its_session_is_gone(upstream: FakeUp
     await upstream.saw("DELETE")
     assert (await stand.client(FORGED).answer(asked)).outcome == REFUSED
     for word in ("initialize", "notifications/initialized", mcp.PING):
-        upstream.on(word, lambda turn: turn.upstream._plain(turn))
+        upstream.on(word, lambda turn: turn.upstream.plain(turn))
     assert (await stand.client(REFRESHED).answer(asked)).text == "accept"
     assert len(upstream.of("tools/call")) == 1
     assert [seen.headers["Authorization"] for seen in upstream.of("initialize")][-2:] == [FORGED, REFRESHED]
@@ -221,7 +221,7 @@ async def test_a_credential_that_is_not_let_into_the_calls_session_gets_nothing_
         await (turn.result() if turn.seen.headers["Authorization"] == REAL else refuse_session(turn))
 
     upstream.on(mcp.PING, bound)
-    upstream.on("initialize", lambda turn: turn.upstream._plain(turn))
+    upstream.on("initialize", lambda turn: turn.upstream.plain(turn))
     reply = await stand.client(REFRESHED).answer(asked)
     assert reply.outcome == (403, -32603, "upstream_refused")
     assert len(upstream.of("initialize")) == 1
@@ -244,7 +244,7 @@ async def test_a_replica_that_takes_over_has_the_credential_checked_in_the_calls
     asked = await one.client(REAL).call()
     assert (await two.client(FORGED).answer(asked)).outcome == REFUSED
     refuse_all_but(upstream, REFRESHED)
-    upstream.on(mcp.CANCELLED, lambda turn: turn.upstream._plain(turn))
+    upstream.on(mcp.CANCELLED, lambda turn: turn.upstream.plain(turn))
     assert (await two.client(REFRESHED).answer(asked)).outcome == (200, -32603, "owner_lost")
     assert pings(upstream) == [("s1", FORGED), ("s1", REFRESHED)]
     assert (await one.client(REAL).answer(asked)).text == "accept"
@@ -433,7 +433,7 @@ async def test_a_kept_result_goes_to_no_forged_token_in_a_bound_header(upstream:
 
     async def only_real(turn: Turn) -> None:
         if turn.seen.headers[name] == REAL:
-            await upstream._plain(turn)
+            await upstream.plain(turn)
         else:
             turn.reply(401)
 

@@ -206,7 +206,7 @@ async def test_a_credential_that_the_upstream_refuses_gets_nothing_from_memory(
 
     upstream.on("initialize", checked(upstream.initialize))
     upstream.on("ping", checked(Turn.result))
-    upstream.on(mcp.TOOLS_LIST, checked(upstream._plain))
+    upstream.on(mcp.TOOLS_LIST, checked(upstream.plain))
     stand = await begin(route=KEPT)
     assert await names(stand.client(good)) == ["one"]
     refused = await stand.client(forged).post(mcp.TOOLS_LIST)
@@ -268,7 +268,7 @@ async def test_a_server_without_a_side_stream_keeps_its_lists_until_it_forgets_a
         await upstream.saw("tools/call", 2)
         await turn.result(text("done"))
 
-    upstream.each("tools/call", both, both, upstream._plain)
+    upstream.each("tools/call", both, both, upstream.plain)
     await asyncio.gather(client.call(), client.call())
     assert upstream.words.count("initialize") == 2, "a further session is no change"
     assert await names(client) == ["one"]

@@ -10,7 +10,6 @@ is kept: `requests` and `complaints`.
 """
 
 import asyncio
-import base64
 import itertools
 import os
 import shutil
@@ -114,11 +113,6 @@ class Tab:
         """The roles that assistive technology sees, of all nodes that are not ignored."""
         tree = await self.send("Accessibility.getFullAXTree")
         return [node["role"]["value"] for node in tree["nodes"] if not node["ignored"]]
-
-    async def screenshot(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        shot = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        _ = path.write_bytes(base64.b64decode(shot["data"]))  # noqa: ASYNC240 - it takes microseconds
 
 
 class Browser:

@@ -167,7 +167,7 @@ class Container(Gateway):
                 env=ENVIRONMENT,
                 preexec_fn=die_with_parent,
             )
-        await self.until(self._is_ready, "became ready", START_SECONDS)
+        await self.until(self.is_ready, "became ready", START_SECONDS)
 
     def is_healthy(self) -> bool:
         """Have podman run the image's own health check, once."""

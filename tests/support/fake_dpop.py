@@ -59,9 +59,9 @@ class FakeDpopUpstream(FakeUpstream):
         self.nonce: str | None = None
         """What each proof must have."""
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         headers = refusal(http.headers, self.public_url, self.nonce)
-        return await super()._handle(http) if headers is None else web.Response(status=401, headers=headers)
+        return await super().handle(http) if headers is None else web.Response(status=401, headers=headers)
 
     def legs(self) -> list[tuple[str, str]]:
         """What it was sent, with the leg whose proof came with it."""
@@ -76,9 +76,9 @@ class FakeDpopModern(FakeModern):
         self.public_url = ""
         self.nonce: str | None = None
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         headers = refusal(http.headers, self.public_url, self.nonce)
-        return await super()._handle(http) if headers is None else web.Response(status=401, headers=headers)
+        return await super().handle(http) if headers is None else web.Response(status=401, headers=headers)
 
     def legs(self, method: str) -> list[str]:
         """The legs whose proofs came with the requests of this method."""

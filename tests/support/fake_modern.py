@@ -90,7 +90,7 @@ class FakeModern:
         self.url = ""
 
     async def start(self) -> None:
-        server = web.Server(self._handle, handler_cancellation=True, access_log=None)
+        server = web.Server(self.handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -105,7 +105,7 @@ class FakeModern:
     def of(self, method: str) -> list[Json]:
         return [body for body in self.requests if body["method"] == method]
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method != "POST":
             return web.Response(status=405)
         body = json.loads(await http.read())
@@ -124,14 +124,14 @@ class FakeModern:
         self.peers.append(http.transport and http.transport.get_extra_info("peername"))
         stream = _Stream(http)
         try:
-            final = await self._answer(Call(body, http.headers, stream), stream)
+            final = await self.answer(Call(body, http.headers, stream), stream)
         except asyncio.CancelledError:
             self.left += 1
             raise
         message = {"jsonrpc": "2.0", "id": body["id"], **final}
         return await stream.end(message)
 
-    async def _answer(self, call: Call, stream: "_Stream") -> Json:
+    async def answer(self, call: Call, stream: "_Stream") -> Json:
         match call.body["method"]:
             case mcp.DISCOVER:
                 complete = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "_meta": INFO}

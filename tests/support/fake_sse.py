@@ -62,7 +62,7 @@ class FakeSse:
         self.url = self.origin = ""
 
     async def start(self) -> None:
-        server = web.Server(self._handle, handler_cancellation=True, access_log=None)
+        server = web.Server(self.handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -84,7 +84,7 @@ class FakeSse:
                 await asyncio.sleep(0.002)
         return found
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if self.instead is not None:
             return await self.instead(http)
         self.seen.append((http.method, http.path))

@@ -261,7 +261,7 @@ class FakeUpstream:
     # -- the server ---------------------------------------------------------------------------------------------
 
     async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
-        server = web.Server(self._handle, handler_cancellation=True, access_log=None)
+        server = web.Server(self.handle, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await self._runner.setup()
         await self._listen(port, tls)
@@ -287,7 +287,7 @@ class FakeUpstream:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         data = await http.read()
         seen = Seen(http, _body(data) if http.method == "POST" else None, data)
         # Every gateway probes once, and most tests are not about that.
@@ -298,7 +298,7 @@ class FakeUpstream:
                 waiter.set_result(None)
         turn = Turn(self, http, seen)
         try:
-            await self._scripts.get(seen.word, self._plain)(turn)
+            await self._scripts.get(seen.word, self.plain)(turn)
         except Reset:
             return web.Response()
         except (asyncio.CancelledError, ConnectionError):
@@ -307,7 +307,7 @@ class FakeUpstream:
         assert turn.response is not None, f"the script of {seen.word} said nothing"
         return turn.response
 
-    async def _plain(self, turn: Turn) -> None:
+    async def plain(self, turn: Turn) -> None:
         """Serve as a plain server with sessions."""
         seen = turn.seen
         if seen.word == "initialize":

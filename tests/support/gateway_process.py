@@ -138,7 +138,7 @@ class Gateway:
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
                 preexec_fn=die_with_parent,
             )
-        await self.until(self._is_ready, "became ready", START_SECONDS)
+        await self.until(self.is_ready, "became ready", START_SECONDS)
 
     def write(self, text: str) -> Path:
         """Replace the configuration file in one step."""
@@ -180,7 +180,7 @@ class Gateway:
         except aiohttp.ClientError:
             return None
 
-    async def _is_ready(self) -> bool:
+    async def is_ready(self) -> bool:
         assert self.process is not None
         if self.process.returncode is not None:
             raise self.explain(f"ended with {self.process.returncode}")

@@ -377,7 +377,7 @@ def challenge(status: int, only: str | None = None, plain: Script | None = None)
 
     async def script(turn: Turn) -> None:
         if only is not None and turn.seen.headers.get("Authorization") == only:
-            await (plain or turn.upstream._plain)(turn)
+            await (plain or turn.upstream.plain)(turn)
         else:
             turn.reply(status, b"", {"WWW-Authenticate": 'Bearer realm="mcp"'})
 
@@ -544,7 +544,7 @@ async def test_idle_sessions_of_a_restarted_server_go_together(upstream: FakeUps
     gate.set()
     await both
     upstream.forget()
-    upstream.on("tools/call", upstream._plain)
+    upstream.on("tools/call", upstream.plain)
     assert (await client.call()).text == "done"
     assert (await client.call()).text == "done"
     assert len(upstream.of("tools/call")) == 2 + 2 + 1, "one was refused, no second one"

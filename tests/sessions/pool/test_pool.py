@@ -189,7 +189,7 @@ async def test_of_idle_sessions_only_the_one_that_its_server_has_surely_forgotte
     await upstream.saw("tools/call", 2)
     gate.go.set()
     _ = await asyncio.gather(*both)
-    upstream.tool(upstream._plain)
+    upstream.tool(upstream.plain)
     upstream.forget()
     assert (await client.call()).text == "done"
     await eventually(lambda: stand.sessions("idle") == 1)

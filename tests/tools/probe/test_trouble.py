@@ -261,7 +261,7 @@ async def test_a_redirect_within_the_origin_is_followed_and_told(upstream: FakeU
         if turn.seen.path == "/mcp":
             turn.reply(307, headers={"Location": "/mcp/"})
         else:
-            await upstream._plain(turn)
+            await upstream.plain(turn)
 
     upstream.on("server/discover", slashed)
     found = await look(upstream.url)
@@ -278,7 +278,7 @@ async def test_a_redirect_in_a_circle(upstream: FakeUpstream) -> None:
 @pytest.mark.parametrize(("skew", "state"), [(0, "ok"), (300, "warning"), (-300, "warning")])
 async def test_the_clocks_are_compared(skew: int, state: str, upstream: FakeUpstream) -> None:
     async def dated(turn: Turn) -> None:
-        await upstream._plain(turn)
+        await upstream.plain(turn)
         assert turn.response is not None
         turn.response.headers["Date"] = email.utils.formatdate(time.time() + skew, usegmt=True)
 
@@ -520,7 +520,7 @@ async def mute() -> AsyncIterator[FakeSse]:
         if http.method == "POST" and http.path == "/sse":
             await asyncio.get_running_loop().create_future()
         fake.instead = None
-        return await fake._handle(http)
+        return await fake.handle(http)
 
     fake.instead = hang
     await fake.start()

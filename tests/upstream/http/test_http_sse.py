@@ -434,7 +434,7 @@ async def test_a_finding_that_proves_wrong_is_replaced(old: FakeSse, upstream: F
     stand = await auto(begin, old.url, sessions={"idle_seconds": 0})
     client = stand.client()
     assert (await client.call()).text == "done"
-    old.instead = upstream._handle
+    old.instead = upstream.handle
     assert (await client.call()).text == "done"
     assert upstream.words[:2] == ["GET", "initialize"], "what was found is tried first"
     assert (await client.call()).text == "done"
