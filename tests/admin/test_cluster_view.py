@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
 from tests.support.fake_peer import Asked, FakePeer, Silent
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
-from tests.support.gateway_process import gateway
 from tests.support.replicas import Cluster, ask, drop, in_time
 from tests.support.status import fetch, process, status_of
 from tests.support.workbench import Stand, eventually
@@ -237,38 +235,3 @@ async def test_a_host_with_workers_answers_for_all_of_them(
     assert (await seen(one, "?replica=gw-2")).held_total == 2
     for stand in cluster.stands.values():
         await drop(stand)
-
-
-@pytest.mark.processes
-async def test_real_processes_show_each_other(upstream: FakeUpstream) -> None:
-    """One replica of two workers beside one of a single process; then the second one stops, and is killed."""
-    upstream.tool(ask)
-    peers = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2")}
-    sections: list[dict[str, Any]] = [
-        {"replica": {"id": name, "listen": address, "peers": peers}, "hold": {"ttl_seconds": 600}}
-        for name, address in peers.items()
-    ]
-    async with (
-        gateway(upstream.url, workers=2, **sections[0]) as one,
-        gateway(upstream.url, check=False, **sections[1]) as two,
-    ):
-
-        async def get(gw: Any, query: str = "") -> Status:
-            async with gw.http.get(f"{gw.admin}/status.json{query}") as response:
-                return msgspec.json.decode(await response.read(), type=Status)
-
-        async def until(gw: Any, query: str, shown: Callable[[Status], bool]) -> None:
-            async def is_shown() -> bool:
-                return shown(await get(gw, query))
-
-            await one.until(is_shown, "the page shows it", DEADLINE)
-
-        whole = dict.fromkeys(("gw-1#0", "gw-1#1", "gw-2"), "ready")
-        for gw in (one, two):
-            await until(gw, "", lambda status: (states(status), status.covers) == (whole, "cluster"))
-        await until(one, "?replica=gw-2", lambda status: list(states(status)) == ["gw-2"])
-        await until(two, "?replica=gw-1", lambda status: list(states(status)) == ["gw-1#0", "gw-1#1"])
-        two.stop()
-        await until(one, "", lambda status: peer(status, "gw-2").state == "silent")
-        await two.kill()
-        await until(one, "", lambda status: peer(status, "gw-2").state == "dead")

@@ -159,14 +159,6 @@ async def test_counters_of_a_worker_that_died_stay_and_its_gauges_go(host: Host)
     assert await host.value(TASKS) == 8
 
 
-async def test_a_scrape_is_not_counted_twice(host: Host) -> None:
-    worker = await host.start(0)
-    worker.work(3)
-    assert [await host.value(TASKS) for _ in range(3)] == [3, 3, 3]
-    await host.die(0, worker)
-    assert [await host.value(TASKS) for _ in range(3)] == [3, 3, 3]
-
-
 async def test_a_worker_that_does_not_answer_takes_no_counter_back(host: Host) -> None:
     worker = await host.start(0)
     worker.work(3)

@@ -39,10 +39,8 @@ class Stage:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    ephemeral: list[str] = getattr(request, "param", [])
-    route = {"era": "mirror", "ephemeral": ephemeral}
-    async with old_server("modern-py") as server, cluster(server.url, route=route) as c:
+async def stage() -> AsyncIterator[Stage]:
+    async with old_server("modern-py") as server, cluster(server.url, route={"era": "mirror"}) as c:
         yield Stage(server, c)
 
 
@@ -110,13 +108,3 @@ async def test_a_call_that_was_running_is_lost_with_its_replica(stage: Stage, tm
     await (await owner(stage.c)).kill()
     assert "may have had effects" in await client.text()
     assert len(stage.server.ledger("run", "progress")) == 1
-
-
-@pytest.mark.parametrize("stage", [["progress"]], indirect=True)
-async def test_an_ephemeral_call_that_was_running_is_run_again(stage: Stage, tmp_path: Path) -> None:
-    client = Legacy(tmp_path)
-    await client.call(stage.c.url, "progress", {"steps": 3, "delay_seconds": 1})
-    await client.has("progressed")
-    await (await owner(stage.c)).kill()
-    assert await client.text() == "done"
-    assert len(stage.server.ledger("run", "progress")) == 2

@@ -340,26 +340,17 @@ async def test_a_child_whose_reaper_is_killed_is_killed_with_all_of_its_group(cl
         os.kill(orphan, signal.SIGKILL)  # the one case that nothing covers: see docs/decisions/0011
 
 
-async def test_a_changed_command_retires_the_children_of_the_old_one() -> None:
-    async with gateway(upstream(env={"A": "1"}, warm=2)) as gw, wire(gw.url) as client:
-        assert json.loads((await client.call("environment")).text)["A"] == "1"
-        assert gw.process is not None
-        before = below(gw.process.pid)
-        route = {"path": "/mcp", "upstream": upstream(env={"A": "2"})}
-        (said,) = await gw.reload({**gw.config, "routes": [route]})
-        assert said["event"] == "config.loaded"
-        assert json.loads((await client.call("environment")).text)["A"] == "2"
-        await all_gone(before)
-
-
-async def test_a_changed_command_retires_the_child_of_a_modern_server() -> None:
-    command = {"command": fake("fake_modern_stdio.py"), "env": {"A": "1"}}
-    async with gateway(command) as gw, wire(gw.url) as client:
+@pytest.mark.parametrize(
+    "command", [{**upstream(), "warm": 2}, {"command": fake("fake_modern_stdio.py")}], ids=["legacy", "modern"]
+)
+async def test_a_changed_command_retires_the_children_of_the_old_one(command: dict[str, Any]) -> None:
+    async with gateway({**command, "env": {"A": "1"}}) as gw, wire(gw.url) as client:
         assert (await client.call("echo", {"x": 1})).status == 200
         assert gw.process is not None
         before = below(gw.process.pid)
-        route = {"path": "/mcp", "upstream": {**command, "env": {"A": "2"}}}
-        (said,) = await gw.reload({**gw.config, "routes": [route]})
+        (said,) = await gw.reload(
+            {**gw.config, "routes": [{"path": "/mcp", "upstream": {**command, "env": {"A": "2"}}}]}
+        )
         assert said["event"] == "config.loaded"
         await all_gone(before, 15)
         assert (await client.call("echo", {"x": 1})).status == 200

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,8 +20,6 @@ from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.clients.drive import available, elicit
 from tests.parts.launch import OldServer, free_port, old_server
 from tests.support import compose
-from tests.support.cluster import Balancer, Place
-from tests.support.cluster import installed as balancer_installed
 from tests.support.container import (
     AGAIN,
     HARDENED,
@@ -260,45 +257,3 @@ async def test_compose_starts_one_gateway_with_its_key_in_a_file(
         assert len(box.log("server.started")[0]["key_ids"]) == 1
         assert not [line for line in box.log("config.loaded") if "state.keys is empty" in line.get("note", "")]
         assert box.is_healthy()
-
-
-@pytest.mark.skipif(not balancer_installed("nginx"), reason="apt install nginx-light")
-async def test_compose_starts_three_replicas_behind_nginx(
-    image: None, server: OldServer, drivers: Drivers, tmp_path: Path
-) -> None:
-    """Each replica has an address of its own on the loopback; the others know it by its name.
-
-    8080 of all addresses may be in use by another program, so the replicas have a free port.
-    """
-    env = {"MRTR_UPSTREAM": server.url, "MRTR_STATE_KEY": KEY}
-    parsed = compose.read("replicas", env)
-    folder = tmp_path / "replicas"
-    shutil.copytree(compose.FOLDERS["replicas"], folder)
-    listen, admin, peer = (free_port() for _ in range(3))
-    settings = folder / "config.yaml"
-    settings.write_text(settings.read_text().replace(":8081", f":{peer}"))
-    names = [name for name in parsed["services"] if name != "nginx"]
-    hosts = {name: f"127.0.77.{number}" for number, name in enumerate(names, start=1)}
-    known = [f"--add-host={name}:{host}" for name, host in hosts.items()]
-    async with AsyncExitStack() as stack:
-        boxes = []
-        for name, host in hosts.items():
-            config = {"listen": f"{host}:{listen}", "admin": f"{host}:{admin}", "routes": [{"path": "/mcp"}]}
-            own = [*given(config, server), f"--env=GATEWAY_REPLICA__LISTEN={host}:{peer}"]
-            options = [*compose.podman_options(parsed, name, folder), *known, *own]
-            boxes.append(await stack.enter_async_context(container(name, config, *options)))
-        front = Balancer("nginx", tmp_path, f"127.0.0.1:{free_port()}")
-        text = (folder / "nginx.conf").read_text()
-        for number, name in enumerate(names, start=1):
-            text = text.replace(f"server {name}:8080", f"server 10.0.0.1{number}:8080")
-        front.configure([Place(name, f"{host}:{listen}", "") for name, host in hosts.items()], text)
-        stack.push_async_callback(front.kill)
-        await front.start()
-        client = await drivers.connect("ts", f"http://{front.address}/mcp")
-        answers = [elicit({"action": "accept", "content": {"name": "Ann"}})]
-        for _ in boxes:
-            assert (await client.call_tool("ask", {"question": "Who?"}, answers=answers)).text == ANN
-        # At least six requests in turn to three replicas: each served some, and some rounds did not reach the owner.
-        assert 0 not in [await box.rounds("tools/call") for box in boxes]
-        steps = [await box.metric("mcp_gateway_continuations_total", step="forwarded") for box in boxes]
-        assert sum(steps) > 0

@@ -141,15 +141,6 @@ async def test_a_probe_tells_where_the_bridge_can_help(found: dict[str, Upstream
         assert ("set era: bridge" in check(found[name], "era").fix) == sessions
 
 
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ["dual-py", "dual-fm4"])
-async def test_a_probe_of_a_bridged_route_examines_the_legacy_side(name: str, servers: dict[str, OldServer]) -> None:
-    it = await look(servers[name].url, seconds=10.0, era="bridge")
-    assert it.server is not None, it.checks
-    assert (it.server.era, it.server.sessions, answers(it)["questions"]) == ("both", True, "yes")
-    assert it.server.versions == ("2026-07-28", *VERSIONS)
-
-
 async def words(client: Wire, name: str, tool: str) -> str:
     """The tool's result for an answered question, or the reason why there is none."""
     there = client.on(client.url + path(name))

@@ -298,23 +298,6 @@ async def test_an_older_client_gets_no_event_ids_and_its_questions_on_the_stream
     assert await stream.rest() == [], "the answer to the call that the client left is dropped"
 
 
-async def test_notifications_of_a_call_that_the_client_left_make_room_too(begin: Start, sse_server: FakeSse) -> None:
-    sse_server.tool, sse_server.version = silent, "2025-06-18"
-    stand = await begin(**before(sse_server, limits={"behind_bytes": 1000}))
-    client = await LegacyClient(stand, "2025-06-18").initialize()
-    session = next(iter(stand.gateway.downstream.front.sessions._sessions.values()))
-    for count in (1, 2):
-        call = later(client.call())
-        _ = await sse_server.heard(mcp.TOOLS_CALL, count)
-        stream = session._open[b"%d" % count].stream
-        assert stream is not None
-        stream.send(b"x" * 600)
-        session.left(stream)
-        (await call).close()
-    assert session.standalone._bytes < 1000
-    assert await client.end() == 200
-
-
 @pytest.mark.parametrize("place", ["0", "0-", "-1", "9-1", "1-99", "1-1-1", "x" * 9000, "0-" + "9" * 5000, "²-1"])
 async def test_an_event_id_that_names_nothing_gets_no_stream(place: str, stand: Stand) -> None:
     client = await LegacyClient(stand).initialize()
@@ -330,19 +313,6 @@ async def test_a_new_standalone_stream_takes_over_from_the_one_before(stand: Sta
     assert await first.rest() == []
     ask(sse_server)
     assert (await second.message())["id"] == "q"
-    assert await client.end() == 200
-
-
-async def test_a_result_after_a_notification_comes_in_the_same_stream(stand: Stand, sse_server: FakeSse) -> None:
-    async def tool(_: FakeSse, stream: Upstream, message: Message) -> None:
-        stream.say(method=mcp.LOG, params={"level": "info", "data": "x"})
-        stream.say(id=message["id"], result=DONE)
-
-    sse_server.tool = tool
-    client = await LegacyClient(stand).initialize()
-    _, headers, (log, result) = await client.post(client.call_message())
-    assert headers["Content-Type"] == "text/event-stream"
-    assert (log["method"], result) == (mcp.LOG, answer())
     assert await client.end() == 200
 
 

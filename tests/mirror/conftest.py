@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
+from gateway.config import InForce
+from gateway.mirror.streamable.front import Mirror
+from gateway.mirror.streamable.tokens import Tokens
+from gateway.seal.keyring import Keys
 from tests.support import workbench
 from tests.support.fake_modern import FakeModern
+from tests.support.fake_peer import KEY
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
 from tests.support.stand import leaving_nothing
@@ -46,12 +51,21 @@ async def begin(server: FakeModern) -> AsyncIterator[Begin]:
 
 
 async def _at_rest(stand: Stand) -> None:
-    mirror = stand.gateway.downstream._legacy.mirror
     await eventually(lambda: stand.gateway.downstream.in_flight == 0, "no request is in flight")
-    assert not mirror._shared.running
-    assert len(mirror.lot) == 0
+    assert stand.metric("mcp_gateway_mirrored_calls") == 0
+    assert len(mirror_of(stand).lot) == 0
     await eventually(lambda: stand.gateway.calls.used == 0, "no call weighs anything")
     assert stand.metric("mcp_gateway_task_failures_total") == stand.planted_bugs
+
+
+def mirror_of(stand: Stand) -> Mirror:
+    """What serves the legacy clients of a gateway."""
+    return stand.gateway.downstream._legacy.mirror
+
+
+def sealed() -> Tokens:
+    """Opens and seals what the gateways of these tests do: their key is the same."""
+    return Tokens(InForce(Keys((KEY,), ())))
 
 
 @pytest.fixture

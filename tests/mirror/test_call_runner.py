@@ -187,13 +187,6 @@ async def test_a_task_is_cancelled_with_its_call(tasks: Tasks, when: str) -> Non
     assert stage.hears.failed == []
 
 
-async def test_a_task_that_is_over_is_not_cancelled(tasks: Tasks) -> None:
-    stage = await Stage(tasks).begun()
-    says(await stage.task(), "completed", result={"content": []})
-    stage.link.cancel()
-    assert not stage.server.of(mcp.TASKS_CANCEL)
-
-
 async def test_a_call_that_ends_without_its_task_cancels_it(tasks: Tasks) -> None:
     stage = await Stage(tasks).begun()
     says(await stage.task(), "input_required", inputRequests={"a": FORM})

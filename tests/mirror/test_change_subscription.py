@@ -190,13 +190,3 @@ async def test_the_uris_of_a_session_have_a_limit_in_bytes(bench: Bench) -> None
     with pytest.raises(InvalidParams, match="65536 bytes"):
         await bench.changes.subscribe("a:" + "x" * 65_535, HEADERS)
     assert bench.streams == []
-
-
-async def test_a_request_of_the_server_does_not_reach_the_client(bench: Bench) -> None:
-    listening = asyncio.get_running_loop().create_task(bench.changes.listen(HEADERS))
-    stream = await bench.opened(1)
-    stream.acknowledges()
-    _ = await listening
-    stream.says(method="sampling/createMessage", id=1, params={})
-    stream.says(method=mcp.TOOLS_CHANGED)
-    assert bench.told == [mcp.TOOLS_CHANGED]

@@ -6,7 +6,7 @@ import json
 import aiohttp
 import pytest
 
-from tests.passthrough.test_forwarder import OLD, make_modern, modern_tool
+from tests.passthrough.test_forwarder import OLD
 from tests.support import copies
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
@@ -52,27 +52,6 @@ async def test_calls_that_do_not_fit_are_refused(upstream: FakeUpstream, begin: 
     assert b"done" in (await running)[1]  # type: ignore[index]
     await eventually(lambda: stand.gateway.calls.used == 0, "the call is over")
     assert (await post(call(3)))[0] == 200
-
-
-async def test_a_modern_call_is_weighed(upstream: FakeUpstream, begin: Start) -> None:
-    make_modern(upstream)
-    stand = await begin(limits={"calls_bytes": 150_000, "calls_bytes_per_principal": 120_000})
-    client = stand.client()
-    go, weights = asyncio.Event(), []
-
-    async def tool(turn: Turn) -> None:
-        weights.append(stand.gateway.calls.used)
-        await go.wait()
-        await modern_tool(turn)
-
-    upstream.on("tools/call", tool)
-    running = later(client.call(arguments={"text": LARGE}))
-    await eventually(lambda: weights)
-    assert 100_000 < weights[0] < 101_000
-    assert (await client.call(arguments={"text": LARGE})).status == 429
-    go.set()
-    assert (await running).text == "modern"
-    assert (await client.call(arguments={"text": LARGE})).text == "modern"
 
 
 async def test_the_body_is_dropped_once_the_server_has_accepted_it(upstream: FakeUpstream, stand: Stand) -> None:

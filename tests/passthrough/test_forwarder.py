@@ -181,21 +181,6 @@ async def test_the_upstream_sees_that_the_client_left(upstream: FakeUpstream, st
     await eventually(lambda: passed(stand, "left") == 1)
 
 
-@pytest.mark.parametrize("word", ["tools/call", "GET"])
-async def test_a_reply_that_is_cut_short_looks_cut_short(upstream: FakeUpstream, stand: Stand, word: str) -> None:
-    async def script(turn: Turn) -> None:
-        await turn.raw(b"data: 1\n\n")
-        await turn.reset()
-
-    upstream.on(word, script)
-    method, body = ("GET", None) if word == "GET" else ("POST", CALL)
-    async with stand.http.request(method, stand.url, json=body) as response:
-        assert await response.content.readuntil(b"\n\n") == b"data: 1\n\n"
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await response.content.read()
-    await eventually(lambda: passed(stand, "cut") == 1)
-
-
 async def test_a_redirect_within_the_origin_is_followed_and_remembered(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(url=upstream.url.removesuffix("/mcp") + "/old")
 
@@ -225,25 +210,6 @@ async def test_a_redirect_to_another_origin_is_not(upstream: FakeUpstream, stand
     assert passed(stand, "unreachable") == 1
     assert other.seen == []
     await other.close()
-
-
-async def test_an_unreachable_upstream_is_502(upstream: FakeUpstream, stand: Stand) -> None:
-    await upstream.close()
-    async with stand.http.post(stand.url, json=INITIALIZE) as response:
-        assert await error(response) == (502, 7, -32603)
-    async with stand.http.get(stand.url) as response:
-        assert await error(response) == (502, None, -32603)
-    assert passed(stand, "unreachable") == 2
-
-
-async def test_an_upstream_that_breaks_off_before_its_head_is_502(upstream: FakeUpstream, stand: Stand) -> None:
-    async def script(turn: Turn) -> None:
-        await turn.reset()
-
-    upstream.on("initialize", script)
-    async with stand.http.post(stand.url, json=INITIALIZE) as response:
-        assert await error(response) == (502, 7, -32603)
-    assert upstream.words == ["initialize"], "it may have had effects: nobody sends it again"
 
 
 async def test_a_bare_get_never_hangs(upstream: FakeUpstream, begin: Start) -> None:
@@ -283,17 +249,6 @@ async def test_a_forwarding_loop_is_refused(upstream: FakeUpstream, stand: Stand
     async with stand.http.post(stand.url, json=INITIALIZE, headers={"Via": ", ".join(via)}) as response:
         assert (await error(response))[0] == 508
     assert len(upstream.seen) == 1
-
-
-async def test_headers_of_a_trusted_proxy_go_upstream(upstream: FakeUpstream, begin: Start) -> None:
-    principal = {"source": "header", "header": "X-User", "trusted_proxies": ["127.0.0.0/8"]}
-    claims = {"X-User": "ada", "X-Forwarded-For": "10.0.0.1"}
-    for trusted in (principal, principal | {"trusted_proxies": ["10.0.0.0/8"]}):
-        stand = await begin(principal=trusted)
-        async with stand.http.post(stand.url, json=INITIALIZE, headers=claims) as response:
-            assert response.status == 200
-    assert [set(claims) <= set(seen.headers) for seen in upstream.seen] == [True, False]
-    assert not set(claims) & set(upstream.seen[1].headers)
 
 
 async def test_a_legacy_request_without_a_session_gets_an_error_before_a_transport_without_passthrough(

@@ -324,28 +324,6 @@ async def test_a_client_that_leaves_in_a_large_body_closes_the_servers_connectio
         await eventually(lambda: stand.metric("mcp_gateway_passed_through_total", era="legacy", outcome="left") == 1)
 
 
-async def test_a_modern_request_passes_over_the_same_faults(begin: Start) -> None:
-    found = {"resultType": "complete", "supportedVersions": [mcp.MODERN], "capabilities": {}}
-
-    async def script(wire: Wire) -> None:
-        while True:
-            request = await wire.request()
-            if b"server/discover" in request:
-                asked = json.loads(request.partition(b"\r\n\r\n")[2])
-                discovered = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": found}).encode()
-                head = H + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(discovered)
-                await wire.say(head + discovered)
-            else:
-                await wire.say(b"\x00 garbage\r\n\r\n")
-                return
-
-    async with FakeHttp(script) as server:
-        stand = await begin(url=server.url)
-        reply = await stand.client().call()
-        assert (reply.status, reply.final["id"]) == (502, "c1")
-        assert stand.metric("mcp_gateway_passed_through_total", era="modern", outcome="unreachable") == 1
-
-
 @pytest.mark.parametrize("closes", [True, False])
 async def test_the_head_of_a_reply_at_once_is_that_of_the_server_without_what_is_the_gateways(
     begin: Start, *, closes: bool

@@ -69,15 +69,6 @@ async def test_a_late_question_of_a_cancelled_call_is_no_question_of_the_next_on
     assert asked["result"]["resultType"] == "input_required"
 
 
-async def test_all_calls_of_a_host_meet_the_same_child(old: Host) -> None:
-    pid = await old.text(call("pid"))
-    asked = await old.ask(call("ask", 2))
-    (key,) = asked["result"]["inputRequests"]
-    more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
-    _ = await old.text(call("ask", 3, more=more))
-    assert await old.text(call("pid", 4)) == pid
-
-
 async def test_a_cancelled_call_does_not_cost_the_child_its_memory(old: Host) -> None:
     """The child never answers the cancelled call, as servers of the TypeScript SDK do."""
     pid = await old.text(call("pid"))
@@ -96,17 +87,19 @@ async def test_a_modern_host_may_have_the_era_chosen_for_its_server() -> None:
         assert await running.text(call("echo", x=1)) == '{"x": 1}'
 
 
-async def test_the_child_starts_again_after_it_has_died(old: Host) -> None:
-    lost = await old.ask(call("die"))
-    assert "had effects" in lost["error"]["message"]
-    assert await old.text(call("echo", 2, x=1)) == '{"x": 1}'
-
-
 async def test_a_host_that_gives_up_its_probe_goes_on_as_a_legacy_host(old: Host) -> None:
     _ = await old.ask(modern("server/discover"))
     answer = await old.ask(initialize(7))
     assert answer["result"]["protocolVersion"] == "2025-06-18"
     assert await old.text(legacy("tools/call", 8, name="echo", arguments={"x": 1})) == '{"x": 1}'
+
+
+@pytest.mark.parametrize("command", [OLD, NEW], ids=["legacy", "modern"])
+async def test_a_child_of_a_modern_host_that_died_is_started_again(command: list[str]) -> None:
+    async with host(command) as running:
+        lost = await running.ask(call("die"))
+        assert "had effects" in lost["error"]["message"]
+        assert await running.text(call("echo", 2, x=1)) == '{"x": 1}'
 
 
 # --- a legacy host of a legacy server ---
@@ -156,12 +149,6 @@ async def test_changes_of_a_modern_child_reach_the_subscription_of_the_host(new:
     assert (await new.until(id=9))["result"]["_meta"] == {META + "subscriptionId": 9}
 
 
-async def test_a_modern_child_that_died_is_started_again(new: Host) -> None:
-    lost = await new.ask(call("die", 1))
-    assert "had effects" in lost["error"]["message"]
-    assert await new.text(call("echo", 2, x=1)) == '{"x": 1}'
-
-
 async def test_a_host_is_told_of_a_server_that_knows_no_version_of_it() -> None:
     async with host(fake("fake_modern_stdio.py", "--refuse")) as running:
         answer = await running.ask(modern("server/discover"))
@@ -200,15 +187,6 @@ def peak_bytes(running: Host) -> int:
     """The largest memory that the gateway ever had."""
     status = Path(f"/proc/{running.process.pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
-
-
-async def test_two_requests_with_one_id_are_not_confused(new: Host) -> None:
-    new.write(call("later", 1), call("echo", 1))
-    refused = await new.read()
-    assert refused["error"]["code"] == -32600
-    assert "id" not in refused, "it would end the first request"
-    new.write(call("now", 2))
-    assert (await new.until(id=1))["result"]["content"][0]["text"] == "later"
 
 
 async def test_a_response_that_nothing_asked_for_gets_no_answer(old: Host) -> None:
@@ -371,38 +349,3 @@ async def test_the_gateway_serves_files_in_place_of_pipes(tmp_path: Path) -> Non
         async with asyncio.timeout(60):
             assert await process.wait() == 0
     assert json.loads(taken.read_text())["result"]["content"][0]["text"] == '{"x": 1}'
-
-
-# --- what calls weigh ---
-
-LARGE: Final = "x" * 100_000
-LIMITS: Final = {"calls_bytes": 1_000_000, "calls_bytes_per_principal": 250_000}
-
-
-@pytest.mark.parametrize("is_modern", [False, True], ids=["legacy host", "modern host"])
-async def test_calls_to_a_modern_child_are_weighed(*, is_modern: bool) -> None:
-    def sent(name: str, id_: int, **arguments: Any) -> Any:
-        if is_modern:
-            return call(name, id_, **arguments)
-        return legacy("tools/call", id_, name=name, arguments=arguments)
-
-    async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": NEW}}]}) as running:
-        if not is_modern:
-            _ = await running.ask(initialize())
-        running.write(sent("later", 1, x=LARGE))
-        refused = await running.ask(sent("later", 2, x=LARGE))
-        assert refused["error"]["data"]["reason"] == "busy"
-        assert "result" in await running.ask(sent("now", 3))
-        assert "result" in await running.until(id=1)
-        assert "result" in await running.ask(sent("echo", 4, x=LARGE))
-
-
-async def test_calls_of_a_modern_host_to_a_legacy_child_are_weighed() -> None:
-    async with host(config={"limits": LIMITS, "routes": [{"upstream": {"command": OLD}}]}) as running:
-        asked = await running.ask(call("ask", x=LARGE))
-        refused = await running.ask(call("ask", 2, x=LARGE))
-        assert refused["error"]["data"]["reason"] == "busy"
-        (key,) = asked["result"]["inputRequests"]
-        more = {"requestState": asked["result"]["requestState"], "inputResponses": {key: ANN}}
-        assert await running.text(call("ask", 3, more=more, x=LARGE)) == "Ann"
-        assert "result" in await running.ask(call("echo", 4, x=LARGE))

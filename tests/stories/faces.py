@@ -18,7 +18,7 @@ from tests.stories.server import ELICIT, PROGRESS, Json
 from tests.support import workbench
 from tests.support.host import initialize, modern
 from tests.support.legacy_client import LegacyClient, SseClient, Stream
-from tests.support.workbench import DEADLINE, configuration
+from tests.support.workbench import DEADLINE, configuration, eventually
 
 TOKEN: Final = "t"
 FORMS: Final[Json] = {"elicitation": {"form": {}}}
@@ -169,6 +169,8 @@ def over_http(play: Callable[[workbench.Stand, Client, Lines, Diary], Awaitable[
 
             try:
                 yield played
+                at_rest = "what is over weighs nothing, and only a parked call weighs anything"
+                await eventually(lambda: not stand.gateway.calls.used or len(stand.gateway.lot) > 0, at_rest)
                 assert stand.metric("mcp_gateway_task_failures_total") == 0
             finally:
                 await stand.gateway.close()

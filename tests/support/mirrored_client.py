@@ -68,7 +68,7 @@ class LegacyClient:
             self.session = stream.response.headers.get(mcp.SESSION_ID)
         return message
 
-    def _sent(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    def sent(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         sent = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json", **self.headers}
         if self.session is not None:
             sent |= {mcp.SESSION_ID: self.session, mcp.PROTOCOL_VERSION: self.version}
@@ -76,7 +76,7 @@ class LegacyClient:
 
     @asynccontextmanager
     async def post(self, message: Any, url: str | None = None, **headers: str) -> AsyncIterator[Stream]:
-        sent = self._sent(headers)
+        sent = self.sent(headers)
         async with self.http.post(url or self.url, headers=sent, data=json.dumps(message)) as response:
             yield Stream(response)
 
@@ -92,7 +92,7 @@ class LegacyClient:
     @asynccontextmanager
     async def get(self, last_id: str | None = None, url: str | None = None) -> AsyncIterator[Stream]:
         extra = {} if last_id is None else {mcp.LAST_EVENT_ID: last_id}
-        sent = self._sent(extra)
+        sent = self.sent(extra)
         del sent["Content-Type"]
         async with self.http.get(url or self.url, headers=sent) as response:
             yield Stream(response)

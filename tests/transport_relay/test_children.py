@@ -48,15 +48,6 @@ async def test_each_client_session_has_a_process_of_its_own_which_ends_with_it()
         assert await gw.metric("mcp_gateway_children_ended_total", why="asked") == 2
 
 
-async def test_a_session_that_the_gateway_never_named_does_not_exist() -> None:
-    async with gateway(upstream()) as gw:
-        client = LegacyClient(gw)
-        client.headers[mcp.SESSION_ID] = "made-up"
-        assert (await client.post(client.call_message("pid")))[0] == 404
-        assert (await client.listen()).status == 404
-        assert await client.end() == 404
-
-
 async def test_the_process_ends_when_a_client_of_http_sse_leaves() -> None:
     async with gateway(upstream()) as gw:
         client = await SseClient(gw).initialize()

@@ -40,11 +40,6 @@ async def silent(_fake: FakeSse, _stream: Upstream, _message: Message) -> None:
     """Accept a call and say nothing."""
 
 
-async def asks(_fake: FakeSse, stream: Upstream, message: Message) -> None:
-    """Ask once, on the stream for everything; the test gives the result."""
-    stream.say(id="q", method="elicitation/create", params={"message": "Who?", "requestedSchema": {}})
-
-
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -57,23 +52,6 @@ async def test_the_messages_of_both_sides_pass_unchanged(begin: Start, sse_serve
     assert sse_server.posts[-1][1] == json.loads(odd)
     assert [each["method"] for _, each in sse_server.posts[:2]] == [mcp.INITIALIZE, mcp.INITIALIZED]
     assert sse_server.posts[0][1]["params"] == client.begin_message()["params"]
-    assert await client.end() == 200
-
-
-async def test_a_question_reaches_the_reply_of_the_only_open_call_and_its_answer_the_server(
-    begin: Start, sse_server: FakeSse
-) -> None:
-    sse_server.tool = asks
-    stand = await before_sse(begin, sse_server)
-    client = await LegacyClient(stand).initialize()
-    call = await client.call()
-    asked = await call.message()
-    assert (asked["id"], asked["method"]) == ("q", "elicitation/create")
-    assert await client.answer(asked) == 202
-    (answer,) = await sse_server.heard("answer")
-    assert answer == {"jsonrpc": "2.0", "id": "q", "result": ANSWER}
-    sse_server.streams[0].say(id=1, result=DONE)
-    assert await call.rest() == [{"jsonrpc": "2.0", "id": 1, "result": DONE}]
     assert await client.end() == 200
 
 

@@ -62,7 +62,7 @@ async def test_a_call_that_is_given_up_weighs_nothing(begin: Begin, server: Fake
 
 
 async def _delete(client: LegacyClient) -> None:
-    async with client.http.delete(client.url, headers=client._sent()) as response:
+    async with client.http.delete(client.url, headers=client.sent()) as response:
         assert response.status == 200
 
 

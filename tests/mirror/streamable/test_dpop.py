@@ -52,18 +52,3 @@ async def test_a_legacy_client_learns_the_nonce_that_its_proof_must_have(begin: 
     server.nonce = "n2"
     async with client.call("ask") as stream:
         assert (stream.response.status, stream.response.headers["DPoP-Nonce"]) == (401, "n2")
-
-
-async def test_proofs_and_nonces_pass_through_for_modern_clients(begin: Begin, server: FakeDpopModern) -> None:
-    stand = await begin(route={"era": "auto"})
-    server.public_url = stand.url
-    first = await stand.client().call("ask", headers=proven(stand.url, "1"))
-    assert first.result["resultType"] == "input_required"
-    server.nonce = "n1"
-    retry = {"state": first.state, "answers": {"name": ACCEPT}}
-    refused = await stand.client().call("ask", **retry, headers=proven(stand.url, "2"))
-    assert (refused.status, refused.headers["DPoP-Nonce"]) == (401, "n1")
-    assert refused.headers["WWW-Authenticate"] == CHALLENGE
-    answered = await stand.client().call("ask", **retry, headers=proven(stand.url, "3", "n1"))
-    assert answered.result["resultType"] == "complete"
-    assert server.legs(mcp.TOOLS_CALL) == ["1", "3"]

@@ -23,7 +23,7 @@ async def test_each_token_that_is_not_accepted_counts_once(begin: Begin) -> None
         assert stream.response.status == 404
     assert rejected(stand, "other_principal") == 1
     client.headers = {"Authorization": "Bearer ada"}
-    async with client.http.delete(client.url, headers=client._sent()) as response:
+    async with client.http.delete(client.url, headers=client.sent()) as response:
         assert response.status == 200
     async with client.request("ping") as stream:
         assert stream.response.status == 404

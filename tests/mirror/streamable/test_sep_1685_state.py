@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway.mirror.streamable.sep_1685_state import KEY
 from gateway.protocol import mcp
-from tests.mirror.conftest import Begin
+from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.support.fake_modern import FORM, SAMPLE, FakeModern, Json
 from tests.support.mirrored_client import CAPABILITIES, LegacyClient
@@ -311,12 +311,10 @@ async def test_an_expired_state_continues_no_call(server: FakeModern, cluster: C
         async with client.call("ask") as stream:
             question = await stream.message()
             await cluster.crash(one)
-    mirror = two.gateway.downstream._legacy.mirror
-    assert client.session is not None
-    session = mirror._shared.tokens.sessions.open(client.session)
-    nested = mirror._shared.tokens.asked(question["id"], session)
+    tokens = sealed()
+    nested = tokens.asked(question["id"], tokens.sessions.open(client.session or ""))
     nested = replace(nested, place=replace(nested.place, issued=nested.place.issued - 601))
-    old = {"id": json.loads(mirror._shared.tokens.nested_id(nested))}
-    answer = ACCEPT | {"_meta": {KEY: mirror._shared.tokens.state(nested)}}
+    old = {"id": json.loads(tokens.nested_id(nested))}
+    answer = ACCEPT | {"_meta": {KEY: tokens.state(nested)}}
     assert await client.refusal(old, answer, two.url) == REFUSED
     assert len(server.of(mcp.TOOLS_CALL)) == 1

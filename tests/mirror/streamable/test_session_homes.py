@@ -8,7 +8,7 @@ import pytest
 from gateway.mirror.streamable import session_homes
 from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
-from tests.mirror.conftest import Begin
+from tests.mirror.conftest import Begin, mirror_of
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import Stand, eventually
@@ -24,7 +24,7 @@ async def session(stand: Stand, caller: str | None = None) -> LegacyClient:
 
 
 def homes(stand: Stand) -> list[Home]:
-    return stand.gateway.downstream._legacy.mirror._homes._homes.values()
+    return mirror_of(stand)._homes._homes.values()
 
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
@@ -99,10 +99,10 @@ async def test_subscriptions_share_a_budget_in_which_the_oldest_give_way(begin: 
         with suppress(EOFError):
             while await stream.event():
                 pass
-    assert stand.gateway.downstream._legacy.mirror.lot.results.used < 1_000
-    async with second.http.delete(second.url, headers=second._sent()) as response:
+    assert stand.gateway.lot.results.used < 1_000
+    async with second.http.delete(second.url, headers=second.sent()) as response:
         assert response.status == 200
-    assert stand.gateway.downstream._legacy.mirror.lot.results.used == 0
+    assert stand.gateway.lot.results.used == 0
     assert homes(stand) == []
 
 
@@ -136,26 +136,26 @@ async def test_the_subscriptions_of_one_caller_end_no_stream_of_another(begin: B
         ]
         await server.listeners[0](CHANGED)
         assert await stream.message() == CHANGED
-    assert stand.gateway.downstream._legacy.mirror.lot.results.used <= 3_000
+    assert stand.gateway.lot.results.used <= 3_000
 
 
 async def test_one_caller_makes_nobody_elses_level_or_end_forgotten(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, server: FakeModern, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_homes, "_MAX_LEVELS", 3)
     monkeypatch.setattr(session_homes, "_MAX_ENDED", 3)
     stand = await begin()
     ann, gone = await session(stand, "ann"), await session(stand, "ann")
     assert (await ann.ask("logging/setLevel", {"level": "error"}))["result"] == {}
-    async with stand.http.delete(stand.url, headers=gone._sent()) as response:
+    async with stand.http.delete(stand.url, headers=gone.sent()) as response:
         assert response.status == 200
     for _ in range(5):
         eve = await session(stand, "eve")
         assert (await eve.ask("logging/setLevel", {"level": "info"}))["result"] == {}
-        async with stand.http.delete(stand.url, headers=(await session(stand, "eve"))._sent()) as response:
+        async with stand.http.delete(stand.url, headers=(await session(stand, "eve")).sent()) as response:
             assert response.status == 200
-    mirror = stand.gateway.downstream._legacy.mirror
-    token = mirror._shared.tokens.sessions.open(ann.session or "")
-    assert mirror._homes.level(token) == "error"
+    server.tools["level"] = lambda call: call.text(call.meta[mcp.META_LOG_LEVEL])
+    async with ann.call("level") as stream:
+        assert "error" in str(await stream.message())
     async with gone.request("ping") as stream:
         assert stream.response.status == 404

@@ -5,14 +5,14 @@ import json
 from typing import Any
 
 from gateway.protocol import mcp
-from tests.mirror.conftest import Begin
+from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.mirror.streamable.test_replica_routing import MIRROR, asked, session
 from tests.mirror.test_server_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
-from tests.support.workbench import Stand, eventually, jwt
+from tests.support.workbench import eventually, jwt
 
 
 class Job:
@@ -59,9 +59,10 @@ class Job:
         assert call.headers[mcp.METHOD_HEADER] == call.body["method"]
 
 
-def names_task(stand: Stand, place: str) -> bool:
+def names_task(client: LegacyClient, place: str) -> bool:
     """Whether a client that comes back with this event id continues a task."""
-    return stand.gateway.downstream._legacy.mirror._shared.tokens._events.open(place).progress.task == "t1"
+    tokens = sealed()
+    return tokens.mark(place, tokens.sessions.open(client.session or "")).progress.task == "t1"
 
 
 async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient, server: FakeModern) -> None:
@@ -126,7 +127,7 @@ async def test_a_task_outlives_the_replica_that_drives_it(server: FakeModern, cl
     job = Job(server)
     client = await session(one)
     async with client.call("job") as stream:
-        while not names_task(one, place := await stream.place()):
+        while not names_task(client, place := await stream.place()):
             pass
         await cluster.crash(one)
     async with client.get(place, url=two.url) as stream:

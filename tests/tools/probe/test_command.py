@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import os
-import re
 import signal
 import sys
 from functools import partial
@@ -19,7 +18,6 @@ from gateway.config import for_upstream
 from gateway.tools.probe.command import show
 from gateway.tools.probe.report.features import features
 from gateway.tools.probe.report.findings import Check, Feature, Report, Server, Upstream, report
-from gateway.tools.probe.report.text import lines
 from tests.parts.launch import REPOSITORY, free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 
@@ -243,12 +241,6 @@ def test_a_reader_that_has_left_is_no_traceback() -> None:
     os.close(read)
     with os.fdopen(write, "w") as out:
         assert show(limited(), out, as_json=False) == 1
-
-
-def test_colour_changes_nothing_but_colour() -> None:
-    plain, coloured = ("\n".join(lines(limited(), colour=colour)) for colour in (False, True))
-    assert re.sub(r"\033\[\d+m", "", coloured) == plain
-    assert max(map(len, plain.split("\n"))) <= 80
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
