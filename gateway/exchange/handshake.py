@@ -3,6 +3,7 @@
 Sources: specification 2026-07-28 server/discover and basic/versioning; 2025-11-25 basic/lifecycle.
 """
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ from gateway.protocol import jsonrpc, mcp
 
 MAX_RESULT_BYTES: Final = 262_144
 """The bound for an InitializeResult, which is kept with its sessions."""
+_RESULTS_KEPT: Final = 64
 MAX_INFO_BYTES: Final = 16_384
 """The bound for `serverInfo`, which goes into each reply and each `requestState`."""
 _NAMED: Final = ("name", "version")
@@ -60,9 +62,13 @@ def initialize_params(client_info: Raw, capabilities: Raw, *, keeps_state: bool 
     return {"protocolVersion": mcp.LEGACY, "capabilities": legacy, "clientInfo": client_info}
 
 
-def handshake(result: Raw) -> Handshake:
-    """Read an InitializeResult; raises ValueError if it is malformed or too large, or its version is unknown."""
-    if (size := len(bytes(result))) > MAX_RESULT_BYTES:
+@lru_cache(maxsize=_RESULTS_KEPT)
+def handshake(result: bytes) -> Handshake:
+    """Read an InitializeResult; raises ValueError if it is malformed or too large, or its version is unknown.
+
+    A server says the same in all of its sessions, which share one object.
+    """
+    if (size := len(result)) > MAX_RESULT_BYTES:
         raise ValueError(f"its InitializeResult has {size:,} bytes, more than {MAX_RESULT_BYTES:,}")
     opened = jsonrpc.fields(result)
     version = jsonrpc.text(opened.get("protocolVersion"))

@@ -183,8 +183,7 @@ class Session:
         self._show(Direction.TO_UPSTREAM, message)
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
-        shaken, known = handshake.handshake(result), self.group.shaken
-        self.shaken = known if known is not None and known == shaken else shaken  # all sessions share one
+        self.shaken = handshake.handshake(bytes(result))
         await self._listen(headers)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)

@@ -45,7 +45,7 @@ def test_a_server_learns_of_state_only_in_a_session_of_a_client_that_keeps_it(de
 
 def shaken(**changes: Any) -> handshake.Handshake:
     result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "2"}}
-    return handshake.handshake(raw({**result, **changes}))
+    return handshake.handshake(bytes(raw({**result, **changes})))
 
 
 def test_a_handshake_is_read() -> None:
@@ -60,7 +60,7 @@ def test_a_handshake_is_read() -> None:
 
 @pytest.mark.parametrize("named", [{}, {"serverInfo": None}], ids=["absent", "null"])
 def test_a_server_without_a_name_gets_one(named: dict[str, Any]) -> None:
-    found = handshake.handshake(raw({"protocolVersion": "2024-11-05", **named}))
+    found = handshake.handshake(bytes(raw({"protocolVersion": "2024-11-05", **named})))
     assert json.loads(found.server_info) == {"name": "unknown", "version": "0"}
     assert found.capabilities == {}
 
@@ -95,7 +95,7 @@ def test_a_large_handshake_is_a_value_error() -> None:
 )
 def test_a_malformed_handshake_is_a_value_error(result: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        handshake.handshake(raw(result))
+        handshake.handshake(bytes(raw(result)))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +159,11 @@ def test_a_discover_result_without_instructions_has_none() -> None:
     assert "instructions" not in result
 
 
+def test_sessions_of_a_server_that_says_the_same_share_what_it_said() -> None:
+    said = bytes(raw({"protocolVersion": "2025-11-25", "capabilities": {}, "instructions": "Be kind"}))
+    assert handshake.handshake(said) is handshake.handshake(bytes(bytearray(said)))
+
+
 def test_capabilities_are_raw_json_and_stay_so() -> None:
     params = handshake.initialize_params(Raw(b'{"name" : "c", "version":"1"}'), Raw(b'{"roots" : { } }'))
     assert b'"clientInfo":{"name" : "c", "version":"1"}' in jsonrpc.encode(params)
@@ -166,10 +171,8 @@ def test_capabilities_are_raw_json_and_stay_so() -> None:
 
 def test_half_an_emoji_in_a_handshake_goes_on_as_it_is_written() -> None:
     found = handshake.handshake(
-        Raw(
-            b'{"protocolVersion":"2025-06-18","capabilities":{"tools":{"\\ud83d":1},"\\ud83d":{}},'
-            b'"serverInfo":{"name":"\\ud83d","version":"\\uDE00"},"instructions":"\\ud83d"}'
-        )
+        b'{"protocolVersion":"2025-06-18","capabilities":{"tools":{"\\ud83d":1},"\\ud83d":{}},'
+        b'"serverInfo":{"name":"\\ud83d","version":"\\uDE00"},"instructions":"\\ud83d"}'
     )
     assert found.server_info == b'{"name":"\\ud83d","version":"\\uDE00"}'
     result = handshake.discover_result(found, 0, "private")

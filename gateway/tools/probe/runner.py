@@ -321,7 +321,7 @@ async def _wait_idle(exam: ProbeContext) -> None:
     try:
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)
-        shaken = handshake.handshake(result)
+        shaken = handshake.handshake(bytes(result))
         if channel.session_id is None:
             return
         channel.adopt(channel.session_id, shaken.version)

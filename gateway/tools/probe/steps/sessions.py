@@ -55,7 +55,7 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
         async with asyncio.timeout(exam.timeouts.handshake_seconds):
             channel, result = await channel.open(initialize(version), headers)
         seconds = world.monotonic() - began
-        shaken = handshake.handshake(result)
+        shaken = handshake.handshake(bytes(result))
         await channel.listen(shaken.version, headers, _NOT_HEARD)
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
         yield Session(channel, shaken, seconds)
