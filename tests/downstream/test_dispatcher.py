@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
-from tests.support.workbench import Client
+from tests.support.workbench import Client, Stand
 
 TOOL = {
     "name": "tool",
@@ -49,6 +49,16 @@ async def test_a_list_that_the_client_fetched_is_used_and_a_change_forgets_it(
     await upstream.saw("answer")
     assert (await client.call("tool", {"region": "eu"})).status == 200
     assert len(upstream.of("tools/list")) == 2
+
+
+async def test_the_same_page_means_the_same_for_every_client(upstream: FakeUpstream, stand: Stand) -> None:
+    unusable = {"name": "bad", "inputSchema": {"type": "object", "properties": {"a": {"x-mcp-header": "A"}}}}
+    upstream.tools = [TOOL, unusable]
+    for number in range(3):
+        client = stand.client(info={"name": f"client-{number}", "version": "1"})
+        assert (await client.call("tool", {"region": "eu"})).error["code"] == -32020
+    assert len(upstream.of("tools/list")) == 3
+    assert stand.metric("mcp_gateway_tools_left_out_total") == 3
 
 
 async def test_all_pages_of_the_tools_are_read(upstream: FakeUpstream, client: Client) -> None:

@@ -7,7 +7,9 @@ A server that processes the body must refuse a call whose headers differ from it
 Server Validation), so the first tools/call of a group lists the tools once if the client has not.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from hashlib import blake2b
+from typing import Final
 
 from msgspec import Raw
 
@@ -16,6 +18,8 @@ from gateway.protocol.errors import HeaderMismatch, SessionLost
 from gateway.protocol.header_mismatch import HeaderValues
 from gateway.protocol.param_headers import Tool
 from gateway.protocol.request import Params, Request
+from gateway.protocol.tool_filter import OmittedTool
+from gateway.runtime.newest import Newest
 from gateway.sessions.call import PoolKey
 from gateway.sessions.group import Group
 from gateway.sessions.pool.pool import Pool
@@ -24,6 +28,8 @@ from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50
 _UNKNOWN = Tool()
+_read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = Newest(64)
+"""What the newest pages of lists say, by their digests: a server shows nearly all callers the same tools."""
 
 
 def usable(pool: Pool, result: Raw) -> Raw:
@@ -32,9 +38,13 @@ def usable(pool: Pool, result: Raw) -> Raw:
     Raises ValueError when the result is not an object.
     """
     kept, left_out = tool_filter.usable(result)
+    _report(pool, left_out)
+    return kept
+
+
+def _report(pool: Pool, left_out: Iterable[OmittedTool]) -> None:
     for tool in left_out:
         pool.leave_out(tool)
-    return kept
 
 
 def learn(group: Group[Session], params: Params, result: Raw, headers: Headers) -> None:
@@ -134,9 +144,20 @@ async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Too
     if session.shaken.offers("tools"):
         _ = await read_pages(
             lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
-            lambda page: found.update(param_headers.of_tools(bytes(usable(pool, page)))),
+            lambda page: found.update(_tools(pool, page)),
         )
     return found
+
+
+def _tools(pool: Pool, page: Raw) -> dict[str, Tool]:
+    """The tools of a page without those that clients would reject; raises ValueError."""
+    digest = blake2b(page).digest()
+    if digest not in _read:
+        kept, left_out = tool_filter.usable(page)
+        _ = _read.keep(digest, (param_headers.of_tools(bytes(kept)), left_out))
+    tools, left_out = _read[digest]
+    _report(pool, left_out)
+    return tools
 
 
 async def read_pages(
