@@ -2,15 +2,30 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
+
+from gateway import world
 
 T = TypeVar("T")
 
 _run: Callable[[Coroutine[Any, Any, Any]], Any]
 try:
-    from uvloop import run as _run
+    import uvloop
 except ImportError:  # it has no wheels for some platforms
     _run = asyncio.run
+else:
+
+    class _Loop(uvloop.Loop):
+        async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+            """Look a name up, for a stream unless asked otherwise.
+
+            uvloop looks the address up to which a socket is to be connected, in a thread even if it is in numbers,
+            because it does not say what kind of socket that is.
+            """
+            return await super().getaddrinfo(host, port, **{"type": world.STREAM, **options})
+
+    _run = partial(uvloop.run, loop_factory=_Loop)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
