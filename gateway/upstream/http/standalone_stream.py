@@ -72,13 +72,19 @@ class StandaloneStream:
     async def open(self, headers: Headers, listener: SideListener) -> None:
         """Open the stream and keep it open until `close`."""
         self._headers, self._listener = headers, listener
-        head = self._head = asyncio.get_running_loop().create_future()
-        self._get_after_pause()
-        # Not `wait_for`: if it is cancelled in the moment the future completes, it swallows the cancellation
-        # (Python 3.11), and a call whose client has left would run on.
-        _ = await asyncio.wait((head,), timeout=self._upstream.times.side_head_seconds)
-        if not head.done() and self._reply is not None:  # between two GETs that brought none there is no stream
-            self.is_open = True
+        loop = asyncio.get_running_loop()
+        head = self._head = loop.create_future()
+        self._upstream.tasks.guard(self._get, "side stream")()
+        timer = loop.call_later(self._upstream.times.side_head_seconds, self._wait_no_more)
+        try:
+            await head
+        finally:
+            timer.cancel()
+
+    def _wait_no_more(self) -> None:
+        """No answer came in time, so there may be a stream; between two GETs that brought none there is not."""
+        self.is_open = self.is_open or self._reply is not None
+        self._note_head()
 
     def stop_reporting(self) -> None:
         """The session is about to end: the end of the stream is no news for its listener."""
