@@ -9,7 +9,6 @@ raise ValueError. So do the headers that delimit a message, which only this file
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from yarl import URL
@@ -50,26 +49,18 @@ class RequestHead:
         self._defaults = _defaults(url)
         self._default_names = frozenset(name.lower() for name in self._defaults)
         self._line = f"{method} {target} HTTP/1.1\r\n".encode()
-        self._usual = self._line + _encoded(self._defaults.items())
         self._starts: dict[frozenset[str], bytes] = {}
         """The beginnings of heads, by the defaults that they do without."""
         self._no_body = b"\r\n" if method in _WITHOUT_BODY else b"Content-Length: 0\r\n\r\n"
 
     def encoded(self, headers: Mapping[str, str] | HeaderLines, body_bytes: int) -> bytes:
         """The head of one request. A repeated header of `headers` is sent as often. Raises ValueError."""
-        start = self._usual
-        if isinstance(headers, HeaderLines):
-            start = self._starts.get(headers.names & self._default_names) or self._start(headers.names)
-            start += headers.text
-            return start + (b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body)
-        if headers:
-            names = {name.lower() for name in headers}
-            if not self._default_names.isdisjoint(names):
-                start = self._start(names)
-            start += _encoded(headers.items())
-        return start + (b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body)
+        lines = headers if isinstance(headers, HeaderLines) else HeaderLines.of(headers.items())
+        start = self._starts.get(lines.names & self._default_names) or self._start(lines.names)
+        end = b"Content-Length: %d\r\n\r\n" % body_bytes if body_bytes else self._no_body
+        return start + lines.text + end
 
-    def _start(self, names: AbstractSet[str]) -> bytes:
+    def _start(self, names: frozenset[str]) -> bytes:
         """The line and the default headers but those of these names."""
         replaced = self._default_names & names
         kept = [(name, value) for name, value in self._defaults.items() if name.lower() not in replaced]
