@@ -11,15 +11,23 @@ may still ask on the side stream, so there it counts as one more call in flight.
 """
 
 from collections.abc import Callable, Collection
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from gateway.sessions.call import Watcher
 
 
 class Member(Protocol):
-    """A session object that speaks in a shared session."""
+    """A session object, as its pool sees it."""
 
     lost: bool
+    """The upstream does not know the session any more."""
     resting: bool
     """Its call waits for its user."""
+    watchers: tuple[Watcher, ...]
+
+    @property
+    def shared(self) -> "SharedSession[Any]":
+        """The upstream session with all that speak in it."""
 
     @property
     def pending(self) -> bool:
@@ -30,17 +38,17 @@ class Member(Protocol):
         """Whether the upstream session is open and has an id."""
 
 
-M = TypeVar("M", bound=Member)
+S = TypeVar("S", bound=Member)
 
 
-class SharedSession(Generic[M]):
+class SharedSession(Generic[S]):
     """One upstream session with the session objects that speak in it."""
 
     __slots__ = ("asked_aside", "asked_in_call", "has_stray", "joiners", "must_not_end", "owner")
 
-    def __init__(self, owner: M) -> None:
+    def __init__(self, owner: S) -> None:
         self.owner = owner
-        self.joiners: Collection[M] = ()
+        self.joiners: Collection[S] = ()
         """Replaced with each change: nearly all sessions have none."""
         self.asked_in_call = False
         """The server has asked on the stream of a call, which names the call."""
@@ -68,7 +76,7 @@ class SharedSession(Generic[M]):
         is_clear = owner.resting and (self.names_calls or not owner.pending)
         return is_clear and self.can_begin and owner.can_be_joined
 
-    def speaker(self, is_answer: Callable[[M], bool]) -> tuple[M, bool]:
+    def speaker(self, is_answer: Callable[[S], bool]) -> tuple[S, bool]:
         """Whose call a message of the side stream is about, and whether another call may own it just as well.
 
         `is_answer` tells whether the message answers the call of a session object.
@@ -77,11 +85,11 @@ class SharedSession(Generic[M]):
         speaking = [each for each in speaking if is_answer(each)] or speaking
         return (speaking[0] if len(speaking) == 1 else self.owner), len(speaking) + self.has_stray > 1
 
-    def join(self, joiner: M) -> None:
+    def join(self, joiner: S) -> None:
         """Let a joiner in."""
         self.joiners = frozenset((*self.joiners, joiner))
 
-    def leave(self, joiner: M) -> None:
+    def leave(self, joiner: S) -> None:
         """Take a joiner out; what it found lost is lost for the owner."""
         self.joiners = frozenset(each for each in self.joiners if each is not joiner)
         self.owner.lost |= joiner.lost

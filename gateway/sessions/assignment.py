@@ -6,25 +6,10 @@ first request, and the session that has been idle longest. The pool carries the 
 until nothing is left to assign.
 """
 
-import asyncio  # noqa: TC003  (one import style; it costs nothing here)
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple
 
-from gateway.protocol.errors import Busy  # noqa: TC001
-from gateway.sessions.affinity import SharedSession
-
-
-class Pooled(Protocol):
-    """A session as far as its assignment depends on it."""
-
-    lost: bool
-    """The upstream does not know it any more."""
-
-    @property
-    def shared(self) -> SharedSession[Any]:
-        """The session with all that speak in it."""
-
-
-S = TypeVar("S", bound=Pooled)
+from gateway.sessions.affinity import S
+from gateway.sessions.group import Group, SessionRequest
 
 
 class Limits(NamedTuple):
@@ -36,46 +21,6 @@ class Limits(NamedTuple):
     """How many may be in their handshake at the same time."""
 
 
-class Request(Generic[S]):
-    """A caller that needs a session; compared by identity."""
-
-    def __init__(
-        self,
-        group: "Queue[S]",
-        outcome: "asyncio.Future[S | Busy]",
-        *,
-        is_fresh: bool = False,
-        is_exempt: bool = True,
-    ) -> None:
-        """`is_fresh`: no used session will do.
-
-        `is_exempt`: it is never refused, because it continues a call, or comes from the gateway itself.
-        """
-        self.group = group
-        self.outcome = outcome
-        self.is_fresh = is_fresh
-        self.is_exempt = is_exempt
-
-
-class Queue(Generic[S]):
-    """The sessions of one pool key with the requests for such sessions."""
-
-    def __init__(self, principal: bytes, *, is_affine: bool = False) -> None:
-        """`is_affine`: all calls go to one session, except requests for a fresh one."""
-        self.principal = principal
-        self.is_affine = is_affine
-        self.main: S | None = None
-        """With affinity: the session of all calls, from before its handshake until it is dropped."""
-        self.sessions: dict[S, None] = {}
-        """All sessions, the oldest first."""
-        self.idle: dict[S, None] = {}
-        """In the order in which they became idle."""
-        self.waiting: dict[Request[S], None] = {}
-        """All requests, in the order of their arrival."""
-        self.takers: dict[Request[S], None] = {}
-        """The requests among them that a used session satisfies."""
-
-
 class Quota(Generic[S]):
     """What one principal has, and what it asks for."""
 
@@ -84,7 +29,7 @@ class Quota(Generic[S]):
         """Its sessions, idle ones included."""
         self.evictable: dict[S, None] = {}
         """Its idle sessions that may be closed to make room, in the order in which they became idle."""
-        self.openers: dict[Request[S], None] = {}
+        self.openers: dict[SessionRequest[S], None] = {}
         """Its requests that room for a new session would satisfy, in the order of their arrival."""
 
 
@@ -116,7 +61,7 @@ class Capacity(Generic[S]):
         """The quota of the principal that gets the next room."""
         return next(iter(self.eligible.values()), None)
 
-    def add(self, request: Request[S]) -> None:
+    def add(self, request: SessionRequest[S]) -> None:
         """A request waits from now on."""
         group = request.group
         group.waiting[request] = None
@@ -125,20 +70,20 @@ class Capacity(Generic[S]):
         if request.is_fresh or not group.is_affine:
             self._set_opener(request, is_opener=True)
 
-    def remove(self, request: Request[S]) -> None:
+    def remove(self, request: SessionRequest[S]) -> None:
         """A request is satisfied or given up."""
         group = request.group
         group.waiting.pop(request, None)
         group.takers.pop(request, None)
         self._set_opener(request, is_opener=False)
 
-    def review(self, group: Queue[S]) -> None:
+    def review(self, group: Group[S]) -> None:
         """With affinity, only the first call of a group may open a session, and only while there is no main one."""
         if group.is_affine and group.takers:
             lacks_main = group.main is None or group.main.lost
             self._set_opener(next(iter(group.takers)), is_opener=lacks_main)
 
-    def opened(self, session: S, group: Queue[S], *, is_fresh: bool = False) -> None:
+    def opened(self, session: S, group: Group[S], *, is_fresh: bool = False) -> None:
         """A session is in its handshake from now on; the turn passes to the next principal."""
         if group.is_affine and not is_fresh:
             group.main = session
@@ -150,7 +95,7 @@ class Capacity(Generic[S]):
         _ = self.eligible.pop(group.principal, None)
         self._settle(group.principal, quota)
 
-    def closed(self, session: S, group: Queue[S]) -> None:
+    def closed(self, session: S, group: Group[S]) -> None:
         """A session was dropped."""
         self.occupied(session, group)
         del group.sessions[session]
@@ -162,7 +107,7 @@ class Capacity(Generic[S]):
             group.main = None
             self.review(group)
 
-    def rested(self, session: S, group: Queue[S]) -> None:
+    def rested(self, session: S, group: Group[S]) -> None:
         """A session is idle from now on, or its last joiner has left it idle."""
         group.idle.setdefault(session)
         if not session.shared.joiners:
@@ -171,7 +116,7 @@ class Capacity(Generic[S]):
             if quota.openers:
                 self._settle(group.principal, quota)
 
-    def occupied(self, session: S, group: Queue[S]) -> None:
+    def occupied(self, session: S, group: Group[S]) -> None:
         """A session is not idle any more, if it was."""
         group.idle.pop(session, None)
         if session in self.evictable:
@@ -180,7 +125,7 @@ class Capacity(Generic[S]):
             if quota.openers:
                 self._settle(group.principal, quota)
 
-    def _set_opener(self, request: Request[S], *, is_opener: bool) -> None:
+    def _set_opener(self, request: SessionRequest[S], *, is_opener: bool) -> None:
         principal = request.group.principal
         quota = self._quota(principal)
         if is_opener:
@@ -213,28 +158,28 @@ class Drop(NamedTuple, Generic[S]):
 class Reuse(NamedTuple, Generic[S]):
     """A request gets an idle session."""
 
-    request: Request[S]
+    request: SessionRequest[S]
     session: S
 
 
 class Join(NamedTuple, Generic[S]):
     """A request joins the session of a call that waits for its user."""
 
-    request: Request[S]
+    request: SessionRequest[S]
     owner: S
 
 
 class Open(NamedTuple, Generic[S]):
     """A request may open a session, once `evicted` is closed."""
 
-    request: Request[S]
+    request: SessionRequest[S]
     evicted: S | None
 
 
 Assignment = Drop[S] | Reuse[S] | Join[S] | Open[S]
 
 
-def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | None:
+def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | None:
     """The next assignment after a change in `group`, or in no group; None when there is none.
 
     The first request of the group gets a session of the group, if one can take its call. Room for new sessions goes
@@ -251,7 +196,7 @@ def assign(group: Queue[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
     return _opening(capacity)
 
 
-def reusable(group: Queue[S]) -> S | None:
+def reusable(group: Group[S]) -> S | None:
     """The idle session that the next call of a group would get; it may turn out to be lost."""
     newest = next(reversed(group.idle), None)
     if newest is not None and newest.shared.joiners and not newest.shared.can_begin:

@@ -3,18 +3,20 @@
 What is learnt: the server's handshake, its tools, the credentials that it accepted.
 """
 
+import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, Generic
 
 from gateway import world
-from gateway.exchange.handshake import Handshake  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.exchange.handshake import Handshake  # noqa: TC001
 from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
+from gateway.protocol.errors import Busy  # noqa: TC001
 from gateway.protocol.param_headers import Tool
 from gateway.runtime.newest import Newest
-from gateway.sessions.assignment import Queue, S
+from gateway.sessions.affinity import Member, S
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.upstream.channel import Headers
 
@@ -28,8 +30,29 @@ MAX_FOLLOWED: Final = 100
 _GENERATIONS: Final = itertools.count()
 
 
-class Group(Queue[S]):
-    """The sessions of one pool key."""
+class SessionRequest(Generic[S]):
+    """A caller that needs a session; compared by identity."""
+
+    def __init__(
+        self,
+        group: "Group[S]",
+        outcome: "asyncio.Future[S | Busy]",
+        *,
+        is_fresh: bool = False,
+        is_exempt: bool = True,
+    ) -> None:
+        """`is_fresh`: no used session will do.
+
+        `is_exempt`: it is never refused, because it continues a call, or comes from the gateway itself.
+        """
+        self.group = group
+        self.outcome = outcome
+        self.is_fresh = is_fresh
+        self.is_exempt = is_exempt
+
+
+class Group(Generic[S]):
+    """The sessions of one pool key, with the requests for such sessions."""
 
     def __init__(
         self,
@@ -38,9 +61,20 @@ class Group(Queue[S]):
         is_affine: bool,
         may_be_stale: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_affine`: all calls go to one session (`sessions.affinity: principal`)."""
-        super().__init__(key.principal, is_affine=is_affine)
+        """`is_affine`: all calls go to one session, but requests for a fresh one (`sessions.affinity: principal`)."""
         self.key = key
+        self.principal = key.principal
+        self.is_affine = is_affine
+        self.main: S | None = None
+        """With affinity: the session of all calls, from before its handshake until it is dropped."""
+        self.sessions: dict[S, None] = {}
+        """All sessions, the oldest first."""
+        self.idle: dict[S, None] = {}
+        """In the order in which they became idle."""
+        self.waiting: dict[SessionRequest[S], None] = {}
+        """All requests, in the order of their arrival."""
+        self.takers: dict[SessionRequest[S], None] = {}
+        """The requests among them that a used session satisfies."""
         self.may_be_stale = may_be_stale
         """To be told that one of its sessions may be of no use any more."""
         self.shaken: Handshake | None = None
@@ -200,16 +234,10 @@ class ChangeListeners:
                 _ = self._listeners.pop(principal, None)
 
 
-class Watched(Protocol):
-    """A session that may announce changes."""
-
-    watchers: tuple[Watcher, ...]
-
-
 class ChangeForwarder:
     """Passes the changes that one session announces on to the listeners on other sessions of its principal."""
 
-    def __init__(self, principal: bytes, session: Watched, listeners: ChangeListeners) -> None:
+    def __init__(self, principal: bytes, session: Member, listeners: ChangeListeners) -> None:
         self._principal = principal
         self._session = session
         self._listeners = listeners

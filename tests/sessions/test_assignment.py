@@ -11,13 +11,13 @@ from gateway.sessions.assignment import (
     Join,
     Limits,
     Open,
-    Queue,
     Quota,
-    Request,
     Reuse,
     assign,
     reusable,
 )
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Group, SessionRequest
 
 NOBODY: Any = None
 """The future of a request that nobody awaits."""
@@ -35,19 +35,23 @@ class FakeSession:
         self.shared: Any = self
 
 
+def group_of(principal: bytes, *, is_affine: bool = False) -> Group[FakeSession]:
+    return Group(PoolKey(principal, b"{}", b"{}", ()), is_affine=is_affine)
+
+
 class Scene:
     """Sessions and requests by name; a group is named `principal/kind`, or `principal!kind` with affinity."""
 
     def __init__(self, limits: Limits) -> None:
         self.capacity: Capacity[FakeSession] = Capacity(limits)
-        self.groups: dict[str, Queue[FakeSession]] = {}
-        self.group_of: dict[str, Queue[FakeSession]] = {}
+        self.groups: dict[str, Group[FakeSession]] = {}
+        self.group_of: dict[str, Group[FakeSession]] = {}
         self.sessions: dict[str, FakeSession] = {}
-        self.requests: dict[str, Request[FakeSession]] = {}
+        self.requests: dict[str, SessionRequest[FakeSession]] = {}
 
-    def group(self, name: str) -> Queue[FakeSession]:
+    def group(self, name: str) -> Group[FakeSession]:
         principal = name.replace("!", "/").partition("/")[0].encode()
-        return self.groups.setdefault(name, Queue(principal, is_affine="!" in name))
+        return self.groups.setdefault(name, group_of(principal, is_affine="!" in name))
 
     def do(self, step: str) -> None:
         word, name, *rest = step.split()
@@ -77,7 +81,7 @@ class Scene:
             setattr(self.sessions[name], word, ["a joiner"] * value if word == "joiners" else value)
 
     def wait(self, name: str, group: str, *words: str) -> None:
-        request = self.requests[name] = Request(self.group(group), NOBODY, is_fresh="fresh" in words)
+        request = self.requests[name] = SessionRequest(self.group(group), NOBODY, is_fresh="fresh" in words)
         self.capacity.add(request)
 
     def leave(self, name: str) -> None:
@@ -329,25 +333,23 @@ def test_an_assignment_reads_as_much_of_many_principals_as_of_one(many: int) -> 
 
 # -- how sessions and requests are counted ---------------------------------------------------------------------------
 
-Group = Queue[FakeSession]
-
 
 def capacity(per_principal: int = 9) -> Capacity[FakeSession]:
     return Capacity(Limits(9, per_principal))
 
 
-def request(group: Group, *, is_fresh: bool = False) -> Request[FakeSession]:
-    return Request(group, NOBODY, is_fresh=is_fresh)
+def request(group: Group, *, is_fresh: bool = False) -> SessionRequest[FakeSession]:
+    return SessionRequest(group, NOBODY, is_fresh=is_fresh)
 
 
-def opener(quota: Quota[FakeSession] | None) -> Request[FakeSession] | None:
+def opener(quota: Quota[FakeSession] | None) -> SessionRequest[FakeSession] | None:
     return next(iter(quota.openers)) if quota is not None else None
 
 
 def test_a_principal_at_its_limit_has_no_turn_until_it_can_give_a_session() -> None:
-    counted, group, session = capacity(1), Group(b"a"), FakeSession()
+    counted, group, session = capacity(1), group_of(b"a"), FakeSession()
     counted.opened(session, group)
-    counted.add(waiting := request(Group(b"a")))
+    counted.add(waiting := request(group_of(b"a")))
     assert counted.next_quota() is None
     counted.rested(session, group)
     assert opener(counted.next_quota()) is waiting
@@ -358,10 +360,10 @@ def test_a_principal_at_its_limit_has_no_turn_until_it_can_give_a_session() -> N
 
 
 def test_the_turn_passes_on_when_a_principal_opens_a_session() -> None:
-    counted, group = capacity(), Group(b"a")
+    counted, group = capacity(), group_of(b"a")
     counted.add(first := request(group))
     counted.add(second := request(group))
-    counted.add(other := request(Group(b"b")))
+    counted.add(other := request(group_of(b"b")))
     assert opener(counted.next_quota()) is first
     counted.opened(FakeSession(), group)
     counted.remove(first)
@@ -371,7 +373,7 @@ def test_the_turn_passes_on_when_a_principal_opens_a_session() -> None:
 
 
 def test_new_limits_decide_which_principals_are_eligible() -> None:
-    counted, group = capacity(1), Group(b"a")
+    counted, group = capacity(1), group_of(b"a")
     counted.opened(FakeSession(), group)
     counted.add(waiting := request(group))
     assert counted.next_quota() is None
@@ -382,7 +384,7 @@ def test_new_limits_decide_which_principals_are_eligible() -> None:
 
 
 def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_there_is_none() -> None:
-    counted, group, session = capacity(), Group(b"a", is_affine=True), FakeSession()
+    counted, group, session = capacity(), group_of(b"a", is_affine=True), FakeSession()
     for each in (first := request(group), request(group)):
         counted.add(each)
     assert counted.next_quota() is None
@@ -397,7 +399,7 @@ def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_the
 
 
 def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
-    counted, group, session = capacity(), Group(b"a"), FakeSession()
+    counted, group, session = capacity(), group_of(b"a"), FakeSession()
     counted.opened(session, group)
     session.joiners = ["a joiner"]
     counted.rested(session, group)
@@ -409,7 +411,7 @@ def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
 
 
 def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:
-    counted, here, there = capacity(1), Group(b"a"), Group(b"b")
+    counted, here, there = capacity(1), group_of(b"a"), group_of(b"b")
     waiting, session = request(here), FakeSession()
     counted.add(waiting)
     counted.opened(session, there)

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
-from gateway.sessions.assignment import Request
 from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups
+from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups, SessionRequest
 
 ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
 KEY = PoolKey(b"p", b"{}", b"{}", ())
@@ -151,7 +150,7 @@ def test_a_group_that_knows_anything_is_not_unused(known: str) -> None:
         case "sessions":
             made.sessions["session"] = None
         case "waiting":
-            made.waiting[Request(made, lambda _: None)] = None
+            made.waiting[SessionRequest(made, lambda _: None)] = None
         case "shaken":
             made.shaken = recalled("2025-11-25", b'{"name":"x"}')  # type: ignore[arg-type]
         case "accepted":

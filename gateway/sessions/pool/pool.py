@@ -31,7 +31,7 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity, Limits
 from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups
+from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups, SessionRequest
 from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
@@ -329,7 +329,7 @@ class Pool:
     async def _obtain(self, group: Group[Session], *, is_fresh: bool = False, is_exempt: bool = True) -> Session:
         """Wait for a session, which is yet to be opened if it is new; raises Busy."""
         future: asyncio.Future[Session | Busy] = asyncio.get_running_loop().create_future()
-        request = assignment.Request(group, future, is_fresh=is_fresh, is_exempt=is_exempt)
+        request = SessionRequest(group, future, is_fresh=is_fresh, is_exempt=is_exempt)
         self._capacity.add(request)
         self._assign(group)
         try:
@@ -406,9 +406,8 @@ class Pool:
         self._rate.take()
         return None
 
-    def _new(self, request: assignment.Request[Session]) -> Session:
+    def _new(self, request: SessionRequest[Session]) -> Session:
         """A session that counts from now on, so that its room is taken before its handshake begins."""
-        assert isinstance(request.group, Group)
         session = self._session(request.group)
         self._capacity.opened(session, session.group, is_fresh=request.is_fresh)
         self._move(session, _BUSY)
