@@ -141,7 +141,7 @@ def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, c
     return RouteStatus(
         path=route.path,
         upstream=route.upstream.name,
-        transport=_transport(live, is_known=last_ok is not None),
+        transport=live.upstream.transport or ("auto" if last_ok is None else "streamable-http"),
         era=_era(live),
         continuation=route.continuation,
         health=health(last_ok, failure),
@@ -159,17 +159,6 @@ def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, c
         tasks=tasks,
         streams=len(live.upstream.streams),
     )
-
-
-def _transport(live: LiveRoute, *, is_known: bool) -> str:
-    upstream = live.route.upstream
-    if upstream.command is not None:
-        return "stdio"
-    if upstream.transport != "auto":
-        return upstream.transport
-    if live.upstream.health.speaks_sse:
-        return "sse"
-    return "streamable-http" if is_known else "auto"
 
 
 def _era(live: LiveRoute) -> Literal["old", "modern", "unknown"]:

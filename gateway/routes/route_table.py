@@ -122,12 +122,7 @@ class RouteTable:
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
             era.transport_found(speaks_sse=True)
-
-        def found_out(speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
-            era.transport_found(speaks_sse)
-            health.speaks_sse = speaks_sse
-
-        detection = TransportDetection(found_out)
+        detection = TransportDetection(era.transport_found)
         pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
         found = detection if route.upstream.transport == "auto" else None
         return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {}, found)

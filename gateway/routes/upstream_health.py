@@ -25,7 +25,6 @@ class UpstreamHealth:
     def __init__(self, route: str, errors: RecentErrors, *, is_command: bool) -> None:
         self.answered = float("-inf")
         """Monotonic time of the last answer outside a session: to a probe, or to a request that was passed through."""
-        self.speaks_sse = False
         self._route = route
         self._is_command = is_command
         self._errors = errors
