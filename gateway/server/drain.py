@@ -61,10 +61,10 @@ class Drain:
         self._table = table
         self._membership = membership
 
-    async def run(self, listeners: Listeners, *, delay_seconds: float, is_resumable: Callable[[], bool]) -> None:
+    async def run(self, listeners: Listeners, *, delay_seconds: float, is_resumable: bool) -> None:
         """Return when every call has ended or was handed over.
 
-        `is_resumable` returns whether another process has the keys to continue a call of this one.
+        `is_resumable`: another process has the keys to continue a call of this one.
         """
         seconds, loop = self._in_force.value.hold.drain_seconds, asyncio.get_running_loop()
         log.info(
@@ -74,7 +74,7 @@ class Drain:
             delay_seconds=delay_seconds,
             deadline_seconds=delay_seconds + seconds,
         )
-        self._draining.leaves_results = is_resumable()
+        self._draining.leaves_results = is_resumable
         listeners.clients.send_away()
         await asyncio.sleep(delay_seconds)  # load balancers notice meanwhile; what they still send is served
         deadline = loop.time() + seconds
@@ -83,11 +83,11 @@ class Drain:
             await _until(lambda: not self._has_calls, deadline)
             # A balancer sends a refused connection to another replica, and no request is lost with it.
             await listeners.clients.stop_accepting()
-        await self._until_idle(listeners, deadline, is_resumable)
-        self._end_remaining(is_resumable=is_resumable())
+        await self._until_idle(listeners, deadline, is_resumable=is_resumable)
+        self._end_remaining(is_resumable=is_resumable)
         # The requests of those who have just connected are still refused: who is cut off cannot tell whether they ran.
         await listeners.clients.stop_accepting()
-        await self._until_idle(listeners, loop.time() + _LAST_SECONDS, is_resumable)
+        await self._until_idle(listeners, loop.time() + _LAST_SECONDS, is_resumable=is_resumable)
 
     def _begin_no_calls(self, ends_at: float) -> None:
         alone = self._membership.alone
@@ -107,13 +107,13 @@ class Drain:
         is_asking = downstream.front.sessions.open_requests
         return bool(len(self._lot) or downstream.running or downstream.relayed or is_asking)
 
-    async def _until_idle(self, listeners: Listeners, deadline: float, is_resumable: Callable[[], bool]) -> None:
+    async def _until_idle(self, listeners: Listeners, deadline: float, *, is_resumable: bool) -> None:
         idle_polls = 0
 
         def is_idle() -> bool:
             nonlocal idle_polls
             # Another process goes on with a task or a cold call without any state of this one, if it has the keys.
-            is_needed = not is_resumable() and (self._table.working or len(self._lot.cold))
+            is_needed = not is_resumable and (self._table.working or len(self._lot.cold))
             idle_polls = 0 if is_needed or self._is_busy(listeners.all) else idle_polls + 1
             return idle_polls >= _IDLE_POLLS
 

@@ -330,8 +330,9 @@ class Gateway:
             self._in_force, self.draining, self.downstream, self.routes, self.lot, self.task_table, self.members
         )
         listeners = Listeners(self._client_listener, self._listeners)
-        await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=self._is_resumable)
-        if not self._is_resumable():
+        is_resumable = self._is_resumable()  # no reload changes the keys from now on
+        await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=is_resumable)
+        if not is_resumable:
             self._cold_expiry.give_up_all()
 
     def _is_resumable(self) -> bool:
