@@ -11,8 +11,8 @@ from gateway.bridge.call_context import Context, may_run_again, may_run_twice
 from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
+from gateway.parking import orphans
 from gateway.parking.cold_calls import ColdCall, Remains, packed
-from gateway.parking.cold_expiry import give_up_orphan
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, OwnerStalled, Refused, bug
 from gateway.routes.deadlines import wait_seconds
@@ -129,7 +129,7 @@ class Takeover:
             self._call.cancel_orphan(upstream, reason)
             return
         questions = tuple((each.upstream_id, each.method) for each in self.envelope.open if each.upstream_id)
-        ending = give_up_orphan(self._context.live, Remains(upstream, questions), reason, self._context.headers)
+        ending = orphans.give_up(self._context.live, Remains(upstream, questions), reason, self._context.headers)
         self._context.live.process.tasks.spawn(ending, "send upstream")
 
 

@@ -17,11 +17,11 @@ from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED
 from gateway.http.outbox import ending_of
 from gateway.http.upstream_headers import own_headers
+from gateway.parking import orphans
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, GatewayError, Refused, Unreachable, UpstreamError, bug
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
-from gateway.sessions.pool import orphans
 from gateway.sessions.session import Session
 from gateway.telemetry import Step
 from gateway.upstream.channel import Headers
@@ -380,8 +380,8 @@ class UpstreamCall(ABC):
         self._tell_orphan(upstream, jsonrpc.notification(mcp.CANCELLED, params))
 
     def _tell_orphan(self, upstream: Upstream, message: bytes) -> None:
-        pool, headers = self._context.live.upstream.pool, self._context.headers
-        self._outgoing.try_to_send(partial(orphans.tell, pool, upstream, message, headers))
+        context = self._context
+        self._outgoing.try_to_send(partial(orphans.tell, context.live, upstream, message, context.headers))
 
     @property
     def _outgoing(self) -> Outgoing:

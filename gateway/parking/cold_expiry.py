@@ -6,23 +6,16 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster import witness
-from gateway.exchange.input_requests import Question, withdrawn
-from gateway.parking.cold_calls import ColdCall, ColdCalls, Remains
-from gateway.protocol.errors import Refused, SessionLost, UpstreamError
+from gateway.parking import orphans
+from gateway.parking.cold_calls import ColdCall, ColdCalls
 from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
-from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import Alarm
 from gateway.runtime.tasks import Tasks
-from gateway.sessions.pool import orphans
-from gateway.telemetry import ColdEnding, Event, get_logger
-from gateway.upstream.channel import Headers
-
-log = get_logger()
+from gateway.telemetry import ColdEnding
 
 _SWEEP_SECONDS: Final = 1.0
 _MOST_AT_ONCE: Final = 32
@@ -62,7 +55,7 @@ class ColdExpiry:
                 if not (failures or await self._is_left(call)):
                     continue
                 remains, headers = call.unpacked()
-                is_over = await end_orphan(call.live, remains, "the client did not answer in time", headers)
+                is_over = await orphans.end(call.live, remains, "the client did not answer in time", headers)
                 if not is_over and failures < len(CANCEL_AGAIN_SECONDS):  # the server has not heard of it
                     again = self._tasks.guard(partial(self._give_up, [call], failures + 1), "cancel again")
                     _ = asyncio.get_running_loop().call_later(CANCEL_AGAIN_SECONDS[failures], again)
@@ -83,23 +76,3 @@ class ColdExpiry:
             return False
         process.metrics.cold_call_ended(route, ColdEnding.EXPIRED)
         return True
-
-
-async def end_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> bool:
-    """Give up a call that no process reads; returns whether it need not be tried again."""
-    answers = [(Raw(id_), *withdrawn(Question("", method, None, Raw(id_), b""))) for id_, method in remains.questions]
-    try:
-        given = [(id_, error or result or Raw(b"{}")) for id_, result, error in answers]
-        await orphans.end(live.upstream.pool, remains.upstream, given, reason, headers)
-    except (UpstreamError, TimeoutError) as exc:
-        log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))
-        return isinstance(exc, Refused | SessionLost)
-    return True
-
-
-async def give_up_orphan(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
-    """As `end_orphan`, again and again if that does not arrive."""
-    for pause in (*CANCEL_AGAIN_SECONDS, None):
-        if await end_orphan(live, remains, reason, headers) or pause is None:
-            return
-        await asyncio.sleep(pause)

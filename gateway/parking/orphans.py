@@ -1,50 +1,66 @@
 """Calls that another process began, for processes that do not read them."""
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
 from msgspec import Raw
 
+from gateway.exchange.input_requests import Question, withdrawn
+from gateway.parking.cold_calls import Remains
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import Refused, SessionLost, UpstreamError
+from gateway.routes.deadlines import CANCEL_AGAIN_SECONDS
+from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Upstream
-from gateway.sessions.pool.pool import Pool
+from gateway.telemetry import Event, get_logger
 from gateway.upstream.channel import Channel, Headers
 
-Answers = Iterable[tuple[Raw, Raw | jsonrpc.Error]]
-"""The answers to the questions of a call, by their ids."""
+log = get_logger()
 
 
-async def tell(pool: Pool, whereabouts: Upstream, message: bytes, headers: Headers) -> None:
+async def tell(live: LiveRoute, whereabouts: Upstream, message: bytes, headers: Headers) -> None:
     """Send a message in a session that another process opened, without taking the session over."""
-    channel = pool.adopted_channel(whereabouts)
+    channel = live.upstream.pool.adopted_channel(whereabouts)
     try:
         await channel.send(message, headers)
     finally:
         await channel.close(end_session=False)
 
 
-async def end(
-    pool: Pool,
-    whereabouts: Upstream,
-    answers: Answers,
-    reason: str,
-    headers: Headers,
-) -> None:
-    """Give up a call that no process reads: answer its questions, cancel it, and end its session if it ended.
+async def give_up(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
+    """As `end`, again and again if that does not arrive."""
+    for pause in (*CANCEL_AGAIN_SECONDS, None):
+        if await end(live, remains, reason, headers) or pause is None:
+            return
+        await asyncio.sleep(pause)
+
+
+async def end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> bool:
+    """Give up a call that no process reads; returns whether it need not be tried again."""
+    try:
+        await _end(live, remains, reason, headers)
+    except (UpstreamError, TimeoutError) as exc:
+        log.debug(Event.UPSTREAM_FAILED, route=live.route.path, cause=str(exc))
+        return isinstance(exc, Refused | SessionLost)
+    return True
+
+
+async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers) -> None:
+    """Answer the questions of a call, cancel it, and end its session if it ended.
 
     Raises an UpstreamError or TimeoutError if the cancellation does not arrive.
     """
+    pool, whereabouts = live.upstream.pool, remains.upstream
     seconds = pool.config.timeouts.cancel_seconds
     cancelled = jsonrpc.notification(mcp.CANCELLED, {"requestId": Raw(whereabouts.call), "reason": reason})
     channel, has_ended = pool.adopted_channel(whereabouts), False
     try:
         with suppress(UpstreamError, TimeoutError):  # an answer that is not taken must not keep the call running
             async with asyncio.timeout(seconds):
-                for id_, body in answers:
-                    await channel.send(jsonrpc.answer(id_, body), headers)
+                for id_, method in remains.questions:
+                    result, error = withdrawn(Question("", method, None, Raw(id_), b""))
+                    await channel.send(jsonrpc.answer(Raw(id_), error or result or Raw(b"{}")), headers)
         async with asyncio.timeout(seconds):
             await channel.send(cancelled, headers)
         # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.
