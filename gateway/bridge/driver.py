@@ -526,9 +526,7 @@ class Driver(Engine):
         do.Forward: lambda _, it: it.leg.send(it.message),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
         do.Reply: lambda self, it: self._end(it.legs, it.result, self._report.completed()),
-        do.Respond: lambda self, it: self._upstream_call.respond(
-            it.upstream_id, it.error if it.result is None else it.result
-        ),
+        do.Respond: lambda self, it: self._upstream_call.respond(it.upstream_id, it.answer),
         do.RunAgain: lambda self, _: self._upstream_call.run_again(),
         do.SendAnswers: lambda self, it: self._upstream_call.send_answers(it.answers),
         do.SendCall: lambda self, _: self._upstream_call.start(),

@@ -353,10 +353,10 @@ class UpstreamCall(ABC):
             exc = CallLost(f"{exc.message}; the call was under way and may have had effects")
         self._listener.hear(on.Undelivered(left, exc, retryable, replayable, self._may_run_on()))
 
-    def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
+    def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """Answer a question of the upstream without the client."""
         session = self.session
-        if session is not None and body is not None:
+        if session is not None:
             self._outgoing.respond(session, id_, body)
 
     def cancel(self, reason: str) -> None:

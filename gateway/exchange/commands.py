@@ -52,8 +52,7 @@ class Respond(Command, frozen=True):
     """Answer one nested request without the client; the outcome does not matter."""
 
     upstream_id: Raw
-    result: Raw | None
-    error: Error | None
+    answer: Raw | Error
 
 
 class CancelCall(Command, frozen=True):

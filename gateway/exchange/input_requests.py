@@ -219,11 +219,11 @@ def accepted(answer: Raw) -> bool:
     return bool(jsonrpc.inspect(_ANSWERS[mcp.ELICIT].decode, answer).action == "accept")
 
 
-def withdrawn(question: Question) -> tuple[Raw | None, jsonrpc.Error | None]:
+def withdrawn(method: str) -> Raw | jsonrpc.Error:
     """The answer that the upstream gets when the client gives none: `cancel` for an elicitation, else an error."""
-    if question.method == mcp.ELICIT:
-        return Raw(b'{"action":"cancel"}'), None
-    return None, jsonrpc.Error(mcp.INTERNAL_ERROR, "The client did not answer in time")
+    if method == mcp.ELICIT:
+        return Raw(b'{"action":"cancel"}')
+    return jsonrpc.Error(mcp.INTERNAL_ERROR, "The client did not answer in time")
 
 
 def input_requests(questions: Mapping[str, Question]) -> bytes:

@@ -632,7 +632,7 @@ class Exchange:
 
     def _cancel_task(self, _: on.Cancelled) -> Commands:
         """The task is cancelled for its client, whatever its server makes of that."""
-        withdrawn = [do.Respond(*_withdrawn(question)) for question in self.questions.values()]
+        withdrawn = [_withdraw(question) for question in self.questions.values()]
         cancel = do.CancelCall("the client cancelled its task")
         return [cancel, *withdrawn, *self._end(do.Fail((), TaskCancelled()), completed=False)]
 
@@ -750,7 +750,7 @@ class Exchange:
         out: Commands = []
         for question in self.questions.values():
             if question.upstream_id is not None:  # else nobody waits for its answer alone
-                out.append(do.Respond(*_withdrawn(question)))
+                out.append(_withdraw(question))
                 out.append(do.Count(question.method, "expired"))
         return [*out, do.CancelCall(reason)]
 
@@ -773,13 +773,13 @@ class Exchange:
 
 
 def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:
-    return [do.Respond(event.id, None, error), do.Count(event.method, outcome)]
+    return [do.Respond(event.id, error), do.Count(event.method, outcome)]
 
 
-def _withdrawn(question: Question) -> tuple[Raw, Raw | None, jsonrpc.Error | None]:
-    """The answer to a question that its client will not give."""
+def _withdraw(question: Question) -> do.Respond:
+    """Answer a question in place of its client."""
     assert question.upstream_id is not None, "urls are asked for only after the call"
-    return question.upstream_id, *input_requests.withdrawn(question)
+    return do.Respond(question.upstream_id, input_requests.withdrawn(question.method))
 
 
 def _unrecorded() -> CallLost:

@@ -6,7 +6,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Raw
 
-from gateway.exchange.input_requests import Question, withdrawn
+from gateway.exchange.input_requests import withdrawn
 from gateway.parking.cold_calls import Remains
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Refused, SessionLost, UpstreamError
@@ -59,8 +59,7 @@ async def _end(live: LiveRoute, remains: Remains, reason: str, headers: Headers)
         with suppress(UpstreamError, TimeoutError):  # an answer that is not taken must not keep the call running
             async with asyncio.timeout(seconds):
                 for id_, method in remains.questions:
-                    result, error = withdrawn(Question("", method, None, Raw(id_), b""))
-                    await channel.send(jsonrpc.answer(Raw(id_), error or result or Raw(b"{}")), headers)
+                    await channel.send(jsonrpc.answer(Raw(id_), withdrawn(method)), headers)
         async with asyncio.timeout(seconds):
             await channel.send(cancelled, headers)
         # Only an answer on its stream shows that the call has ended: some servers crash if its session ends first.

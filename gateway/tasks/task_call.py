@@ -258,7 +258,7 @@ class TaskCall(UpstreamCall):
         """A task that was cancelled is not answered: `mcp` 1.30 would end a session."""
         return not self._is_cancelled
 
-    def respond(self, id_: Raw, body: Raw | jsonrpc.Error | None) -> None:
+    def respond(self, id_: Raw, body: Raw | jsonrpc.Error) -> None:
         """As for other calls."""
         if self._takes_answers:
             super().respond(id_, body)

@@ -209,15 +209,9 @@ def test_an_accepted_url_is_told_from_a_declined_one() -> None:
 
 @pytest.mark.parametrize("method", sorted(inputs.KINDS))
 def test_a_question_without_an_answer_is_settled_with_a_valid_result_or_error(method: str) -> None:
-    result, error = inputs.withdrawn(Question("k", method, raw({}), raw(0)))
-    if method == mcp.ELICIT:
-        assert result is not None
-        assert error is None
-        assert_legacy_message(jsonrpc.result(b"0", result), method)
-    else:
-        assert result is None
-        assert error is not None
-        assert_legacy_message(jsonrpc.failure(b"0", error))
+    answer = inputs.withdrawn(method)
+    assert isinstance(answer, jsonrpc.Error) is (method != mcp.ELICIT)
+    assert_legacy_message(jsonrpc.answer(raw(0), answer), method)
 
 
 # -- what is the same question ----------------------------------------------------------------------------------------

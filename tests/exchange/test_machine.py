@@ -101,7 +101,7 @@ def test_a_request_that_may_not_ask_has_no_timers() -> None:
 
 def test_a_request_that_may_not_ask_refuses_a_question_and_goes_on() -> None:
     play = Playbook(policy=PLAIN) >> on.Called(FIRST) << do.SendCall()
-    assert play >> asked(0) << do.Respond(raw(0), None, error(mcp.INVALID_REQUEST))
+    assert play >> asked(0) << do.Respond(raw(0), error(mcp.INVALID_REQUEST))
     assert play.counts == ["refused"]
     assert play.state is State.RUNNING
 
@@ -233,12 +233,12 @@ def test_more_questions_than_a_user_can_read_are_refused() -> None:
     play = waiting(FIRST)
     for number in range(MAX_QUESTIONS):
         play = play >> asked(number) << do.Arm(Timer.QUIET)
-    assert play >> asked("more") << do.Respond(raw("more"), None, error(mcp.INVALID_REQUEST))
+    assert play >> asked("more") << do.Respond(raw("more"), error(mcp.INVALID_REQUEST))
 
 
 def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     long = "x" * 1023
-    play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), None, error(mcp.INVALID_REQUEST))
+    play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), error(mcp.INVALID_REQUEST))
     assert play
     assert not play.exchange._nested_requests.has_heard(raw(long))
 
@@ -249,7 +249,7 @@ def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory(
         play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number))
     size = len(play.exchange._nested_requests._heard)
     for number in range(MAX_NESTED, MAX_NESTED + 3):
-        play = play >> asked(number) << do.Respond(raw(number), None, error(mcp.INVALID_REQUEST))
+        play = play >> asked(number) << do.Respond(raw(number), error(mcp.INVALID_REQUEST))
     assert len(play.exchange._nested_requests._heard) == size == MAX_NESTED
     # What was heard before is still known, and the call goes on.
     play = play >> asked(7)
@@ -272,7 +272,7 @@ def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory(
 def test_what_no_client_could_answer_is_refused_upstream_and_the_call_goes_on(
     method: str, params: Any, code: int
 ) -> None:
-    play = waiting(FIRST) >> on.Nested(raw(0), method, raw(params)) << do.Respond(raw(0), None, error(code))
+    play = waiting(FIRST) >> on.Nested(raw(0), method, raw(params)) << do.Respond(raw(0), error(code))
     assert play
     assert play.state is State.RUNNING
     assert play.counts[0] in {"refused", "malformed"}
@@ -283,7 +283,7 @@ def test_what_no_client_could_answer_is_refused_upstream_and_the_call_goes_on(
 
 def test_a_client_that_cannot_answer_is_never_asked() -> None:
     play = waiting(FIRST, declared=Capabilities(roots=True)) >> asked(0)
-    play = play << do.Respond(raw(0), None, error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY)
+    play = play << do.Respond(raw(0), error(mcp.INVALID_PARAMS)) << do.CancelCall(ANY)
     missing = MissingCapability({"elicitation": {"form": {}}}, mcp.ELICIT)
     assert play << do.Fail((FIRST,), missing) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
@@ -292,21 +292,21 @@ def test_a_client_that_cannot_answer_is_never_asked() -> None:
 def test_a_route_may_let_the_tool_fall_back_instead() -> None:
     policy = Policy(refuse_undeclared=True)
     play = waiting(FIRST, declared=Capabilities(), policy=policy) >> on.Nested(raw(7), mcp.SAMPLE, raw(SAMPLING))
-    assert play << do.Respond(raw(7), None, error(mcp.INVALID_PARAMS))
+    assert play << do.Respond(raw(7), error(mcp.INVALID_PARAMS))
     assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
 
 def test_an_undeclared_question_settles_the_questions_that_were_open() -> None:
     play = waiting(FIRST, declared=Capabilities(form=True, sampling=True)) >> asked(0) << do.Arm(Timer.QUIET)
     play = play >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << do.Arm(Timer.QUIET)
-    play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
-    play = play << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(mcp.INTERNAL_ERROR))
+    play = play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
+    play = play << do.Respond(raw(0), CANCEL) << do.Respond(raw(1), error(mcp.INTERNAL_ERROR))
     assert play << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
 
 
 def test_an_undeclared_question_while_parked_is_the_error_of_the_next_retry() -> None:
     play = parked(FIRST, declared=Capabilities(form=True)) >> on.Nested(raw(1), mcp.ROOTS, raw({}))
-    play = play << do.Respond(raw(1), None, ANY) << do.Respond(raw(0), CANCEL, None) << do.CancelCall(ANY)
+    play = play << do.Respond(raw(1), ANY) << do.Respond(raw(0), CANCEL) << do.CancelCall(ANY)
     play = play << do.ReleaseSession(clean=False)
     missing = MissingCapability({"roots": {}}, mcp.ROOTS)
     play = play >> answered(SECOND, 1, **{"elicitation-1": ACCEPT})
@@ -395,7 +395,7 @@ def test_an_answer_given_in_advance_for_something_else_is_not_used() -> None:
 
 def test_an_answer_given_in_advance_to_an_undeclared_question_does_not_help() -> None:
     play = waiting(FIRST, declared=Capabilities(), given={"elicitation-1": ACCEPT}) >> asked(0)
-    assert play << do.Respond(raw(0), None, ANY) << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << ANY
+    assert play << do.Respond(raw(0), ANY) << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << ANY
 
 
 def test_a_given_answer_reaches_a_question_asked_while_the_client_thinks() -> None:
@@ -718,7 +718,7 @@ def test_a_stale_round_while_referred_gets_the_urls_when_its_answers_are_the_sam
 
 
 def test_a_question_after_the_url_error_is_unsolicited() -> None:
-    assert referred(FIRST) >> asked(5) << do.Respond(raw(5), None, error(mcp.INVALID_PARAMS))
+    assert referred(FIRST) >> asked(5) << do.Respond(raw(5), error(mcp.INVALID_PARAMS))
 
 
 # -- the client leaves ----------------------------------------------------------------------------------------------
@@ -731,7 +731,7 @@ def test_leaving_in_the_first_round_cancels_at_once() -> None:
 
 
 def test_leaving_while_questions_gather_answers_them_with_cancel() -> None:
-    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Left(FIRST) << do.Respond(raw(0), CANCEL, None)
+    play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.Left(FIRST) << do.Respond(raw(0), CANCEL)
     assert play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
 
 
@@ -829,7 +829,7 @@ def test_a_round_that_was_never_asked_is_refused(round_: int) -> None:
 def test_a_parked_call_whose_client_does_not_return_is_given_up() -> None:
     play = waiting(FIRST) >> asked(0) << ANY >> on.Nested(raw(1), mcp.SAMPLE, raw(SAMPLING)) << ANY
     play = play >> on.QuietPassed() << ANY
-    play = play >> on.Expired() << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), None, error(-32603))
+    play = play >> on.Expired() << do.Respond(raw(0), CANCEL) << do.Respond(raw(1), error(-32603))
     play = play << do.CancelCall(ANY) << do.ReleaseSession(clean=False)
     assert play
     assert play.state is State.ENDED
@@ -893,7 +893,7 @@ def test_stopping_cancels_a_call_and_fails_its_waiting_legs() -> None:
 
 
 def test_stopping_settles_the_questions_of_a_parked_call() -> None:
-    play = parked(FIRST) >> on.Stopped(STOPPING) << do.Respond(raw(0), CANCEL, None) << do.CancelCall("stopping")
+    play = parked(FIRST) >> on.Stopped(STOPPING) << do.Respond(raw(0), CANCEL) << do.CancelCall("stopping")
     assert play << do.ReleaseSession(clean=False)
 
 
@@ -1015,7 +1015,7 @@ def test_an_answer_that_is_refused_after_the_call_changes_nothing() -> None:
 
 def test_a_question_after_the_end_is_refused() -> None:
     play = resumed(FIRST, SECOND) >> on.Resulted(RESULT) << ANY << ANY
-    assert play >> asked(9) << do.Respond(raw(9), None, error(mcp.INVALID_PARAMS))
+    assert play >> asked(9) << do.Respond(raw(9), error(mcp.INVALID_PARAMS))
     assert play.counts[-1] == "unsolicited"
 
 

@@ -305,7 +305,7 @@ def test_an_undeclared_question_is_refused_in_the_second_run_as_in_the_first() -
     assert (
         rerun(talked((1,), policy=Policy(refuse_undeclared=True)) >> BROKE)
         >> on.Nested(raw("a"), "ping", raw({}))
-        << do.Respond(raw("a"), None, error(mcp.METHOD_NOT_FOUND))
+        << do.Respond(raw("a"), error(mcp.METHOD_NOT_FOUND))
         >> question(1, "b")
         << send((key(1), "b", reply(1)))
     )
@@ -581,7 +581,7 @@ def test_a_late_event_changes_nothing_in_a_broken_exchange(event: on.Event) -> N
 
 
 def test_a_question_of_a_call_that_is_broken_is_refused() -> None:
-    assert broken(FIRST) >> asked(9) << do.Respond(raw(9), None, error(mcp.INVALID_PARAMS))
+    assert broken(FIRST) >> asked(9) << do.Respond(raw(9), error(mcp.INVALID_PARAMS))
 
 
 # -- the server did not wait for its user ----------------------------------------------------------------------------
@@ -1096,7 +1096,7 @@ def test_a_call_that_is_only_asked_again_is_not_picked_up() -> None:
 @pytest.mark.parametrize("event", [on.Expired(), on.Stopped(Stopping("stopping"))])
 def test_a_call_that_is_only_asked_again_is_given_up(event: on.Event) -> None:
     play = restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY >> event
-    play = play << do.Respond(raw(1), CANCEL, None) << do.CancelCall(ANY)
+    play = play << do.Respond(raw(1), CANCEL) << do.CancelCall(ANY)
     assert play << do.ReleaseSession(clean=False)
     assert play.questions == {}
 
@@ -1145,7 +1145,7 @@ def test_a_route_that_holds_nothing_gives_the_call_up_when_it_asks() -> None:
     play = waiting(FIRST, policy=REPLAY) >> asked(0) << do.Arm(Timer.QUIET)
     play = play >> asked(1, message="Age?") << do.Arm(Timer.QUIET) >> on.QuietPassed()
     play = play << ask(FIRST, 1, key(1), key(2), state=State.BROKEN, held=False)
-    play = play << do.Respond(raw(0), CANCEL, None) << do.Respond(raw(1), CANCEL, None) << do.CancelCall(ANY)
+    play = play << do.Respond(raw(0), CANCEL) << do.Respond(raw(1), CANCEL) << do.CancelCall(ANY)
     assert play << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
     assert not play.exchange.calling
@@ -1159,7 +1159,7 @@ def test_a_route_that_holds_nothing_runs_the_call_again_and_gives_it_up_again() 
     play = play >> question(1) << send((key(1), 1, reply(1))) >> question(2) << do.Arm(Timer.QUIET)
     play = play >> on.QuietPassed() << ask(FIRST, 2, key(2), state=State.BROKEN, held=False)
     assert on_record(play) == [entry(1, 1)]
-    assert play << do.Respond(raw(2), CANCEL, None) << do.CancelCall(ANY) << ANY
+    assert play << do.Respond(raw(2), CANCEL) << do.CancelCall(ANY) << ANY
 
 
 def test_a_route_that_holds_nothing_keeps_no_session_for_urls() -> None:
@@ -1193,7 +1193,7 @@ def test_a_call_that_was_held_before_the_route_changed_is_held() -> None:
 def test_a_route_that_holds_nothing_has_no_state_without_a_record() -> None:
     play = waiting(FIRST, policy=REPLAY, given={key(1): HUGE}) >> question(1) << send((key(1), 1, HUGE))
     assert on_record(play) is None
-    play = play >> question(2) << ANY >> on.QuietPassed() << do.Respond(raw(2), CANCEL, None) << do.CancelCall(ANY)
+    play = play >> question(2) << ANY >> on.QuietPassed() << do.Respond(raw(2), CANCEL) << do.CancelCall(ANY)
     assert play << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED
 
@@ -1285,14 +1285,14 @@ CANCELLED = do.CancelCall(ANY)
         (
             lambda: waiting(FIRST) >> asked(0) << ANY,
             [ask(FIRST, 1, key(1), stays=False)],
-            [do.Respond(raw(0), CANCEL, None), CANCELLED],
+            [do.Respond(raw(0), CANCEL), CANCELLED],
             False,
         ),
-        (lambda: parked(FIRST), [], [do.Respond(raw(0), CANCEL, None), CANCELLED], False),
+        (lambda: parked(FIRST), [], [do.Respond(raw(0), CANCEL), CANCELLED], False),
         (
             lambda: restored(State.PARKED, opened(1)) >> answered(FIRST, 1) << ANY << ANY,
             [],
-            [do.Respond(raw(1), CANCEL, None), CANCELLED],
+            [do.Respond(raw(1), CANCEL), CANCELLED],
             False,
         ),
         (lambda: detached(FIRST, SECOND), [], [CANCELLED], False),
@@ -1347,14 +1347,14 @@ def test_a_run_that_broke_is_told_to_stop_before_the_next_one() -> None:
 
 def test_a_run_that_broke_while_its_client_was_asked_is_told_to_stop_at_once() -> None:
     play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> on.Broke(LOST, replayable=True, runs_on=True)
-    play = play << do.Respond(raw(1), ANY, ANY) << do.CancelCall(ANY)
+    play = play << do.Respond(raw(1), ANY) << do.CancelCall(ANY)
     assert play << do.ReleaseSession(clean=False)
     assert play.state is State.BROKEN
 
 
 def test_a_call_that_broke_for_good_is_told_to_stop() -> None:
     play = round_of(waiting(FIRST), FIRST, 1, (1,)) >> on.Broke(LOST, runs_on=True)
-    play = play << do.Respond(raw(1), ANY, ANY) << do.CancelCall(ANY)
+    play = play << do.Respond(raw(1), ANY) << do.CancelCall(ANY)
     assert play.state is State.FINISHED
 
 

@@ -117,8 +117,8 @@ def test_an_answer_of_the_wrong_kind_closes_nothing() -> None:
 
 def test_what_its_client_cannot_answer_is_refused_and_the_task_goes_on() -> None:
     play = Playbook(Capabilities(form=True)) >> on.Called(FIRST) << ANY >> on.Became() << ANY
-    assert play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), None, error(mcp.METHOD_NOT_FOUND))
-    assert play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
+    assert play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), error(mcp.METHOD_NOT_FOUND))
+    assert play >> on.Nested(raw(2), mcp.ROOTS, raw({})) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
     assert play.counts == ["refused", "undeclared"]
     assert play.state is State.OWNED
 
@@ -127,7 +127,7 @@ def test_a_task_has_room_for_so_many_questions() -> None:
     play = owned(FIRST)
     for number in range(MAX_QUESTIONS):
         play >> asked(number)
-    assert play >> asked(999) << do.Respond(raw(999), None, error(mcp.INVALID_REQUEST))
+    assert play >> asked(999) << do.Respond(raw(999), error(mcp.INVALID_REQUEST))
 
 
 def test_a_withdrawn_question_takes_no_answer() -> None:
@@ -202,9 +202,9 @@ def test_answers_to_a_withdrawn_question_of_the_call_do_not_run_the_task_again()
 def test_a_task_that_its_client_cancels_is_over_at_once() -> None:
     play = owned(FIRST) >> asked(1)
     kept = do.Keep(do.Fail((), TaskCancelled()))
-    assert play >> on.Cancelled() << CALL_CANCELLED << do.Respond(raw(1), CANCEL, None) << kept << RELEASED
+    assert play >> on.Cancelled() << CALL_CANCELLED << do.Respond(raw(1), CANCEL) << kept << RELEASED
     assert play >> on.Cancelled() >> updated()
-    assert play >> asked(2) << do.Respond(raw(2), None, error(mcp.INVALID_PARAMS))
+    assert play >> asked(2) << do.Respond(raw(2), error(mcp.INVALID_PARAMS))
     assert play.counts == ["asked", "unsolicited"]
 
 
