@@ -21,8 +21,8 @@ HOST: Final = b"host"
 """The principal of every host: there is one."""
 
 
-class Host:
-    """The lines of one host, in both directions."""
+class Host(asyncio.BaseProtocol):
+    """The lines of one host, in both directions; the protocol of the pipe to it."""
 
     def __init__(self, max_bytes: int, unread: Budget) -> None:
         """`max_bytes` limits a line of the host; `unread` counts what the host has not read."""
@@ -32,16 +32,17 @@ class Host:
         self._unread = unread
         self._behind: Share | None = None
         self._reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
-        self._output = _Output(self)
         self._transports: list[asyncio.BaseTransport] = []
         self._pumps: list[threading.Thread] = []
         self._out: asyncio.WriteTransport
+        self._free: asyncio.Future[None] | None = None
+        """Done when the pipe has taken everything; None if it has."""
 
     async def open(self, stdin: int, stdout: int) -> None:
         """Take these file descriptors over."""
         loop = asyncio.get_running_loop()
         sink = os.fdopen(self._awaitable(stdout, is_input=False), "wb", buffering=0)
-        self._out, _ = await loop.connect_write_pipe(lambda: self._output, sink)
+        self._out, _ = await loop.connect_write_pipe(lambda: self, sink)
         self._transports.append(self._out)
         source = os.fdopen(self._awaitable(stdin, is_input=True), "rb", buffering=0)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), source)
@@ -69,8 +70,8 @@ class Host:
     async def write(self, message: bytes) -> None:
         """Write one message, and wait until the pipe has taken everything; raises ConnectionError."""
         self.send(message)
-        if self._output.free is not None:
-            _ = await asyncio.wait((self._output.free, self.gone), return_when=asyncio.FIRST_COMPLETED)
+        if self._free is not None:
+            _ = await asyncio.wait((self._free, self.gone), return_when=asyncio.FIRST_COMPLETED)
         if self.gone.done():
             raise ConnectionResetError("the host does not read any more")
 
@@ -90,6 +91,30 @@ class Host:
             self._behind.release()
             self._behind = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The pipe to the host is open."""
+        # Not later: the host may have closed its end by then, and uvloop raises for a closed transport.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        """The pipe is full."""
+        self._free = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """The pipe has taken everything."""
+        self._freed()
+        self.count_unread()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The pipe is closed."""
+        self._freed()
+        self.lost()
+
+    def _freed(self) -> None:
+        if self._free is not None:
+            self._free.set_result(None)
+            self._free = None
+
     def lost(self) -> None:
         """The host does not read any more, or reads too slowly."""
         if not self.gone.done():
@@ -97,8 +122,8 @@ class Host:
 
     async def close(self, seconds: float) -> None:
         """Write what is left, for at most so long."""
-        if self._output.free is not None and not self.gone.done():
-            _ = await asyncio.wait((self._output.free, self.gone), timeout=seconds)
+        if self._free is not None and not self.gone.done():
+            _ = await asyncio.wait((self._free, self.gone), timeout=seconds)
         for transport in self._transports:
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()
@@ -124,35 +149,6 @@ class Host:
         if not is_input:  # what is read may never end
             self._pumps.append(pump)
         return ours
-
-
-class _Output(asyncio.Protocol):
-    """The pipe to the host."""
-
-    def __init__(self, host: Host) -> None:
-        self.free: asyncio.Future[None] | None = None
-        """Done when the pipe has taken everything; None if it has."""
-        self._host = host
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not later: the host may have closed its end by then, and uvloop raises for a closed transport.
-        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
-
-    def pause_writing(self) -> None:
-        self.free = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        self._freed()
-        self._host.count_unread()
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        self._freed()
-        self._host.lost()
-
-    def _freed(self) -> None:
-        if self.free is not None:
-            self.free.set_result(None)
-            self.free = None
 
 
 def take_standard_streams() -> tuple[int, int]:
