@@ -30,9 +30,18 @@ _KILL_SECONDS: Final = 5.0
 class ChildLauncher:
     """Starts the children of one route."""
 
-    def __init__(self, route: Route, client: Client, tasks: Tasks, started: Callable[[Child], None]) -> None:
+    def __init__(
+        self,
+        route: Route,
+        client: Client,
+        tasks: Tasks,
+        started: Callable[[Child], None],
+        malformed: Callable[[], None],
+    ) -> None:
         """`client` has the present limits and timeouts. `started` is called with each child that was started."""
         self.client = client
+        self.malformed = malformed
+        """To be called for every line on stdout that is not JSON-RPC: some servers print logs there."""
         self._started = started
         self.where = f"The upstream {route.upstream.name} of route {route.path}"
         self._path = route.path

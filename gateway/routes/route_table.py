@@ -143,24 +143,18 @@ class RouteTable:
             metrics.child_started(route.path)
             child.gone.add_done_callback(lambda _: gone(child))
 
-        launcher = ChildLauncher(route, client, tasks, started)
-
-        def malformed() -> None:
-            metrics.upstream_failed(route.path, "malformed")
-
-        def connect() -> StdioChannel:
-            return StdioChannel(launcher, malformed)
-
+        malformed = partial(metrics.upstream_failed, route.path, "malformed")
+        launcher = ChildLauncher(route, client, tasks, started, malformed)
         refused = partial(metrics.nested_request, route.path, outcome=NestedOutcome.UNSOLICITED)
-        modern = ModernStdio(launcher, malformed, refused, has_one_client=self._shares_children)
+        modern = ModernStdio(launcher, refused, has_one_client=self._shares_children)
         era = StdioEra(launcher, modern, tasks, metrics, route.path)
-        shared = ChildHolder(launcher, malformed).connect if self._shares_children else None
+        connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
 
         def retired() -> None:
             launcher.stop_prestarting()
             modern.retire()
 
-        return Pool(settings, shared or connect, metrics, tasks, retired), era
+        return Pool(settings, connect, metrics, tasks, retired), era
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""

@@ -6,7 +6,6 @@ ids: a call is lost when its child ends. Credentials and forwarded headers selec
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -31,10 +30,8 @@ class StdioChannel(Channel):
 
     is_process = True
 
-    def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
-        """`malformed` is called for every line on stdout that is not JSON-RPC: some servers print logs there."""
+    def __init__(self, launcher: ChildLauncher) -> None:
         self._launcher = launcher
-        self._malformed = malformed
         self._child: Child
         self._started = False
         self._call: _Listening | None = None
@@ -119,7 +116,7 @@ class StdioChannel(Channel):
         if is_message(line):
             self.hear(line)
         else:
-            self._malformed()
+            self._launcher.malformed()
 
     def hear(self, line: bytes) -> None:
         """Take a message of the child."""

@@ -63,7 +63,7 @@ class Bench:
         self.client = Client(InForce(Bounds(Limits(), Timeouts())), HttpClient(Tasks(Mock())))
         self.launcher = FakeLauncher(self.client)
         self.child = self.launcher.child
-        self.channel = StdioChannel(self.launcher, lambda: None)  # type: ignore[arg-type]
+        self.channel = StdioChannel(self.launcher)  # type: ignore[arg-type]
         self.answers: list[int] = []
         self.aside: list[bytes] = []
         self.after_first: Any = lambda: None

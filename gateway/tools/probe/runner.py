@@ -348,9 +348,9 @@ async def _examine_child(exam: ProbeContext) -> None:
         )
     exam.ok("program", route.upstream.name)
     children, noise = list[Child](), list[None]()
-    launcher = ChildLauncher(route, exam.client, exam.tasks, children.append)
+    launcher = ChildLauncher(route, exam.client, exam.tasks, children.append, lambda: noise.append(None))
     try:
-        async with session(exam, lambda: StdioChannel(launcher, lambda: noise.append(None)), mcp.LEGACY) as opened:
+        async with session(exam, lambda: StdioChannel(launcher), mcp.LEGACY) as opened:
             _introduce(exam, opened)
             exam.ok("versions", opened.shaken.version)
             await sessions.list_tools(exam, opened)

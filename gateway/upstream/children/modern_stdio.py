@@ -43,20 +43,11 @@ class ModernStdio:
     """One modern server as a child; it is started when a request needs it, and again after it has ended."""
 
     def __init__(
-        self,
-        launcher: ChildLauncher,
-        malformed: Callable[[], None],
-        refused: Callable[[str], None],
-        *,
-        has_one_client: bool = False,
+        self, launcher: ChildLauncher, refused: Callable[[str], None], *, has_one_client: bool = False
     ) -> None:
-        """`malformed` is called for every line on stdout that is not JSON-RPC.
-
-        `refused` is called for each request of the server, with its method: a modern server sends none.
-        """
+        """`refused` is called for each request of the server, with its method: a modern server sends none."""
         self._launcher = launcher
         self._has_one_client = has_one_client
-        self._malformed = malformed
         self._refused = refused
         self.child: Child | None = None
         """The process that serves requests now, if there is one."""
@@ -145,7 +136,7 @@ class ModernStdio:
 
     def _hear(self, line: bytes) -> None:
         if not is_message(line):
-            self._malformed()
+            self._launcher.malformed()
             return
         message = jsonrpc.message(line)
         try:
@@ -156,7 +147,7 @@ class ModernStdio:
             else:
                 self._notify(message.method, message.params)
         except ValueError:
-            self._malformed()
+            self._launcher.malformed()
 
     def _respond(self, message: jsonrpc.Message) -> None:
         request = self._requests.get(bytes(message.id)) if isinstance(message.id, Raw) else None

@@ -10,7 +10,7 @@ refused, and later sessions get another child, in which questions are clear agai
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable  # noqa: TC003  (one import style; it costs nothing here)
 from typing import Final
 
 from msgspec import Raw
@@ -34,9 +34,8 @@ _UNCLEAR: Final = jsonrpc.Error(
 class ChildHolder:
     """The child that the sessions of one route share; another client's handshake replaces it."""
 
-    def __init__(self, launcher: ChildLauncher, malformed: Callable[[], None]) -> None:
+    def __init__(self, launcher: ChildLauncher) -> None:
         self.launcher = launcher
-        self.malformed = malformed
         self._shared: SharedChild | None = None
         self._opening = asyncio.Lock()
 
@@ -53,7 +52,7 @@ class ChildHolder:
             if shared is not None:
                 self._shared = None
                 await shared.replaced()
-            channel = StdioChannel(self.launcher, self.malformed)
+            channel = StdioChannel(self.launcher)
             try:
                 result = await channel.initialize(message, headers)
             except BaseException:
@@ -96,7 +95,7 @@ class SharedChild:
 
     def _hear(self, line: bytes) -> None:
         if not is_message(line):
-            self._holder.malformed()
+            self._holder.launcher.malformed()
             return
         message = jsonrpc.message(line)
         if self._is_unclear(message):
@@ -176,7 +175,7 @@ class SharedChannel(StdioChannel):
     is_process = False
 
     def __init__(self, holder: ChildHolder) -> None:
-        super().__init__(holder.launcher, holder.malformed)
+        super().__init__(holder.launcher)
         self._holder = holder
         self._shared: SharedChild | None = None
         self._id = b""

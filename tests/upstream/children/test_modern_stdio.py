@@ -45,7 +45,7 @@ class FakeChild:
 def child_of(idle_seconds: float = 60.0) -> tuple[FakeChild, ModernStdio]:
     launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds)), end=Mock())
     child: Any = FakeChild()
-    modern = ModernStdio(launcher, Mock(), Mock())
+    modern = ModernStdio(launcher, Mock())
     modern.use(child)
     return child, modern
 
@@ -92,7 +92,7 @@ async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_r
 
     timeouts = Timeouts(handshake_seconds=0.02)
     launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=timeouts), take=never, where="The fake")
-    modern = ModernStdio(launcher, Mock(), Mock())
+    modern = ModernStdio(launcher, Mock())
     requests = [modern.request(CALL, Mock()) for _ in range(3)]
     for found in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(found, Unreachable)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 from msgspec import Raw
@@ -63,6 +64,7 @@ class FakeLauncher:
         self.client = SimpleNamespace(timeouts=Timeouts())
         self.children: list[FakeChild] = []
         self.has_initialized = False
+        self.malformed = Mock()
         self.answers = True
         """Whether the next children answer the handshake."""
 
@@ -114,11 +116,7 @@ class Session:
 class Bench:
     def __init__(self) -> None:
         self.launcher: Any = FakeLauncher()
-        self.malformed = 0
-        self.holder = ChildHolder(self.launcher, self._malformed)
-
-    def _malformed(self) -> None:
-        self.malformed += 1
+        self.holder = ChildHolder(self.launcher)
 
     async def session(self, greeting: bytes = GREETING) -> Session:
         return await Session(self.holder.connect()).open(greeting)
@@ -174,7 +172,7 @@ async def test_an_answer_reaches_the_session_that_asked(bench: Bench) -> None:
     _ = await asyncio.gather(*asked)
     assert (len(first.heard), len(second.heard)) == (1, 1)
     child.say(id=7, result={})
-    assert bench.malformed == 0
+    assert not bench.launcher.malformed.called
 
 
 async def test_a_question_reaches_the_session_whose_call_may_ask(bench: Bench) -> None:

@@ -64,6 +64,7 @@ class FakeLauncher:
     def __init__(self, answers: dict[str, Any]) -> None:
         self.client = SimpleNamespace(timeouts=Timeouts())
         self.answers = answers
+        self.malformed = lambda: None
         self.children: list[FakeChild] = []
         self.given_back: list[FakeChild] = []
         self.has_initialized = False
@@ -100,7 +101,7 @@ class Bench:
     def __init__(self, tasks: Tasks, **answers: Any) -> None:
         given = {"server/discover": answers.get("discover"), "initialize": answers.get("initialize")}
         self.launcher: Any = FakeLauncher(given)
-        self.modern = ModernStdio(self.launcher, lambda: None, lambda _: None)
+        self.modern = ModernStdio(self.launcher, lambda _: None)
         self.era = StdioEra(self.launcher, self.modern, tasks, Metrics("test", ["/mcp"]), "/mcp")
 
 
