@@ -35,8 +35,7 @@ class StdioChannel(Channel):
         self._child: Child
         self._started = False
         self._call: _Listening | None = None
-        self._side: Receive = lambda _: False
-        self._is_listening = False
+        self._side: SideListener | None = None
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Take a child and send `initialize` to it."""
@@ -74,11 +73,11 @@ class StdioChannel(Channel):
     @property
     def hears_side(self) -> bool:
         """Whether the child runs and its messages outside of requests are heard."""
-        return self._is_listening and not self._child.over.done()
+        return self._side is not None and not self._child.over.done()
 
     async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
         """Hand over messages outside of requests; the side stream is lost when the child ends by itself."""
-        self._side, self._is_listening = listener.hear_side, True
+        self._side = listener
 
         def ended(_: object) -> None:
             if not self._child.asked:
@@ -121,7 +120,8 @@ class StdioChannel(Channel):
     def hear(self, line: bytes) -> None:
         """Take a message of the child."""
         if self._call is None:
-            self._side(line)
+            if self._side is not None:
+                _ = self._side.hear_side(line)
             return
         call = receive, answered = self._call
         try:

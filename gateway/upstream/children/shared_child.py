@@ -10,7 +10,6 @@ refused, and later sessions get another child, in which questions are clear agai
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable  # noqa: TC003  (one import style; it costs nothing here)
 from typing import Final
 
 from msgspec import Raw
@@ -19,7 +18,7 @@ from gateway.children.child import Child
 from gateway.children.launcher import ChildLauncher
 from gateway.protocol import jsonrpc, mcp
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import Headers, Receive, SideListener
+from gateway.upstream.channel import Headers, Receive
 from gateway.upstream.stdio import StdioChannel, is_message
 
 log = get_logger()
@@ -181,8 +180,6 @@ class SharedChannel(StdioChannel):
         self._id = b""
         self.may_ask = False
         """Whether the call in flight may ask the user."""
-        self.lose: Callable[[], None] = lambda: None
-        """Ends the session with its call."""
 
     async def initialize(self, message: bytes, headers: Headers) -> Raw:
         """Join the child, which may have had this handshake."""
@@ -215,10 +212,10 @@ class SharedChannel(StdioChannel):
             if self._call is None:
                 self.may_ask = False
 
-    async def listen(self, version: str, headers: Headers, listener: SideListener) -> None:
-        """Also hear that the child is given to no more sessions."""
-        self.lose = listener.side_lost
-        await super().listen(version, headers, listener)
+    def lose(self) -> None:
+        """End the session with its call: the child is given to no more sessions."""
+        if self._side is not None:
+            self._side.side_lost()
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""
