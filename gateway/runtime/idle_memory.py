@@ -67,15 +67,9 @@ class ProcessMemory:
 class IdleMemory:
     """Looks every few seconds whether the process has become quiet with more memory than it needs."""
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        held: Callable[[], int],
-        memory: ProcessMemory | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, tasks: Tasks, held: Callable[[], int], memory: ProcessMemory | None = None) -> None:
         """`held` counts the held calls."""
-        self._tasks, self._held, self._clock = tasks, held, clock or world.monotonic
+        self._tasks, self._held = tasks, held
         self._memory = memory or ProcessMemory()
         self._needed = self._memory.resident()
         """The resident memory after the last collection, or less."""
@@ -102,11 +96,11 @@ class IdleMemory:
         if resident < self._needed + _GROWTH_BYTES:
             self._needed = min(self._needed, resident)
         elif self._used_seconds - before < _QUIET_SHARE * LOOK_SECONDS and self._held() < _MANY:
-            began = self._clock()
+            began = world.monotonic()
             if began < self._may_again:
                 return
             self._memory.give_back()
-            ended = self._clock()
+            ended = world.monotonic()
             self._may_again = ended + _PAUSE * (ended - began)
             # What is needed now may be more than before: without this, each look would collect again. But while much
             # is given back, the next look does: the sessions of the calls that have ended are still being closed.

@@ -1,6 +1,5 @@
 """A token bucket: how often something may be done that costs others."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway import world
@@ -17,18 +16,17 @@ class Rate(NamedTuple):
 class TokenBucket:
     """One bucket, which is full at first."""
 
-    def __init__(self, rate: InForce[Rate], clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, rate: InForce[Rate]) -> None:
         self._rate = rate
-        self._clock = clock or world.monotonic
         self._full_at = 0.0
         """When it will be full."""
 
     def wait_seconds(self) -> float:
         """Return how long it takes until there is a token; 0 if there is one."""
         rate = self._rate.value
-        missing = max(0.0, self._full_at - self._clock()) * rate.per_second
+        missing = max(0.0, self._full_at - world.monotonic()) * rate.per_second
         return max(0.0, missing + 1 - rate.burst) / rate.per_second
 
     def take(self) -> None:
         """Take a token, even if there is none: then the next wait is longer."""
-        self._full_at = max(self._clock(), self._full_at) + 1 / self._rate.value.per_second
+        self._full_at = max(world.monotonic(), self._full_at) + 1 / self._rate.value.per_second

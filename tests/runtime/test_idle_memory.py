@@ -40,12 +40,14 @@ class FakeMemory(ProcessMemory):
 
 
 @pytest.fixture
-def memory() -> FakeMemory:
-    return FakeMemory(100)
+def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
+    fake = FakeMemory(100)
+    monkeypatch.setattr(world, "monotonic", lambda: fake.now)
+    return fake
 
 
 def idle(memory: FakeMemory, held: int = 0) -> IdleMemory:
-    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory, lambda: memory.now)
+    return IdleMemory(Tasks(Metrics("0")), lambda: held, memory)
 
 
 def test_memory_that_grew_is_given_back_once_the_process_is_quiet(memory: FakeMemory) -> None:
