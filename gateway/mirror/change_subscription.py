@@ -69,10 +69,10 @@ class Changes:
         gave_up: Callable[[], None] = lambda: None,
     ) -> None:
         """`gave_up` is called if a lost stream is not opened again."""
-        self._server = server
-        self._tasks = tasks
+        self.server = server
+        self.tasks = tasks
         self._profile = profile
-        self._deliver, self._gave_up = deliver, gave_up
+        self.deliver, self._gave_up = deliver, gave_up
         self.uris: dict[str, None] = {}
         """The resources to which the client subscribed."""
         self._turn = asyncio.Lock()
@@ -151,8 +151,7 @@ class Changes:
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
         request = listening(self._profile, headers, uris)
-        stream = _Listening(self._server, request, self._tasks, self._deliver, self._lost)
-        self._opening = stream
+        stream = self._opening = _Listening(self, request)
         try:
             honoured = await in_time(stream.acknowledged, mcp.LISTEN)
             self._check_open(closed)
@@ -165,7 +164,7 @@ class Changes:
         if before is not None:
             before.close()
         if stream.is_over:  # the server ended it with its acknowledgement
-            self._lost(stream)
+            self.lost(stream)
         return honoured
 
     def close(self) -> None:
@@ -179,7 +178,8 @@ class Changes:
         if stream is not None:
             stream.close()
 
-    def _lost(self, stream: "_Listening") -> None:
+    def lost(self, stream: "_Listening") -> None:
+        """A stream has ended that the server had acknowledged."""
         if stream is not self._stream:
             return
         self._stream = None
@@ -189,7 +189,7 @@ class Changes:
 
     def _start_reopening(self, *, has_missed: bool) -> None:
         if self._reopening is None or self._reopening.done():
-            self._reopening = self._tasks.start(self._reopen(has_missed=has_missed), "listen")
+            self._reopening = self.tasks.start(self._reopen(has_missed=has_missed), "listen")
 
     async def _reopen(self, *, has_missed: bool) -> None:
         """Open a stream, in place of a lost one if the client has missed changes.
@@ -217,38 +217,30 @@ class Changes:
         """Tell the client of everything that may have changed in the meantime."""
         for flag, method in _LISTS.items():
             if getattr(honoured, flag):
-                self._deliver(jsonrpc.notification(method))
+                self.deliver(jsonrpc.notification(method))
         for uri in sorted(self.uris.keys() & honoured.resourceSubscriptions):
-            self._deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
+            self.deliver(jsonrpc.notification(mcp.RESOURCE_UPDATED, {"uri": uri}))
 
 
 class _Listening:
     """One subscriptions/listen in flight."""
 
-    def __init__(
-        self,
-        server: ServerClient,
-        request: ModernRequest,
-        tasks: Tasks,
-        deliver: Callable[[bytes], None],
-        lost: Callable[["_Listening"], None],
-    ) -> None:
+    def __init__(self, changes: Changes, request: ModernRequest) -> None:
         self.began = world.monotonic()
         self.is_over = False
         self.acknowledged: asyncio.Future[Filter] = asyncio.get_running_loop().create_future()
-        self._deliver = deliver
-        self._lost = lost
-        self._task = tasks.start(self._run(server, request), "listen")
+        self._changes = changes
+        self._task = changes.tasks.start(self._run(request), "listen")
 
     def close(self) -> None:
         """Tell of nothing more."""
         if self._task is not asyncio.current_task():
             _ = self._task.cancel()
 
-    async def _run(self, server: ServerClient, request: ModernRequest) -> None:
+    async def _run(self, request: ModernRequest) -> None:
         with telling(self.over):
             try:
-                await server.send(request, self._hear)
+                await self._changes.server.send(request, self._hear)
             except ValueError as exc:
                 raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
 
@@ -261,7 +253,7 @@ class _Listening:
         elif message.method is not None:
             notification = legacy_notification(message, data)
             if notification is not None and self.acknowledged.done():
-                self._deliver(notification)
+                self._changes.deliver(notification)
         elif isinstance(message.error, Raw):
             said = jsonrpc.error(message.error).message
             self.over(InvalidParams(f"The server refused subscriptions/listen: {said}"))
@@ -272,7 +264,7 @@ class _Listening:
         """The stream has ended, or will not be opened."""
         self.is_over = True
         if self.acknowledged.done():
-            self._lost(self)
+            self._changes.lost(self)
         else:
             self.acknowledged.set_exception(error)
 
