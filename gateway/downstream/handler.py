@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
-from gateway.bridge.driver import Driver
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce
 from gateway.downstream.continuation import Continuation
@@ -66,17 +65,7 @@ class RequestHandler:
         self._ids = ids.numbered(world.token_hex(6))
         self.in_flight = 0
         """The number of requests whose final message has not been written yet."""
-        self._legs = continuation.legs
-
-    @property
-    def running(self) -> dict[Driver, None]:
-        """The exchanges with a leg of a client of this replica."""
-        return self._legs.running
-
-    @property
-    def relayed(self) -> dict[Driver, None]:
-        """The exchanges with a leg of a request that another replica forwarded."""
-        return self._legs.relayed
+        self.legs = continuation.legs
 
     @property
     def busy(self) -> int:

@@ -95,17 +95,16 @@ class Drain:
         for live in self._routes.live.values():
             live.upstream.end_streams()
         if not alone:
-            relayed = self._downstream.relayed
-            for driver in self._downstream.running:
+            relayed = self._downstream.legs.relayed
+            for driver in self._downstream.legs.running:
                 if driver not in relayed:
                     driver.hand_over()
 
     @property
     def _has_calls(self) -> bool:
         """Whether a call of this replica is held or runs; what it passes on to other replicas does not count."""
-        downstream = self._downstream
-        is_asking = downstream.front.sessions.open_requests
-        return bool(len(self._lot) or downstream.running or downstream.relayed or is_asking)
+        legs, is_asking = self._downstream.legs, self._downstream.front.sessions.open_requests
+        return bool(len(self._lot) or legs.running or legs.relayed or is_asking)
 
     async def _until_idle(self, listeners: Listeners, deadline: float, *, is_resumable: bool) -> None:
         idle_polls = 0
@@ -127,7 +126,8 @@ class Drain:
     def _end_remaining(self, *, is_resumable: bool) -> None:
         """Leave each call to another replica if that can continue it; end the others with an error."""
         error = Stopping("The gateway shut down before the call ended; it was cancelled and may have had effects")
-        left = [*dict.fromkeys((*self._downstream.running, *self._downstream.relayed, *self._lot))]
+        legs = self._downstream.legs
+        left = [*dict.fromkeys((*legs.running, *legs.relayed, *self._lot))]
         # The lot also has finished calls, whose results are kept for a repeated retry.
         unfinished = [driver for driver in left if not driver.is_finished]
         self._downstream.front.sessions.end_all(error)

@@ -68,7 +68,7 @@ async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_an
     retries = [later(stand.client().answer(asked)) for _ in range(5)]
     await upstream.saw("answer")
     await eventually(lambda: stand.gateway.downstream.in_flight == 5)
-    (driver,) = stand.gateway.downstream.running
+    (driver,) = stand.gateway.downstream.legs.running
     assert driver._deadline(Timer.COLD) is None, "a call whose client waits does not go cold"
     store.hold.set()
     for retry in retries:

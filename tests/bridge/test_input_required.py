@@ -68,7 +68,7 @@ async def test_a_round_without_questions_brings_only_the_state(
     upstream.tool(tool)
     call = later(client.call())
     _ = await upstream.saw("tools/call")
-    (driver,) = stand.gateway.downstream.running
+    (driver,) = stand.gateway.downstream.legs.running
     driver.hand_over()
     handed = await call
     assert "inputRequests" not in handed.result

@@ -37,7 +37,7 @@ async def warm(client: Client, upstream: FakeUpstream) -> None:
 
 
 def plain(stand: Stand) -> dict[Any, None]:
-    return stand.gateway.downstream._legs._plain
+    return stand.gateway.downstream.legs._plain
 
 
 async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, stand: Stand, client: Client) -> None:
@@ -216,8 +216,8 @@ async def test_the_limit_of_its_leg_counts_from_the_beginning_of_the_call(
     await warm(client, upstream)
     upstream.tool(waiting.run)
     call = later(client.call())
-    await eventually(lambda: bool(stand.gateway.downstream._legs._running), "the time of the keep-alive has come")
-    (driver,) = stand.gateway.downstream.running
+    await eventually(lambda: bool(stand.gateway.downstream.legs._running), "the time of the keep-alive has come")
+    (driver,) = stand.gateway.downstream.legs.running
     assert list(driver._handles) == [Timer.LEG], "a timer of its own, for the rest of the limit"
     waiting.go.set()
     assert (await call).text == "done"

@@ -82,8 +82,8 @@ async def test_both_replicas_count_a_forwarded_retry_while_it_waits(upstream: Fa
     async with raw_connection(two) as raw:
         await raw.send(request(two, body=two.client().build("tools/call", retry_params(asked))[1]))
         await in_time(gate.answered.wait())
-        assert (two.gateway.downstream.in_flight, two.gateway.downstream.running) == (1, {})
-        assert (one.gateway.downstream.in_flight, len(one.gateway.downstream.relayed)) == (1, 1)
+        assert (two.gateway.downstream.in_flight, two.gateway.downstream.legs.running) == (1, {})
+        assert (one.gateway.downstream.in_flight, len(one.gateway.downstream.legs.relayed)) == (1, 1)
         gate.go.set()
         assert json.loads((await reply(raw))[1])["result"]["content"][0]["text"] == "done"
     assert (steps(one), steps(two)) == ({"held": 1}, {"forwarded": 1})

@@ -290,7 +290,7 @@ async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
         asked = await one.client().call()
         await hop(one, raw, asked)
         await in_time(gate.answered.wait())
-        (driver,) = one.gateway.downstream.relayed
+        (driver,) = one.gateway.downstream.legs.relayed
         peer_connection(one).wire.end()
         replies[-1]._accept_late()
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
@@ -330,7 +330,7 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(
     async with raw_connection(one, cluster.peers["gw-1"]) as raw:
         peer_request = await hop(one, raw)
         assert b"chunked" in await raw.until(b"\r\n\r\n")
-        assert len(one.gateway.downstream.relayed) == 1
+        assert len(one.gateway.downstream.legs.relayed) == 1
         gate.go.set()
         frames = Frames(RING, peer_request.nonce, 1 << 24)
         head, _, end = await streamed(raw, frames)
@@ -373,7 +373,7 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
         await hop(one, raw, asked)
         await in_time(gate.answered.wait())
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
-    assert not one.gateway.downstream.relayed
+    assert not one.gateway.downstream.legs.relayed
     (driver,) = one.gateway.lot
     assert driver._exchange.state is DETACHED
     gate.go.set()

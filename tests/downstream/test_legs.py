@@ -120,11 +120,11 @@ async def test_a_retry_gets_a_keep_alive_while_it_waits(upstream: FakeUpstream, 
 
 async def test_a_drain_sees_the_leg_of_a_retry(upstream: FakeUpstream, stand: Stand) -> None:
     async with answered(stand, upstream) as (raw, _, gate):
-        (driver,) = stand.gateway.downstream.running
+        (driver,) = stand.gateway.downstream.legs.running
         assert driver._exchange.state is State.RUNNING
         gate.go.set()
         assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
-    assert not stand.gateway.downstream.running
+    assert not stand.gateway.downstream.legs.running
 
 
 async def test_a_client_that_leaves_while_questions_gather_cancels_its_call(
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_while_questions_gather_cancels_its_call(
         await known(stand, raw, request(stand))
         asks.set()
         await raw.send(request(stand))
-        await eventually(lambda: any(each._exchange.questions for each in stand.gateway.downstream.running))
+        await eventually(lambda: any(each._exchange.questions for each in stand.gateway.downstream.legs.running))
         assert (stand.gateway.downstream.in_flight, len(silence)) == (1, 1)
     await upstream.saw(mcp.CANCELLED)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)

@@ -55,9 +55,11 @@ async def test_each_question_starts_the_quiet_window_anew(upstream: FakeUpstream
     waiting = later(stand.client().call())
     for count in (1, 2):
         await eventually(
-            lambda count=count: [len(each._exchange.questions) for each in stand.gateway.downstream.running] == [count]
+            lambda count=count: (
+                [len(each._exchange.questions) for each in stand.gateway.downstream.legs.running] == [count]
+            )
         )  # type: ignore[misc]
-        (driver,) = stand.gateway.downstream.running
+        (driver,) = stand.gateway.downstream.legs.running
         ends.append(driver._deadline(Timer.QUIET) or 0.0)
         more.set()
     assert 0 < ends[0] < ends[1]

@@ -254,7 +254,7 @@ async def test_a_reply_between_replicas_outlives_the_keys_it_began_with(
         answers = dict.fromkeys(asked.questions, ACCEPT)
         retry = later(other.client().call(state=asked.state, answers=answers, **options))
         await running.wait()
-        await eventually(lambda: len(one.gateway.downstream.relayed) == 1)
+        await eventually(lambda: len(one.gateway.downstream.legs.relayed) == 1)
         for keys in ([KEY, OTHER_KEY], [OTHER_KEY, KEY], [OTHER_KEY]):
             for number in reloaded:
                 again(number, upstream.url, state={"keys": keys})

@@ -151,7 +151,7 @@ class History:
             gateway = _gateway_of(process) if process.is_alive else None
             if gateway is None:
                 continue
-            legs = gateway.downstream._legs
+            legs = gateway.downstream.legs
             drivers = [*legs._running.values(), *legs.relayed]
             if not is_unread:
                 drivers += [each.driver for each in legs._plain if each.driver]
@@ -418,7 +418,7 @@ def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
         **{f"budget {name}": status.used for name, status in metrics.budgets().items()},
         "calls": len(gateway.lot),
         "cold": len(gateway.lot.cold),
-        "running": len(gateway.downstream.running),
+        "running": len(gateway.downstream.legs.running),
         "in flight": gateway.downstream.in_flight,
         "weight": gateway.calls.used,
         "results": gateway.lot.results.status().used,

@@ -94,7 +94,7 @@ async def at_rest(stand: Stand) -> None:
     await eventually(lambda: not stand.busy_tasks(), "no task runs but the known background ones")
     await eventually(lambda: len(gateway.lot) == 0, "no call is held")
     assert stand.held == 0
-    assert not gateway.downstream.running
+    assert not gateway.downstream.legs.running
     await eventually(lambda: gateway.downstream.in_flight == 0, "no request is in flight")
     await eventually(lambda: gateway.calls.used == 0, "no call weighs anything")
     await gateway.close()
