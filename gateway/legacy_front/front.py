@@ -16,13 +16,14 @@ from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.replica_forwarding import forward
 from gateway.legacy_front.session import FrontSession, session_gone
-from gateway.legacy_front.session_ids import QUERY, Front, SessionId, SessionIds, digest, given_id
+from gateway.legacy_front.session_ids import QUERY, Front, SessionId, digest, given_id
 from gateway.legacy_front.session_table import SessionTable
 from gateway.legacy_front.stream import ENDED, Stream
 from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest, InvalidState, NotAllowed, ShuttingDown
 from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.routes.live_route import ProcessScope
+from gateway.seal.claims import Claims
 from gateway.telemetry import Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
 
@@ -49,7 +50,7 @@ def beginning(incoming: Incoming) -> Front | None:
 class LegacyFront:
     """The sessions of one process."""
 
-    def __init__(self, process: ProcessScope, ids: SessionIds, table: SessionTable, router: Router) -> None:
+    def __init__(self, process: ProcessScope, ids: Claims[SessionId], table: SessionTable, router: Router) -> None:
         self._process = process
         self._ids = ids
         self.sessions = table
@@ -78,7 +79,8 @@ class LegacyFront:
         if given is None:
             return None
         try:
-            found = self._ids.open(given, at.bearer)
+            found = self._ids.open(given)
+            found.check(at.bearer)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None

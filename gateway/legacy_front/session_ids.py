@@ -43,6 +43,15 @@ class SessionId(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     caller: bytes
     """A digest of the principal and those headers."""
 
+    def check(self, bearer: Bearer) -> None:
+        """Check that the id belongs to this route and caller; raises InvalidState."""
+        if self.version != _VERSION:
+            raise InvalidState("version")
+        if self.route != bearer.route:
+            raise InvalidState("other_route")
+        if not hmac.compare_digest(self.caller, digest(bearer, self.names)):
+            raise InvalidState("other_principal")
+
 
 def given_id(incoming: Incoming) -> str | None:
     """Return the session id of a request if it may be one of a gateway."""
@@ -55,23 +64,6 @@ def digest(bearer: Bearer, names: Sequence[str]) -> bytes:
     return hashlib.sha256(bearer.principal + bearer.credentials(names)).digest()
 
 
-class SessionIds:
-    """Seals and opens session ids."""
-
-    def __init__(self, keys: InForce[Keys]) -> None:
-        self._claims = Claims(keys, PURPOSE, SessionId, _MAX_CHARACTERS, opens_former=True)
-
-    def seal(self, session_id: SessionId) -> str:
-        """The id as the client gets it."""
-        return self._claims.seal(session_id)
-
-    def open(self, given: str, bearer: Bearer) -> SessionId:
-        """What an id says, if it is authentic and belongs to this route and caller; raises InvalidState."""
-        found = self._claims.open(given)
-        if found.version != _VERSION:
-            raise InvalidState("version")
-        if found.route != bearer.route:
-            raise InvalidState("other_route")
-        if not hmac.compare_digest(found.caller, digest(bearer, found.names)):
-            raise InvalidState("other_principal")
-        return found
+def session_ids(keys: InForce[Keys]) -> Claims[SessionId]:
+    """Seals and opens the ids; what opens is still to `check`."""
+    return Claims(keys, PURPOSE, SessionId, _MAX_CHARACTERS, opens_former=True)

@@ -37,7 +37,7 @@ from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.legacy_front.front import LegacyFront
-from gateway.legacy_front.session_ids import SessionIds
+from gateway.legacy_front.session_ids import session_ids
 from gateway.legacy_front.session_table import SessionTable
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.tokens import Tokens
@@ -229,7 +229,7 @@ class Gateway:
         continuation = Continuation(process, self.lot, self.task_table, self._authenticator, router)
         passthrough = Passthrough(self._in_force, EndpointRewriter(self._state_keys.keys), process)
         table = SessionTable(self._in_force, self.metrics, self.tasks)
-        front = LegacyFront(process, SessionIds(self._state_keys.keys), table, router)
+        front = LegacyFront(process, session_ids(self._state_keys.keys), table, router)
         mirror = Mirror(self._in_force, Tokens(self._state_keys.keys), router, process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
