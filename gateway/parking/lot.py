@@ -15,6 +15,7 @@ from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
 
 _RETRY_AFTER_SECONDS = 5
+_NONE = InForce(0)
 
 
 class Parked(Protocol):
@@ -40,7 +41,7 @@ P = TypeVar("P", bound=Parked)
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold], results: Budget, cold_bytes: InForce[int]) -> None:
+    def __init__(self, hold: InForce[Hold], results: Budget, cold_bytes: InForce[int] = _NONE) -> None:
         """`hold` has the caps; a reload that lowers them ends no parked call.
 
         `results` limits kept results, `cold_bytes` the records of cold calls.

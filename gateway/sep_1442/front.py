@@ -54,8 +54,7 @@ class Stateless:
         self._router = router
         self._mirror = mirror
         self._own_side = own_side
-        cold = in_force.part(lambda it: it.limits.cold_bytes)
-        self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results, cold)
+        self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results)
         """The calls that may ask."""
         self._shared = Shared(tokens, self.lot)
 

@@ -66,8 +66,7 @@ class Mirror:
         self.draining = process.draining
         self._router = router
         self._headers = HeaderRules(in_force, process.epoch)
-        cold = in_force.part(lambda it: it.limits.cold_bytes)
-        self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results, cold)
+        self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results)
         self._shared = Shared(tokens, self.lot)
         self._homes = Homes(tokens, results)
         self._calls = CallContinuation(self._shared, self._homes, router)
