@@ -16,16 +16,15 @@ import msgspec
 from msgspec import Raw
 
 from gateway import world
+from gateway.bridge.call_context import Context
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
-from gateway.routes.live_route import ProcessScope
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.call import Call, Listener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks
 from gateway.tasks.legacy_tasks import Ended, Status
-from gateway.upstream.channel import Headers
 
 _POLL_SECONDS: Final = 0.5
 _HELD_IDS: Final = 4
@@ -93,21 +92,21 @@ class Follower:
     """One task and its session."""
 
     def __init__(
-        self, session: Session, task_id: str, listener: Listener, headers: Callable[[], Headers], process: ProcessScope
+        self, session: Session, task_id: str, listener: Listener, context: Context, progress_token: bytes | None
     ) -> None:
-        """`listener` hears the questions; `headers` returns the newest ones that a client sent."""
+        """`listener` hears the questions; `context` has the newest headers that a client sent."""
         self.session = session
         self.task_id = task_id
         self._listener = listener
-        self._headers = headers
-        self._holder = holder(process.owner, process.epoch)
+        self._context = context
+        self._progress_token = progress_token
+        self._holder = holder(context.live.process.owner, context.live.process.epoch)
         self._tries = 0
         """How often tasks/result was sent."""
         self._is_stopped = False
         self._waits = True
         """Whether the server holds tasks/result until the task is over, as far as is known."""
         self._looked: Callable[[Status | None], Awaitable[None]] | None = None
-        self.progress_token: bytes | None = None
         session.standing = standing(listener)
 
     async def run(self, past: Past | None = None) -> Ended | None:
@@ -179,14 +178,14 @@ class Follower:
         """Cancel a tasks/result that nobody reads any more; the task itself goes on."""
         with suppress(UpstreamError):  # at worst, a question is lost
             held = Call(self._held_id(holder, number), b"", self._listener)
-            await self.session.cancel(held, "nobody reads its stream any more", self._headers())
+            await self.session.cancel(held, "nobody reads its stream any more", self._context.headers)
 
     async def ask(self, method: str, id_: bytes | None = None) -> Raw | jsonrpc.Error:
         """Send a request about the task; raises as `Session.run`."""
         id_ = id_ or new_id()
         message = jsonrpc.request(id_, method, {"taskId": self.task_id})
-        call = Call(id_, message, self._listener, self.progress_token)
-        return await answer_to(call, self.session.run(call, self._headers()))
+        call = Call(id_, message, self._listener, self._progress_token)
+        return await answer_to(call, self.session.run(call, self._context.headers))
 
     @property
     def must_not_be_cancelled(self) -> bool:
@@ -198,7 +197,7 @@ class Follower:
         if self.must_not_be_cancelled:
             return
         message = jsonrpc.request(new_id(), mcp.TASKS_CANCEL, {"taskId": self.task_id})
-        await self.session.channel.send(message, self._headers())
+        await self.session.channel.send(message, self._context.headers)
 
     def stop(self) -> None:
         """Follow the task no further than to the answer of the request in flight."""

@@ -110,10 +110,7 @@ class TaskCall(UpstreamCall):
             await super()._failed(exc, call)
 
     def _new_follower(self, session: Session, task_id: str, call: Call) -> Follower:
-        context = self._context
-        listener, process = self._listener, context.live.process
-        driven = self._follower = Follower(session, task_id, listener, lambda: context.headers, process)
-        driven.progress_token = call.progress_token
+        driven = self._follower = Follower(session, task_id, self._listener, self._context, call.progress_token)
         return driven
 
     async def _run(self) -> None:
