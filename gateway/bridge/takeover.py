@@ -11,6 +11,7 @@ from gateway.bridge.call_context import Context, may_run_again, may_run_twice
 from gateway.bridge.call_report import Report
 from gateway.bridge.upstream_call import UpstreamCall
 from gateway.exchange import events as on
+from gateway.exchange.machine import REFERRED
 from gateway.parking import orphans
 from gateway.parking.cold_calls import ColdCall, Remains, packed
 from gateway.protocol import mcp
@@ -46,9 +47,9 @@ class Takeover:
         self.owner_is_dead = owner_is_dead
         self.cold = cold
         context.is_repeatable = envelope.repeatable
-        self._may_be_sent_already = handoff.may_be_sent_already(envelope) and not may_run_twice(context)
-        if self._may_be_sent_already:
-            envelope = handoff.without_urls(envelope)
+        self._may_be_sent_already = envelope.state == REFERRED and not may_run_twice(context)
+        if self._may_be_sent_already:  # by the owner, since it asked for visits to URLs
+            envelope = handoff.only_for_its_owner(envelope)
         self.envelope = envelope
         """The state from which the call is continued, as far as this process may continue it."""
         if envelope.upstream is not None:

@@ -33,22 +33,13 @@ def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
     yield (envelope := replace(envelope, open=wordless, trace=None))
     if held:
         yield (envelope := replace(envelope, record=None))
-        # Without the urls, only the owner knows whether all were accepted, so only it may send the call again.
-        state = State.PARKED if envelope.state == State.REFERRED else envelope.state
-        yield _only_for_its_owner(envelope, state)
+        yield only_for_its_owner(envelope)
 
 
-def may_be_sent_already(envelope: Envelope) -> bool:
-    """Whether the owner of a call may have sent it again since it asked for visits to urls."""
-    return envelope.state == State.REFERRED
-
-
-def without_urls(envelope: Envelope) -> Envelope:
-    """An envelope of such a call that only its owner can continue."""
-    return _only_for_its_owner(envelope, State.PARKED)
-
-
-def _only_for_its_owner(envelope: Envelope, state: str) -> Envelope:
+def only_for_its_owner(envelope: Envelope) -> Envelope:
+    """An envelope without what it takes to continue the call elsewhere."""
+    # Without the urls, only the owner knows whether all were accepted, so only it may send the call again.
+    state = State.PARKED if envelope.state == State.REFERRED else envelope.state
     return replace(envelope, open=(), upstream=None, state=state)
 
 
