@@ -26,7 +26,7 @@ from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
-from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 from gateway.upstream.http.transport_detection import TransportDetection
 
 

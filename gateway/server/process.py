@@ -66,7 +66,7 @@ from gateway.tasks.table import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
-from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
 log = get_logger()
 

@@ -29,7 +29,7 @@ from gateway.sessions import list_cache, own_answers
 from gateway.sessions.pool import pool
 from gateway.telemetry import redaction
 from gateway.upstream.http import era_probe, http_errors, resumption, streamable_http
-from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES
 from tests.parts.launch import REPOSITORY
 
 ROWS = [

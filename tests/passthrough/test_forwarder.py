@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from gateway.config import parse
 from gateway.protocol import mcp
 from gateway.upstream.http import era_probe
-from gateway.upstream.http.stream_timeouts import StreamTimes
+from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.fake_wire import fake_wire
 from tests.support.logs import Lines

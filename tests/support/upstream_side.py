@@ -20,8 +20,7 @@ from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
 from gateway.telemetry import Metrics, SessionState
 from gateway.upstream.channel import NO_HEADERS, Headers
-from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.stream_timeouts import StreamTimes
+from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
 from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_upstream import DEADLINE
 from tests.support.workbench import ALL, BACKGROUND, SHORT_TIMES, configuration, eventually

@@ -15,7 +15,7 @@ from gateway.config import parse
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
 from gateway.telemetry import Traces
-from gateway.upstream.http.stream_timeouts import StreamTimes
+from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import DEADLINE
 from tests.support.schema import assert_modern_message
 

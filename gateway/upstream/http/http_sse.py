@@ -27,9 +27,8 @@ from gateway.upstream.http.http_errors import (
     ping_id,
     read_refusal,
 )
-from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
 from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, redirected
-from gateway.upstream.http.stream_timeouts import StreamTimes
 
 _ENDPOINT_BYTES: Final = 4096
 _EARLY_KEPT: Final = 16

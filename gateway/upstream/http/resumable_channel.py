@@ -29,10 +29,9 @@ from gateway.upstream.http.http_errors import (
     read_refusal,
     stream_cut,
 )
-from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
 from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, nothing
 from gateway.upstream.http.resumption import Resumption, asked_seconds
-from gateway.upstream.http.stream_timeouts import StreamTimes
 
 _MAY_PASS: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses of a GET that may succeed later. A server answers 409 while it takes the broken stream for an open one."""

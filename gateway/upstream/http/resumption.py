@@ -9,7 +9,7 @@ Rule: no I/O and no clock here. The caller reports what happened and sleeps as l
 
 from typing import Final
 
-from gateway.upstream.http.stream_timeouts import StreamTimes
+from gateway.upstream.http.http_upstream import StreamTimes
 
 MAX_EVENT_IDS: Final = 1024
 """Event ids that are remembered for one request, as hashes: 0.1 MiB at most, however long the server makes them."""

@@ -13,9 +13,9 @@ from gateway.protocol import jsonrpc, sse
 from gateway.protocol.errors import CallLost
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.upstream.channel import NO_HEADERS, Headers, Receive
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES
 from gateway.upstream.http.reply_reader import REFUSAL_BYTES, nothing
 from gateway.upstream.http.resumable_channel import CallReply
-from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from tests.support.fake_carrier import FakeCarrier
 
 ANSWER = b'{"id":1,"result":{}}'

@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
+from gateway.upstream.http.http_upstream import StreamTimes
 from gateway.upstream.http.resumption import MAX_EVENT_ID_CHARACTERS, MAX_EVENT_IDS, Resumption, asked_seconds
-from gateway.upstream.http.stream_timeouts import StreamTimes
 
 TIMES = StreamTimes(retry_seconds=(1, 2, 3), silence_seconds=(10, 20, 30))
 LONG = "e" * MAX_EVENT_ID_CHARACTERS

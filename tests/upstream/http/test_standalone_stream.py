@@ -15,9 +15,8 @@ from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
 from gateway.upstream.channel import Headers, SideCallbacks
-from gateway.upstream.http.http_upstream import HttpUpstream
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES, HttpUpstream
 from gateway.upstream.http.standalone_stream import StandaloneStream
-from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES
 from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, says, stays
 from tests.support.workbench import eventually

@@ -11,7 +11,7 @@ from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.tools.probe.report.findings import Check, Server, State
 from gateway.upstream.channel import Headers
-from gateway.upstream.http.stream_timeouts import DEFAULT_TIMES, StreamTimes
+from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
 
 class Subject(Struct, frozen=True, kw_only=True):
