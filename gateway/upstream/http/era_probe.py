@@ -19,7 +19,7 @@ from gateway.protocol import era, mcp
 from gateway.protocol.errors import UpstreamError
 from gateway.runtime.own_ids import new_id
 from gateway.telemetry import Event, Metrics, UpstreamEra, get_logger
-from gateway.upstream.channel import Callbacks, Headers
+from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, redirected
 
@@ -33,26 +33,46 @@ _ANSWER_BYTES: Final = 262_144
 
 
 class _Probe:
-    """One probe in flight."""
+    """One probe in flight; the hearer of its reply."""
 
-    def __init__(self, headers: Headers) -> None:
+    def __init__(self, upstream: HttpUpstream, headers: Headers) -> None:
         self.headers = headers
         self.task: asyncio.Task[None]
         self.found: bool | None = None
-        self.reply: ReplyReader | None = None
+        self._upstream = upstream
+        self._asked: bytes
+        self._reply: ReplyReader | None = None
         """Once the probe was sent."""
 
     @property
     def refused(self) -> bool:
         """Whether the upstream refused the credentials of the probe."""
-        return self.reply is not None and self.reply.status in (401, 403)
+        return self._reply is not None and self._reply.status in (401, 403)
 
-    def verdict(self, said: bytes, asked: bytes) -> bool | None:
-        """What a message, or a body, says of the era."""
-        assert self.reply is not None
-        assert self.reply.head is not None, "it has said something"
-        content_type = "application/json" if self.reply.is_stream else self.reply.head.content_type
-        return era.verdict(self.reply.status, content_type, said, asked)
+    async def ask(self) -> None:
+        """Send the probe, and read what its reply says; raises UpstreamError."""
+        self._asked = new_id()
+        reply = await redirected(self._upstream.endpoint, self._send)
+        if not reply.is_done and reply.failure is None and reply.status >= 300 and not self.hear_call(reply.body):
+            reply.pending.distrust()  # it may be the response to another request
+
+    async def _send(self) -> ReplyReader:
+        client, endpoint, _, times = self._upstream
+        reply = self._reply = ReplyReader(
+            self, _ANSWER_BYTES, client.arriving, times.drain_seconds, unread=REDIRECTS, refusal_bytes=_ANSWER_BYTES
+        )
+        headers, message = discover_headers(self.headers), era.discover(self._asked)
+        return await reply.over(client.begin("POST", endpoint.url, headers, message, reply, is_repeatable=True))
+
+    def hear_call(self, data: bytes) -> bool:
+        """Take a message, or a body; whether it tells the era. A stream may stay open after that."""
+        assert self._reply is not None
+        assert self._reply.head is not None, "it has said something"
+        content_type = "application/json" if self._reply.is_stream else self._reply.head.content_type
+        self.found = era.verdict(self._reply.status, content_type, data, self._asked)
+        return self.found is not None
+
+    hear_answer = hear_call
 
 
 class EraProbe:
@@ -61,7 +81,7 @@ class EraProbe:
     def __init__(self, upstream: HttpUpstream, metrics: Metrics, answered: Callable[[], None]) -> None:
         """`answered` is called after every conclusive probe."""
         self._answered = answered
-        self._client, self.endpoint, self._tasks, self._times = upstream
+        self._upstream, self.endpoint = upstream, upstream.endpoint
         self._metrics = metrics
         self.known: bool | None = None
         """Whether the upstream is modern; None if a probe has to find out."""
@@ -109,9 +129,9 @@ class EraProbe:
         return True
 
     def _start(self, headers: Headers) -> _Probe:
-        self._next_start = world.monotonic() + self._times.probe_pause_seconds
-        probe = self._probe = _Probe(headers)
-        probe.task = self._tasks.start(self._ask(probe), "era probe")
+        self._next_start = world.monotonic() + self._upstream.times.probe_pause_seconds
+        probe = self._probe = _Probe(self._upstream, headers)
+        probe.task = self._upstream.tasks.start(self._ask(probe), "era probe")
         return probe
 
     def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
@@ -126,7 +146,7 @@ class EraProbe:
     async def _ask(self, probe: _Probe) -> None:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                await self._answer(probe)
+                await probe.ask()
         except (TimeoutError, UpstreamError):
             pass  # the handshake of a request explains the fault
         finally:
@@ -138,33 +158,6 @@ class EraProbe:
             self.known, self._found = found, world.monotonic()
             self._answered()
             log.info(Event.ERA_FOUND, route=self.endpoint.route, era=name)
-
-    async def _answer(self, probe: _Probe) -> None:
-        asked, client = new_id(), self._client
-        headers, message = discover_headers(probe.headers), era.discover(asked)
-
-        def hear(data: bytes) -> bool:
-            """A stream may stay open after the answer."""
-            probe.found = probe.verdict(data, asked)
-            return probe.found is not None
-
-        async def send() -> ReplyReader:
-            reply = probe.reply = ReplyReader(
-                Callbacks(hear, hear),
-                _ANSWER_BYTES,
-                client.arriving,
-                self._times.drain_seconds,
-                unread=REDIRECTS,
-                refusal_bytes=_ANSWER_BYTES,
-            )
-            pending = client.begin("POST", self.endpoint.url, headers, message, reply, is_repeatable=True)
-            return await reply.over(pending)
-
-        reply = await redirected(self.endpoint, send)
-        if not reply.is_done and reply.failure is None and reply.status >= 300:
-            probe.found = probe.verdict(reply.body, asked)
-            if probe.found is None:
-                reply.pending.distrust()  # it may be the response to another request
 
 
 def discover_headers(headers: Headers) -> dict[str, str]:
