@@ -61,8 +61,11 @@ class Dispatcher:
         """Serve a round, and count how it ended."""
         ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
         try:
-            has_dialects = round_.live.route.dialects
-            response, ending = await (self._by_dialect(round_) if has_dialects else self._dispatch(round_))
+            if round_.live.route.dialects:
+                stopping = self._draining.has_begun
+                response, ending = await self._pinned.serve(round_, self._dispatch, is_stopping=stopping)
+            else:
+                response, ending = await self._dispatch(round_)
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -81,10 +84,6 @@ class Dispatcher:
         finally:
             round_.count(ending)
         return response
-
-    def _by_dialect(self, round_: Round) -> Awaitable[Replied]:
-        """As `_dispatch`, on a route with dialects."""
-        return self._pinned.serve(round_, self._dispatch, is_stopping=self._draining.has_begun)
 
     def _dispatch(self, round_: Round) -> Awaitable[Replied]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""

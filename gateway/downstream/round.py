@@ -1,6 +1,5 @@
 """One round: a checked request on its way to its one reply."""
 
-from collections.abc import Awaitable
 from typing import Final
 
 import msgspec
@@ -93,20 +92,19 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     async def answer(self, result: bytes) -> Replied:
         """Write a result that no call had to be made for."""
-        return await self.finish(FinalMessage(jsonrpc.result(self.request.id, result)))
+        return await self._finish(FinalMessage(jsonrpc.result(self.request.id, result)))
 
     async def write(self, queue: Outbox) -> Replied:
-        """Write messages as they come: one JSON body if the final message comes first, else a stream."""
-        return await self._end(await reply_stream.write(queue, self.reply, encode=sse.encode))
+        """Write messages as they come: one JSON body if the final message comes first, else a stream.
 
-    def _end(self, item: FinalMessage) -> Awaitable[Replied]:
-        """Write the final message of an exchange; raises NoHandshake if the request may be passed through."""
-        if isinstance(item.cause, NoHandshake) and not self.reply.started:
-            raise item.cause  # the upstream may be modern, and answer this very request
-        return self.finish(item)
+        Raises NoHandshake if the request may be passed through.
+        """
+        last = await reply_stream.write(queue, self.reply, encode=sse.encode)
+        if isinstance(last.cause, NoHandshake) and not self.reply.started:
+            raise last.cause  # the upstream may be modern, and answer this very request
+        return await self._finish(last)
 
-    async def finish(self, last: FinalMessage) -> Replied:
-        """Write the final message."""
+    async def _finish(self, last: FinalMessage) -> Replied:
         return await self.reply.whole(last), last.ending
 
     def continued(self, step: Step) -> None:
