@@ -7,7 +7,7 @@ returns what the next one returns: each level of coroutines would cost a part of
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Final
 
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.host_check import HostCheck
@@ -23,15 +23,14 @@ from gateway.http.upstream_client import Client
 from gateway.protocol.errors import DownstreamError, GatewayError
 from gateway.routes.route_table import RouteTable
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Next = Callable[[Incoming, HttpReply], Awaitable[Response]]
+Stage = Callable[[Next, Incoming, HttpReply], Awaitable[Response]]
 
 _REFUSED_BYTES: Final = 65_536
 """The largest body that is read for the id of a request whose caller is not verified."""
 
 
-def stacked(stages: Sequence[Callable[Concatenate[Callable[P, R], P], R]], last: Callable[P, R]) -> Callable[P, R]:
+def stacked(stages: Sequence[Stage], last: Next) -> Next:
     """Return the function that calls the first stage, each of which calls the next, and the final one `last`."""
     for stage in reversed(stages):
         last = partial(stage, last)
