@@ -67,8 +67,8 @@ def given_secrets(upstream: Upstream) -> list[str]:
     return [*upstream.env.values(), *(command[index][start:] for index, start in secret_arguments(command).items())]
 
 
-class Child:
-    """A reaper, its server, and all processes that the server starts."""
+class Child(asyncio.BaseProtocol):
+    """A reaper, its server, and all processes that the server starts; the protocol of the pipe to that one."""
 
     def __init__(self, upstream: Upstream, route: str, event_bytes: int, arriving: Arrivals, tasks: Tasks) -> None:
         """`arriving` limits the unfinished lines of all children of the route."""
@@ -88,7 +88,9 @@ class Child:
         self._upstream = upstream
         self.route = route
         self._tasks = tasks
-        self._input = _Input()
+        self._free: asyncio.Future[None] | None = None
+        """Done when the pipe to it has taken everything; None if it has."""
+        self._is_input_lost = False
         self._output = _Output(Lines(event_bytes), arriving, self)
         self.receive: Callable[[bytes], None] = lambda _: None
         """Takes a line of its output."""
@@ -161,9 +163,8 @@ class Child:
             self._transports.append(transport)
             transport, _ = await loop.connect_read_pipe(lambda: self._output, ends.popleft())
             self._transports.append(transport)
-            self._stdin, _ = await loop.connect_write_pipe(lambda: self._input, ends.popleft())
+            self._stdin, _ = await loop.connect_write_pipe(lambda: self, ends.popleft())
             self._transports.append(self._stdin)
-            self._stdin.set_write_buffer_limits(high=0)  # `resume_writing` is called once everything is in the pipe
             self._control = await asyncio.open_unix_connection(sock=control)
         except BaseException:
             control.close()
@@ -194,7 +195,7 @@ class Child:
         _ = await asyncio.wait((self.stderr_log.ended,), timeout=_LAST_OUTPUT_SECONDS)
         for transport in self._transports:
             transport.close()
-        if not self._input.is_lost:  # asyncio's transports cannot be aborted after that
+        if not self._is_input_lost:  # asyncio's transports cannot be aborted after that
             self._stdin.abort()  # a close would wait for unwritten data
         self._report()
         self.gone.set_result(None)
@@ -260,6 +261,29 @@ class Child:
                 fix="stderr has the server's own last words; run its command by hand, with upstream.env and cwd",
             )
 
+    # -- its input ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The pipe is open."""
+        # Not later: the server may have closed its end by then, and uvloop raises for a closed transport. With this,
+        # `resume_writing` is called once everything is in the pipe.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
+
+    def pause_writing(self) -> None:
+        """The pipe is full."""
+        self._free = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """The pipe has taken everything."""
+        if self._free is not None:
+            self._free.set_result(None)
+            self._free = None
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The pipe is closed."""
+        self._is_input_lost = True
+        self.resume_writing()
+
     # -- messages -----------------------------------------------------------------------------------------------
 
     def receive_with(self, receive: Callable[[bytes], None]) -> None:
@@ -275,16 +299,14 @@ class Child:
         """Write one message and wait until the pipe holds all of it. Raises CallLost."""
         if not self.over.done() and not self._stdin.is_closing():
             self.write(message)
-            if self._input.free is not None:
-                _ = await asyncio.wait(
-                    (self._input.free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-                )
+            if self._free is not None:
+                _ = await asyncio.wait((self._free, self.over), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._stdin.is_closing():  # it closed its input, so it is probably about to exit
             _ = await asyncio.wait((self.over,), timeout=_LAST_OUTPUT_SECONDS)
             self._end("closed its input")
         if self.over.done():
             raise CallLost(f"{self.where} {self.over.result()}; the call may have had effects")
-        if self._input.free is not None:
+        if self._free is not None:
             raise CallLost(
                 f"{self.where} did not read its input within timeouts.answer_seconds; the call may have had effects"
             )
@@ -329,32 +351,6 @@ class Child:
     async def _is_gone(self, seconds: float) -> bool:
         _ = await asyncio.wait((self.gone,), timeout=seconds)
         return self.gone.done()
-
-
-class _Input(asyncio.BaseProtocol):
-    """The pipe to the child's stdin."""
-
-    def __init__(self) -> None:
-        self.free: asyncio.Future[None] | None = None
-        """Done when the pipe has taken everything; None if it has."""
-        self.is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not later: the server may have closed its end by then, and uvloop raises for a closed transport. With this,
-        # `resume_writing` is called once everything is in the pipe.
-        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
-
-    def pause_writing(self) -> None:
-        self.free = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        if self.free is not None:
-            self.free.set_result(None)
-            self.free = None
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        self.is_lost = True
-        self.resume_writing()
 
 
 class _Output(PieceReader):

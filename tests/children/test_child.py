@@ -446,7 +446,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
             child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks)
             await child.start()
             async with asyncio.timeout(20):
-                while not child._input.is_lost:
+                while not child._is_input_lost:
                     await asyncio.sleep(0.01)
                 await asyncio.to_thread(Path(fifo).write_text, "end\n")
                 await child.gone
