@@ -178,8 +178,7 @@ class Continuation:
 
     async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
-        is_own = (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch)
-        if is_own and not self._is_let_go(envelope.exchange):
+        if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")
         return await self.router.route(envelope, incoming, reply)
 

@@ -35,11 +35,6 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
         """Who brings the claims in the request, or gets those in the reply."""
         return self.incoming.bearer(self.caller)
 
-    def is_own(self, owner: str, epoch: str) -> bool:
-        """Whether this process has what the request is about, or had it."""
-        process = self.live.process
-        return (owner, epoch) == (process.owner, process.epoch)
-
     def message(self) -> ClientMessage:
         """The message in the body, with the headers that go upstream; raises ParseError or InvalidRequest."""
         incoming, route = self.incoming, self.live.route

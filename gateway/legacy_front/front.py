@@ -86,7 +86,7 @@ class LegacyFront:
             return None
         if found.front == "http":
             at.incoming.found_session()
-        if not at.is_own(found.owner, found.epoch):
+        if not self._process.is_own(found.owner, found.epoch):
             is_stream = at.incoming.method == "GET"
             self._process.draining.leave_out(is_stream)
             try:

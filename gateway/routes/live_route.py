@@ -58,6 +58,10 @@ class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     call_id: Callable[[], bytes] = msgspec.field(default_factory=numbered)
     """Returns the id of a new upstream call."""
 
+    def is_own(self, owner: str, epoch: str) -> bool:
+        """Whether this process has what these names stand for, or had it."""
+        return (owner, epoch) == (self.owner, self.epoch)
+
 
 class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     """What lives as long as the upstream of a route, across reloads that do not concern it."""

@@ -174,8 +174,8 @@ FAULTS: Final = (
     Planted(
         "peers: a restarted owner does not say that the call is gone",
         "downstream/continuation.py",
-        "is_own = (envelope.owner, envelope.epoch) == (self._process.owner, self._process.epoch)",
-        "is_own = envelope.owner == self._process.owner",
+        "self._process.is_own(envelope.owner, envelope.epoch)",
+        "envelope.owner == self._process.owner",
         _SILENCES | _DEATHS,
     ),
     Planted(

@@ -60,7 +60,7 @@ class MirrorArrival(Arrival, frozen=True, eq=False):
 
     def holds(self, place: CallPlace) -> bool:
         """Whether this process holds the call, or held it."""
-        return self.is_own(place.owner, place.epoch)
+        return self.live.process.is_own(place.owner, place.epoch)
 
     async def route(self, router: Router, place: CallPlace) -> Replied | TakeOver:
         """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
