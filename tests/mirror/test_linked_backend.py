@@ -12,7 +12,7 @@ from gateway.mirror.call_runner import CallServer
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, GatewayError, InvalidRequest, Refused
+from gateway.protocol.errors import GatewayError, InvalidRequest, Refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.mirror.conftest import Begin
@@ -226,19 +226,6 @@ async def test_a_subscription_is_answered_when_the_server_acknowledges_it(host: 
             assert host.link.sent.pop() == ({"jsonrpc": "2.0", "id": 5, "result": {}}, b"5")
     assert [id_ for id_, _ in host.link.refused] == [b"6"]
     assert host.server.of(mcp.LISTEN)[0].is_aborted, "one stream at a time"
-
-
-async def test_a_lost_stream_is_opened_again_and_everything_may_have_changed(host: Host) -> None:
-    host.says(id=5, method="resources/subscribe", params={"uri": "a:b"})
-    await eventually(lambda: host.server.of(mcp.LISTEN))
-    host.server.of(mcp.LISTEN)[0].acknowledges("a:b")
-    await eventually(lambda: host.link.sent)
-    host.link.sent.clear()
-    host.server.of(mcp.LISTEN)[0].fails(CallLost("gone"))
-    await eventually(lambda: len(host.server.of(mcp.LISTEN)) == 2)
-    host.server.of(mcp.LISTEN)[1].acknowledges("a:b")
-    await eventually(lambda: len(host.link.sent) == 2)
-    assert [message["method"] for message, _ in host.link.sent] == [mcp.TOOLS_CHANGED, mcp.RESOURCE_UPDATED]
 
 
 async def test_closing_ends_everything(host: Host) -> None:

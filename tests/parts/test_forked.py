@@ -1,16 +1,14 @@
 """A program that was forked is like one that was executed."""
 
-import asyncio
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.parts.forked import Forked, fork
+from tests.parts.forked import fork
 from tests.parts.launch import execute
 
 pytestmark = pytest.mark.processes
@@ -65,28 +63,3 @@ async def test_each_forked_program_draws_random_values_of_its_own(program: Path,
     drawn = [json.loads((tmp_path / f"{name}.err").read_text()) for name in names]
     assert [len(set(values)) for values in zip(*drawn, strict=True)] == [3, 3, 3]
     assert [pid for _, _, pid in drawn] == [each.pid for each in started]
-
-
-async def sleeper(tmp_path: Path) -> Forked:
-    path = tmp_path / "sleeper.py"
-    path.write_text("import time\ntime.sleep(600)\n")
-    return await fork([sys.executable, str(path)], **circumstances(tmp_path, "sleeper"))
-
-
-async def test_a_signal_that_ended_a_forked_program_is_its_exit_code(tmp_path: Path) -> None:
-    process = await sleeper(tmp_path)
-    assert process.returncode is None
-    os.killpg(process.pid, signal.SIGKILL)
-    async with asyncio.timeout(30):
-        assert await asyncio.gather(process.wait(), process.wait()) == [-signal.SIGKILL] * 2
-    assert process.returncode == -signal.SIGKILL
-
-
-async def test_whoever_waits_for_a_forked_program_can_give_up(tmp_path: Path) -> None:
-    process = await sleeper(tmp_path)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            _ = await process.wait()
-    assert process.returncode is None
-    os.killpg(process.pid, signal.SIGTERM)
-    assert await process.wait() == -signal.SIGTERM

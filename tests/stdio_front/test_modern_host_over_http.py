@@ -1,6 +1,5 @@
 """A modern host before a modern server over HTTP, which is a fake."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -82,25 +81,6 @@ async def test_a_tool_that_has_changed_is_listed_again_for_the_next_call(lines: 
     assert (await lines.asks(call("t", 2, city="Bern")))["error"]["code"] == mcp.HEADER_MISMATCH
     assert "done" in str(await lines.asks(call("t", 3, city="Bern")))
     assert called(server) == [None, None, "Bern"]
-
-
-async def test_the_messages_of_a_reply_come_before_its_response_and_a_cancelled_one_ends_at_the_server(
-    lines: Lines, server: FakeModern
-) -> None:
-    async def tool(call: Call) -> Json:
-        await call.notify(mcp.PROGRESS, {"progressToken": 1, "progress": 1})
-        if call.body["id"] == 2:
-            await asyncio.Event().wait()
-        return call.text("done")
-
-    server.tools["t"] = tool
-    _ = await lines.asks(call("t", 1, meta={"progressToken": 1}))
-    assert [each.get("method", each.get("id")) for each in lines.got] == [mcp.PROGRESS, 1]
-    lines.says(call("t", 2))
-    await eventually(lambda: len(lines.got) == 3)
-    lines.says({"jsonrpc": "2.0", "method": mcp.CANCELLED, "params": {"requestId": 2}})
-    await eventually(lambda: server.left == 1)
-    assert len(lines.got) == 3
 
 
 async def test_a_subscription_of_a_host_stays_open(lines: Lines, server: FakeModern) -> None:
