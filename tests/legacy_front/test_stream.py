@@ -287,13 +287,3 @@ async def test_many_messages_that_wait_let_others_run() -> None:
     reply = Mock(started=True, write=AsyncMock(), end=AsyncMock())
     assert await work_gives_way(stream.write(reply, 0))
     assert [call.args for call in reply.write.await_args_list] == [(sse.encode(b"{}"),)] * 101
-
-
-async def test_what_waits_for_one_caller_ends_no_session_of_another() -> None:
-    bench = Bench(limit=4_000)
-    ann = bench.stream(principal=b"ann")
-    ann.ask(b"x" * 100)
-    for _ in range(5):
-        bench.stream(principal=b"eve").ask(b"x" * 1_500)
-    assert bench.overflowed == [1, 2, 3], "the oldest of the flood"
-    assert await read(ann) == [b"x" * 100]

@@ -11,7 +11,6 @@ from tests.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
 from tests.support.fake_upstream import Turn
 from tests.support.replicas import Cluster
-from tests.support.workbench import eventually
 
 
 async def test_a_route_without_the_dialect_knows_none_of_it(cluster: Cluster, tools: Tools) -> None:
@@ -59,18 +58,6 @@ async def test_a_drain_waits_for_answers_and_then_ends_the_calls(cluster: Cluste
         message = await stream.message()
         assert message["error"]["data"]["reason"] == "stopping"
     assert question["method"] == mcp.ELICIT
-
-
-async def test_an_answer_arrives_during_a_drain(cluster: Cluster, tools: Tools) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", route=ROUTE)
-    client = client_of([one, two])
-    async with client.call("ask") as stream:
-        question = await stream.message()
-        draining = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
-        await eventually(lambda: one.gateway.draining.has_begun, "the drain has begun")
-        assert await client.answer(question, ACCEPT) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
-    await draining
 
 
 async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster, tools: Tools) -> None:

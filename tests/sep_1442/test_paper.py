@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from tests.sep_1442.conftest import LOG, ROUTE, Tools, client_of
 from tests.support.fake_upstream import FakeUpstream
 from tests.support.mirrored_client import Json
-from tests.support.paper_client import CAPABILITIES, VERSION, PaperClient
+from tests.support.paper_client import VERSION, PaperClient
 from tests.support.replicas import Cluster, operations
 from tests.support.workbench import Stand, eventually, jwt
 
@@ -157,17 +157,6 @@ async def test_a_question_is_a_request_on_the_response_stream(client: PaperClien
     assert tools.calls() == 1
 
 
-async def test_an_answer_counts_once(client: PaperClient, tools: Tools) -> None:
-    async with client.call("both") as stream:
-        questions = {each["method"]: each for each in [await stream.message(), await stream.message()]}
-        assert await client.answer(questions[mcp.ELICIT], ACCEPT) == 202
-        assert await client.answer(questions[mcp.ELICIT], {"action": "decline"}) == 202
-        assert await client.answer(questions[mcp.ROOTS], {"roots": []}) == 202
-        assert text(await stream.message())["name"] == ACCEPT
-    assert await client.answer(questions[mcp.ELICIT], ACCEPT) == 202, "the call is over"
-    assert tools.calls() == 1
-
-
 async def test_a_client_is_asked_only_what_it_declared(stands: list[Stand], tools: Tools) -> None:
     client = client_of(stands, capabilities={"elicitation": {}})
     async with client.call("roots") as stream:
@@ -217,13 +206,6 @@ async def test_the_log_level_is_that_of_the_request(client: PaperClient, key: st
         assert text(await stream.message()) == "told"
     async with client.call("tell") as stream:
         assert text(await stream.message()) == "told"
-
-
-async def test_malformed_declarations_are_refused(client: PaperClient, tools: Tools) -> None:
-    for meta in ({"logLevel": "loud"}, {"roots": {}}, {CAPABILITIES: 7}):
-        status, message = await client.ask("tools/call", {"name": "plain"}, meta)
-        assert (status, message["error"]["code"]) == (400, -32602)
-    assert tools.calls() == 0
 
 
 async def test_a_call_counts_once_for_the_operator(stands: list[Stand], tools: Tools) -> None:
@@ -360,24 +342,6 @@ async def test_calls_that_wait_have_a_cap(cluster: Cluster) -> None:
             assert refused.response.status == 429
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
-
-
-async def test_calls_are_weighed(cluster: Cluster, tools: Tools) -> None:
-    limits = {"calls_bytes": 600_000, "calls_bytes_per_principal": 500_000}
-    (stand,) = stands = await cluster.begin("gw-1", route=ROUTE, limits=limits)
-    client = client_of(stands)
-    large = {"text": "x" * 90_000}
-    async with client.call("ask", arguments=large) as stream:
-        question = await stream.message()
-        parked = stand.gateway.calls.used
-        # Before a legacy server, this gateway serves the rounds too.
-        assert 90_000 < parked < (300_000 if tools.is_legacy else 100_000)
-        async with client.call("ask", arguments={"text": "x" * 240_000}) as refused:
-            assert refused.response.status == 429
-        assert tools.calls() == 1
-        assert await client.answer(question, ACCEPT) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
-    await eventually(lambda: stand.gateway.calls.used == 0, "the call is over")
 
 
 async def test_other_clients_notice_nothing(stands: list[Stand]) -> None:

@@ -11,17 +11,6 @@ from gateway.runtime.call_bytes import CallBytes
 from gateway.stdio_front.legacy_host import LegacyHost
 
 
-def test_an_answer_whose_id_is_escaped_in_another_way_reaches_the_host() -> None:
-    host = Mock()
-    legacy = LegacyHost(host, lambda _: Mock(), Mock(), CallBytes(InForce(1000), InForce(1000)))
-    line = '{"jsonrpc":"2.0","id":"caf\u00e9","method":"tools/list"}'.encode()
-    legacy.receive(ClientMessage(line, jsonrpc.message(line)))
-    answer = b'{"jsonrpc":"2.0","id":"caf\\u00e9","result":{}}'
-    legacy.send(answer, None)
-    host.send.assert_called_once_with(answer)
-    assert not legacy.is_busy
-
-
 def test_two_open_requests_cannot_have_the_same_id() -> None:
     host, backend = Mock(), Mock()
     legacy = LegacyHost(host, lambda _: backend, Mock(), CallBytes(InForce(1000), InForce(1000)))

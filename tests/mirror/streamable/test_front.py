@@ -129,14 +129,6 @@ async def test_the_id_of_a_call_has_a_limit(client: LegacyClient, server: FakeMo
     assert not server.of("tools/call")
 
 
-async def test_unknown_tools_are_looked_for_once(client: LegacyClient, server: FakeModern) -> None:
-    for name in ("a", "b", "b"):
-        server.tools.setdefault(name, lambda call: call.text("x"))
-        async with client.call(name) as stream:
-            assert text(await stream.message()) == "x"
-    assert len(server.of(mcp.TOOLS_LIST)) == 1
-
-
 async def test_an_annotated_argument_goes_into_its_header(client: LegacyClient, server: FakeModern) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
     server.listed = [{"name": "weather", "inputSchema": schema}]
@@ -306,16 +298,6 @@ async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModer
         assert stream.response.status == 404
     client.session = tokens.sessions.seal(replace(session, issued=session.issued - 50))
     assert (await client.ask("ping"))["result"] == {}
-
-
-async def test_a_request_without_a_session_is_told_to_begin_one(client: LegacyClient) -> None:
-    client.session = None
-    async with client.request("ping") as stream:
-        assert stream.response.status == 400
-        assert "initialize" in (await stream.message())["error"]["message"]
-    client.session = "made-up"
-    async with client.request("ping") as stream:
-        assert stream.response.status == 404
 
 
 @pytest.mark.parametrize("forged", [7, "7", "mrtr1.00000000.AAAA", "x" * 5_000, "\ud83d"])

@@ -83,26 +83,6 @@ class Gate:
         await self.answered.wait()
 
 
-async def test_an_answer_at_another_replica_reaches_the_call(server: FakeModern, cluster: Cluster) -> None:
-    one, two = await cluster.begin("gw-1", "gw-2", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(two)
-    async with client.call("ask", url=one.url) as stream:
-        question, _ = await asked(stream)
-        assert await client.answer(question, ACCEPT, url=two.url) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
-    assert len(server.of("tools/call")) == 2
-
-
-async def test_a_client_whose_stream_broke_comes_back_by_way_of_another_replica(
-    server: FakeModern, cluster: Cluster
-) -> None:
-    _, two, client = await pair(server, cluster)
-    async with client.call("ask") as stream:
-        question, place = await asked(stream)
-    await answered_at(two.url, client, question, place)
-
-
 async def test_a_question_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
     one, two, client = await pair(server, cluster)
     question, place = await asked_by_a_replica_that_dies(cluster, one, client)

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,6 +24,12 @@ Json = dict[str, Any]
 LINE_BYTES = 64 * 1024 * 1024  # an argument of a call may hold megabytes
 ALL_CAPABILITIES = ("form", "url", "sampling", "sampling.tools", "roots")
 DEFAULT_ROOTS = [{"uri": "file:///project", "name": "project"}]
+LISTS = {
+    "tools": "list_tools",
+    "prompts": "list_prompts",
+    "resources": "list_resources",
+    "resourceTemplates": "list_resource_templates",
+}
 LOG_LEVEL_KEY = "io.modelcontextprotocol/logLevel"
 SAMPLED: Json = {
     "role": "assistant",
@@ -68,6 +75,11 @@ CURRENT: ContextVar[Call | None] = ContextVar("CURRENT", default=None)
 class Connection(ABC):
     """One client of an SDK: what the commands do with it."""
 
+    client: Any
+    """The SDK's, which both SDKs made alike."""
+    whole = ""
+    """How the names of its methods end that give the whole result."""
+
     def __init__(self, command: Json) -> None:
         self.url: str = command["url"]
         self.headers: dict[str, str] = command.get("headers") or {}
@@ -88,24 +100,35 @@ class Connection(ABC):
         """Connect; the connection is used inside this context."""
 
     @abstractmethod
-    def describe(self) -> Json:
-        """Say who the server is and what was negotiated."""
-
-    @abstractmethod
     async def call_tool(self, command: Json, progress: ProgressFnT | None) -> Json: ...
 
-    @abstractmethod
-    async def get_prompt(self, command: Json) -> Json: ...
+    def describe(self) -> Json:
+        """Say who the server is and what was negotiated."""
+        client = self.client
+        return describe(client.protocol_version, client.server_info, client.server_capabilities, client.instructions)
 
-    @abstractmethod
-    async def read_resource(self, command: Json) -> Json: ...
+    def method(self, name: str) -> Callable[..., Awaitable[BaseModel]]:
+        """Find the method that gives the whole result."""
+        found: Callable[..., Awaitable[BaseModel]] = getattr(self.client, name + self.whole)
+        return found
 
-    @abstractmethod
+    async def get_prompt(self, command: Json) -> Json:
+        ask = self.method("get_prompt")
+        return plain(await ask(command["name"], command.get("arguments"), meta=request_meta(command)))
+
+    async def read_resource(self, command: Json) -> Json:
+        return plain(await self.method("read_resource")(command["uri"], meta=request_meta(command)))
+
     async def list_page(self, kind: str, cursor: str | None) -> Json:
         """Fetch one page of tools, prompts, resources or resourceTemplates."""
+        return plain(await self.method(LISTS[kind])(cursor=cursor))
 
-    @abstractmethod
-    async def complete(self, command: Json) -> Json: ...
+    async def complete(self, command: Json) -> Json:
+        ref = completion_reference(command["ref"])
+        return plain(await self.method("complete")(ref, command["argument"], command.get("context")))
+
+    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self.logged(plain(params))
 
     async def listen(self, command: Json) -> Json:
         """Open a subscription to `notifications` and keep it; what the server honours."""

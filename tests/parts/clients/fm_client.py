@@ -8,8 +8,6 @@ import mcp_types as types
 from base import (
     Connection,
     Json,
-    completion_reference,
-    describe,
     main,
     plain,
     request_meta,
@@ -27,6 +25,7 @@ class FmConnection(Connection):
     """fastmcp's `Client`, on the Python SDK's session. It turns whatever a handler raises into a refusal."""
 
     client: Client[StreamableHttpTransport]
+    whole = "_mcp"
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -43,10 +42,6 @@ class FmConnection(Connection):
         async with self.client:
             yield
 
-    def describe(self) -> Json:
-        client = self.client
-        return describe(client.protocol_version, client.server_info, client.server_capabilities, client.instructions)
-
     async def elicit(
         self, _message: str, _response_type: Any, params: types.ElicitRequestParams, context: Any
     ) -> ElicitResult[Json]:
@@ -59,9 +54,6 @@ class FmConnection(Connection):
     async def list_roots(self, context: Any) -> Any:
         answer = await self.answer("roots", context.request_id, {})
         return types.ListRootsResult.model_validate(answer).roots
-
-    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
-        self.logged(plain(params))
 
     async def call_tool(self, command: Json, progress: ProgressFnT | None) -> Json:
         result = await self.client.call_tool(
@@ -81,28 +73,6 @@ class FmConnection(Connection):
             "data": to_jsonable_python(result.data, fallback=str),
         }
         return {name: value for name, value in fields.items() if value is not None}
-
-    async def get_prompt(self, command: Json) -> Json:
-        arguments = command.get("arguments")
-        return plain(await self.client.get_prompt_mcp(command["name"], arguments, meta=request_meta(command)))
-
-    async def read_resource(self, command: Json) -> Json:
-        return plain(await self.client.read_resource_mcp(command["uri"], meta=request_meta(command)))
-
-    async def list_page(self, kind: str, cursor: str | None) -> Json:
-        match kind:
-            case "tools":
-                return plain(await self.client.list_tools_mcp(cursor=cursor))
-            case "prompts":
-                return plain(await self.client.list_prompts_mcp(cursor=cursor))
-            case "resources":
-                return plain(await self.client.list_resources_mcp(cursor=cursor))
-            case _:
-                return plain(await self.client.list_resource_templates_mcp(cursor=cursor))
-
-    async def complete(self, command: Json) -> Json:
-        ref = completion_reference(command["ref"])
-        return plain(await self.client.complete_mcp(ref, command["argument"], command.get("context")))
 
 
 if __name__ == "__main__":

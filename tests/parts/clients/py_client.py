@@ -9,8 +9,6 @@ from base import (
     Connection,
     Json,
     RefusedError,
-    completion_reference,
-    describe,
     main,
     plain,
     request_meta,
@@ -54,10 +52,6 @@ class PyConnection(Connection):
                     self.subscription.cancel()
                     await asyncio.wait({self.subscription})
 
-    def describe(self) -> Json:
-        client = self.client
-        return describe(client.protocol_version, client.server_info, client.server_capabilities, client.instructions)
-
     async def elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
@@ -80,9 +74,6 @@ class PyConnection(Connection):
         except RefusedError as exc:
             return types.ErrorData(code=types.INTERNAL_ERROR, message=str(exc))
 
-    async def log(self, params: types.LoggingMessageNotificationParams) -> None:
-        self.logged(plain(params))
-
     async def call_tool(self, command: Json, progress: ProgressFnT | None) -> Json:
         result = await self.client.call_tool(
             command["name"],
@@ -94,25 +85,6 @@ class PyConnection(Connection):
             meta=request_meta(command),
         )
         return plain(result)
-
-    async def get_prompt(self, command: Json) -> Json:
-        return plain(
-            await self.client.get_prompt(command["name"], command.get("arguments"), meta=request_meta(command))
-        )
-
-    async def read_resource(self, command: Json) -> Json:
-        return plain(await self.client.read_resource(command["uri"], meta=request_meta(command)))
-
-    async def list_page(self, kind: str, cursor: str | None) -> Json:
-        match kind:
-            case "tools":
-                return plain(await self.client.list_tools(cursor=cursor))
-            case "prompts":
-                return plain(await self.client.list_prompts(cursor=cursor))
-            case "resources":
-                return plain(await self.client.list_resources(cursor=cursor))
-            case _:
-                return plain(await self.client.list_resource_templates(cursor=cursor))
 
     async def listen(self, command: Json) -> Json:
         chosen = command["notifications"]
@@ -153,10 +125,6 @@ class PyConnection(Connection):
                 break
             events.append(event)
         return {"events": events, "ended": self.ended}
-
-    async def complete(self, command: Json) -> Json:
-        ref = completion_reference(command["ref"])
-        return plain(await self.client.complete(ref, command["argument"], command.get("context")))
 
 
 def given_answers(command: Json) -> types.InputResponses | None:

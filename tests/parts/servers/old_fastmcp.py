@@ -147,19 +147,16 @@ async def ask_model(ctx: Context, tool: str, prompt: str, **extra: Any) -> Any:
 
 @server.tool(annotations=ToolAnnotations(readOnlyHint=True))
 async def echo(text: str) -> str:
-    """The echo tool."""
     return text
 
 
 @server.tool
 async def big(bytes: int) -> str:  # noqa: A002 - the tool's argument
-    """The big tool."""
     return "x" * bytes
 
 
 @server.tool
 async def fail(message: str) -> str:
-    """The fail tool."""
     raise ToolError(message)
 
 
@@ -173,38 +170,32 @@ class Square:
 
 @server.tool
 async def structured(n: int) -> Square:
-    """The structured tool."""
     return Square(n, n * n)
 
 
 @server.tool
 async def ask(ctx: Context, question: str = "Your name?", title: str | None = None) -> str:
-    """The ask tool."""
     return await ask_form(ctx, "ask", question, title)
 
 
 @server.tool
 async def ask_get(ctx: Context, question: str = "Your name?") -> str:
-    """The ask_get tool."""
     return await ask_form_unrelated(ctx.session, "ask_get", question)
 
 
 @server.tool
 async def ask_url(ctx: Context, url: str) -> str:
-    """The ask_url tool."""
     question = ctx.session.elicit_url("Please open the page", url, uuid.uuid4().hex, related_request_id=ctx.request_id)
     return said(await answer("ask_url", question))
 
 
 @server.tool
 async def ask_sequence(ctx: Context, n: int) -> str:
-    """The ask_sequence tool."""
     return ", ".join([await ask_form(ctx, "ask_sequence", f"question {i}") for i in range(1, n + 1)])
 
 
 @server.tool
 async def ask_many(ctx: Context) -> str:
-    """The ask_many tool."""
     answers: JSON = {}
 
     async def person() -> None:
@@ -224,13 +215,11 @@ async def ask_many(ctx: Context) -> str:
 
 @server.tool
 async def sample(ctx: Context, prompt: str) -> str:
-    """The sample tool."""
     return (await answer("sample", ctx.sample(prompt))).text
 
 
 @server.tool
 async def sample_related(ctx: Context, prompt: str) -> str:
-    """The sample_related tool."""
     return (await ask_model(ctx, "sample_related", prompt, related_request_id=ctx.request_id)).content.text
 
 
@@ -252,20 +241,17 @@ async def sample_tools(ctx: Context, prompt: str) -> str:
 
 @server.tool
 async def roots(ctx: Context) -> str:
-    """The roots tool."""
     return compact([str(root.uri) for root in await answer("roots", ctx.list_roots())])
 
 
 @server.tool
 async def ping_me(ctx: Context) -> str:
-    """The ping_me tool."""
     await answer("ping_me", ctx.session.send_ping())
     return "pong"
 
 
 @server.tool
 async def url_required(ctx: Context, url: str) -> str:
-    """The url_required tool."""
     if state(ctx).url_asked:
         return "done"
     state(ctx).url_asked = True
@@ -276,7 +262,6 @@ async def url_required(ctx: Context, url: str) -> str:
 
 @server.tool
 async def progress(ctx: Context, steps: int, delay_seconds: float = 0) -> str:
-    """The progress tool."""
     for i in range(1, steps + 1):
         await ctx.report_progress(i, steps, f"step {i}")
         await anyio.sleep(delay_seconds)
@@ -285,7 +270,6 @@ async def progress(ctx: Context, steps: int, delay_seconds: float = 0) -> str:
 
 @server.tool
 async def progress_ask(ctx: Context, steps: int) -> str:
-    """The progress_ask tool."""
     for i in range(1, steps + 1):
         await ctx.report_progress(i, 2 * steps, f"step {i}")
     name = await ask_form(ctx, "progress_ask", "halfway")
@@ -296,7 +280,6 @@ async def progress_ask(ctx: Context, steps: int) -> str:
 
 @server.tool
 async def logs(ctx: Context) -> str:
-    """The logs tool."""
     for level in ("debug", "info", "warning", "error"):
         await ctx.log(f"a {level} message", level=level, logger_name="old-fastmcp")
     return "done"
@@ -304,7 +287,6 @@ async def logs(ctx: Context) -> str:
 
 @server.tool
 async def give_up(ctx: Context, seconds: float) -> str:
-    """The give_up tool."""
     with anyio.move_on_after(seconds):
         return await ask_form(ctx, "give_up", "hurry")
     return "gave up"
@@ -312,21 +294,18 @@ async def give_up(ctx: Context, seconds: float) -> str:
 
 @server.tool
 async def hang() -> str:
-    """The hang tool."""
     await anyio.sleep_forever()
     raise AssertionError
 
 
 @server.tool
 async def sleep(seconds: float) -> str:
-    """The sleep tool."""
     await anyio.sleep(seconds)
     return f"slept {seconds:g}"
 
 
 @server.tool
 async def late(ctx: Context, delay_seconds: float) -> str:
-    """The late tool."""
     session = ctx.session
 
     async def ask_unasked() -> None:
@@ -344,7 +323,6 @@ async def late(ctx: Context, delay_seconds: float) -> str:
 
 @server.tool(annotations=ToolAnnotations(readOnlyHint=True))
 async def whoami(ctx: Context) -> str:
-    """The whoami tool."""
     wanted = ("authorization", "cookie", "host", "origin", "traceparent", "user-agent")
     headers = {
         name: value
@@ -365,7 +343,6 @@ async def whoami(ctx: Context) -> str:
 
 @server.tool
 async def counter(ctx: Context) -> str:
-    """The counter tool."""
     state(ctx).counter += 1
     return str(state(ctx).counter)
 
