@@ -1,7 +1,6 @@
 """The messages of one stream, without a connection."""
 
 import asyncio
-import json
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -54,15 +53,6 @@ async def read(stream: Stream, position: int | None = None, *, count: int = 1000
     return found
 
 
-async def test_messages_come_in_order_and_again_if_the_stream_can_be_resumed() -> None:
-    stream = Bench().stream()
-    for data in (b"a", b"b", b"c"):
-        stream.ask(data)
-    assert await read(stream, count=2) == [b"a", b"b"]
-    assert await read(stream, 1) == [b"b", b"c"]
-    assert [stream.can_resume(number) for number in (-1, 0, 3, 4)] == [False, True, True, False]
-
-
 async def test_what_was_written_is_freed_if_the_stream_cannot_be_resumed() -> None:
     bench = Bench()
     stream = bench.stream(is_resumable=False)
@@ -108,42 +98,6 @@ async def test_what_the_client_says_that_it_has_does_not_wait() -> None:
     assert await read(stream, 0) == [letter * 40 for letter in (b"1", b"2", b"3", b"4")]
 
 
-async def test_a_client_that_has_the_response_gets_nothing_more_and_another_one_the_response() -> None:
-    stream = Bench().stream()
-    stream.ask(b"a")
-    stream.finish(FinalMessage(b"end"))
-    for position, expected in ((0, [b"a", FinalMessage(b"end")]), (1, [FinalMessage(b"end")]), (2, [])):
-        with stream.read_by("reader", position):
-            assert [await stream.next("reader") for _ in range(len(expected) + 1)] == [*expected, ENDED]
-        assert (stream.delivered, stream.can_resume(0)) == (2, True)
-
-
-async def test_a_response_that_had_to_give_way_at_once_becomes_an_error() -> None:
-    bench = Bench(limit=EVENT)
-    stream = bench.stream()
-    stream.finish(FinalMessage(b"x"))
-    assert bench.overflowed == [0]
-    with stream.read_by("reader", 0):
-        last = await stream.next("reader")
-    assert isinstance(last, FinalMessage)
-    assert isinstance(last.cause, CallLost)
-    error = json.loads(last.body)
-    assert (error["id"], error["error"]["data"]) == (7, {"reason": "call_lost"})
-
-
-async def test_the_oldest_stream_forgets_what_was_read() -> None:
-    bench = Bench(limit=2 * (EVENT + 100))
-    old, new = bench.stream(), bench.stream()
-    old.ask(b"x" * 100)
-    assert await read(old) == [b"x" * 100]
-    new.ask(b"y" * 100)
-    new.ask(b"z" * 100)
-    assert (bench.overflowed, old.can_resume(0), old.can_resume(1)) == ([], False, True)
-    assert await read(new) == [b"y" * 100, b"z" * 100]
-    old.ask(b"n")
-    assert await read(old) == [b"n"], "it goes on"
-
-
 async def test_a_response_that_was_read_is_forgotten_too() -> None:
     bench = Bench(limit=EVENT + 100)
     old, new = bench.stream(), bench.stream()
@@ -164,16 +118,6 @@ async def test_a_stream_that_has_both_keeps_what_waits() -> None:
     stream.ask(b"z" * 100)
     assert (bench.overflowed, bench.budget.used) == ([], 2 * (EVENT + 100))
     assert await read(stream) == [b"y" * 100, b"z" * 100]
-
-
-async def test_a_stream_with_nothing_to_forget_overflows_once() -> None:
-    bench = Bench(limit=2 * (EVENT + 100))
-    old, new = bench.stream(), bench.stream()
-    old.ask(b"x" * 100)
-    for _ in range(2):
-        new.ask(b"y" * 100)
-    assert (bench.overflowed, bench.budget.used) == ([0], 2 * (EVENT + 100))
-    assert (await read(old), await read(new)) == ([], [b"y" * 100] * 2)
 
 
 @pytest.mark.parametrize("is_resumable", [True, False])
@@ -248,18 +192,6 @@ async def test_what_moves_into_a_stream_that_has_to_give_way_is_lost_with_it() -
     old._overflowed = lambda _: new.finish(ENDED)  # their session ends
     old.move_to(new)
     assert new.final is ENDED
-
-
-async def test_a_new_reader_ends_the_one_before_and_misses_nothing() -> None:
-    stream = Bench().stream()
-    with stream.read_by("first", 0):
-        first = asyncio.get_running_loop().create_task(stream.next("first"))
-        await asyncio.sleep(0)
-        stream.ask(b"x")  # which the first one is about to take
-        with stream.read_by("second", 0):
-            assert await stream.next("second") == b"x"
-            assert await first is ENDED
-    assert await read(stream) == [b"x"], "the second one has not written it"
 
 
 async def test_a_reader_that_was_replaced_ends_neither_the_next_one_nor_its_wait() -> None:

@@ -58,22 +58,6 @@ async def test_two_open_requests_cannot_have_the_same_id() -> None:
     await finished(modern)
 
 
-async def test_each_message_of_a_reply_is_a_line() -> None:
-    lines: list[bytes] = []
-
-    async def write(line: bytes) -> None:
-        lines.append(line)
-
-    handler = Handler()
-    modern = served_by(handler, Mock(write=write))
-    modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
-    handler.may_answer.set()
-    await finished(modern)
-    assert lines == [b"{}", b"[]"]
-    (incoming,) = handler.served
-    assert (incoming.path, incoming.has_headers, incoming.rpc_id) == ("/mcp", False, b"7")
-
-
 async def test_a_host_that_is_gone_fails_no_task() -> None:
     async def write(_: bytes) -> None:
         raise ConnectionResetError
