@@ -160,6 +160,19 @@ async def test_a_name_that_does_not_resolve_in_time_proves_nothing(monkeypatch: 
     connections.close()
 
 
+async def test_peers_are_reached_without_the_proxy_of_the_environment(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    one, two = await cluster.begin("gw-1", "gw-2")
+    upstream.tool(ask)
+    assert json.loads((await two.client().answer(await one.client().call())).text) == ACCEPT
+    assert steps(two)["forwarded"] == 1
+
+
 def connections_from(listen: Address | None, timeouts: Timeouts | None = None) -> PeerConnections:
     sealer = PeerSealer(InForce(Keys((bytes(32),))))
     return PeerConnections(InForce(timeouts or Timeouts()), listen, "gw-1", sealer, Tasks(Mock()))
