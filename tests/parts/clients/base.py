@@ -22,7 +22,6 @@ from pydantic import BaseModel
 
 Json = dict[str, Any]
 LINE_BYTES = 64 * 1024 * 1024  # an argument of a call may hold megabytes
-ALL_CAPABILITIES = ("form", "url", "sampling", "sampling.tools", "roots")
 DEFAULT_ROOTS = [{"uri": "file:///project", "name": "project"}]
 LISTS = {
     "tools": "list_tools",
@@ -55,15 +54,6 @@ class Call:
     asked: list[Json] = field(default_factory=list)
     progress: list[Json] = field(default_factory=list)
     logs: list[Json] = field(default_factory=list)
-    enough: asyncio.Event = field(default_factory=asyncio.Event)
-    enough_progress: int | None = None
-    enough_asked: int | None = None
-
-    def check(self) -> None:
-        if self.enough_progress is not None and len(self.progress) >= self.enough_progress:
-            self.enough.set()
-        if self.enough_asked is not None and len(self.asked) >= self.enough_asked:
-            self.enough.set()
 
     def seen(self) -> Json:
         return {"asked": self.asked, "progress": self.progress, "logs": self.logs}
@@ -82,18 +72,11 @@ class Connection(ABC):
 
     def __init__(self, command: Json) -> None:
         self.url: str = command["url"]
-        self.headers: dict[str, str] = command.get("headers") or {}
-        self.era: str = command.get("era", "auto")
-        self.capabilities = frozenset(command.get("capabilities", ALL_CAPABILITIES))
-        self.roots: list[Any] = command.get("roots") or DEFAULT_ROOTS
+        self.headers: dict[str, str] = command["headers"]
+        self.capabilities = frozenset(command["capabilities"])
         self.calls: list[Call] = []
-        unknown = self.capabilities - set(ALL_CAPABILITIES)
-        if unknown:
-            raise UnsupportedError(f"unknown capabilities: {sorted(unknown)}")
         if ("form" in self.capabilities) != ("url" in self.capabilities):
             raise UnsupportedError("the Python SDK declares form and url together, with its one elicitation callback")
-        if "sampling.tools" in self.capabilities and "sampling" not in self.capabilities:
-            raise UnsupportedError("sampling.tools is a part of sampling")
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[None]:
@@ -113,11 +96,10 @@ class Connection(ABC):
         return found
 
     async def get_prompt(self, command: Json) -> Json:
-        ask = self.method("get_prompt")
-        return plain(await ask(command["name"], command.get("arguments"), meta=request_meta(command)))
+        return plain(await self.method("get_prompt")(command["name"], {}))
 
     async def read_resource(self, command: Json) -> Json:
-        return plain(await self.method("read_resource")(command["uri"], meta=request_meta(command)))
+        return plain(await self.method("read_resource")(command["uri"]))
 
     async def list_page(self, kind: str, cursor: str | None) -> Json:
         """Fetch one page of tools, prompts, resources or resourceTemplates."""
@@ -125,7 +107,7 @@ class Connection(ABC):
 
     async def complete(self, command: Json) -> Json:
         ref = completion_reference(command["ref"])
-        return plain(await self.method("complete")(ref, command["argument"], command.get("context")))
+        return plain(await self.method("complete")(ref, command["argument"]))
 
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.logged(plain(params))
@@ -150,7 +132,6 @@ class Connection(ABC):
         """Record what was asked; take the first rule that fits, else a default."""
         call = self.call_of_callback()
         call.asked.append({"kind": kind, "key": None if key is None else str(key), "params": params})
-        call.check()
         for rule in call.answers:
             if rule["kind"] == kind and rule.get("match", "") in json.dumps(params, ensure_ascii=False):
                 call.answers.remove(rule)
@@ -166,7 +147,7 @@ class Connection(ABC):
             case "sample":
                 return SAMPLED
             case "roots":
-                return {"roots": [root if isinstance(root, dict) else {"uri": root} for root in self.roots]}
+                return {"roots": DEFAULT_ROOTS}
             case _ if params.get("mode") == "url":
                 return {"action": "accept"}
             case _:
@@ -230,10 +211,7 @@ def describe(
 
 def request_meta(command: Json) -> Any:
     """Give the request's own `_meta`, with the log level: the SDKs have a setting for a whole client only."""
-    meta = dict(command.get("meta") or {})
-    if command.get("log_level"):
-        meta[LOG_LEVEL_KEY] = command["log_level"]
-    return meta or None
+    return {LOG_LEVEL_KEY: command["log_level"]} if "log_level" in command else None
 
 
 def completion_reference(ref: Json) -> types.PromptReference | types.ResourceTemplateReference:
@@ -340,19 +318,19 @@ class Driver:
         self.life = self.connection = None
         return {"error": explain(failed)} if failed is not None else {"result": {}}
 
-    async def outcome(self, command: Json, call: Call | None = None) -> Json:
+    async def outcome(self, command: Json) -> Json:
         """Run one command while the connection lives; say what came of it and what it saw. Never raises."""
         connection, life = self.connection, self.life
         if connection is None or life is None:
             return {"error": explain(ConnectionError("not connected"))}
-        call = call or Call(list(command.get("answers") or []))
+        call = Call(command.get("answers", []))
         work = self.tasks.create_task(self.attempt(connection, command, call))
         try:
             await asyncio.wait({work, life}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({work}, timeout=1)  # when the connection died, it is given time to fail its calls
             if not work.done():
                 lost = life.result() or ConnectionError("closed")
-                return {"error": explain(lost), "call_left_hanging": True, **call.seen()}
+                return {"error": explain(lost), **call.seen()}
             return {**work.result(), **call.seen()}
         finally:
             work.cancel()
@@ -378,7 +356,6 @@ class Driver:
     async def ask(self, connection: Connection, command: Json, call: Call) -> Json:
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
             call.progress.append({"progress": progress, "total": total, "message": message})
-            call.check()
 
         match command["op"]:
             case "call_tool" | "cancel_call":
@@ -417,21 +394,13 @@ class Driver:
 
     async def cancel_call(self, command: Json) -> Json:
         """Start a call and cancel its task, as a user of the SDK would."""
-        call = Call(
-            list(command.get("answers") or []),
-            enough_progress=command.get("after_progress"),
-            enough_asked=command.get("after_asked"),
-        )
-        work = self.tasks.create_task(self.outcome(command | {"progress": True}, call))
-        enough = self.tasks.create_task(call.enough.wait())
-        seconds = command.get("after_seconds")
-        await asyncio.wait({work, enough}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        enough.cancel()
+        work = self.tasks.create_task(self.outcome(command | {"progress": True}))
+        await asyncio.wait({work}, timeout=command["after_seconds"])
         if work.done():
             return {**work.result(), "cancelled": False}
         work.cancel()
         await asyncio.wait({work})
-        return {"result": {}, "cancelled": True, **call.seen()}
+        return {"result": {}, "cancelled": True}
 
 
 async def serve(connection_type: type[Connection]) -> None:

@@ -59,7 +59,6 @@ class Reply:
     error: CallError | None = None
     unsupported: str | None = None
     cancelled: bool | None = None
-    call_left_hanging: bool = False
     asked: list[Json] = field(default_factory=list)
     progress: list[Json] = field(default_factory=list)
     logs: list[Json] = field(default_factory=list)
@@ -102,12 +101,12 @@ def elicit(reply: Json | None = None, *, match: str = "", delay_seconds: float =
     return rule("elicit", reply, match, delay_seconds)
 
 
-def sample(reply: Json | None = None, *, match: str = "", delay_seconds: float = 0) -> Json:
-    return rule("sample", reply, match, delay_seconds)
+def sample(reply: Json | None = None, *, match: str = "") -> Json:
+    return rule("sample", reply, match, 0)
 
 
-def roots(reply: Json | None = None, *, delay_seconds: float = 0) -> Json:
-    return rule("roots", reply, "", delay_seconds)
+def roots(reply: Json | None = None) -> Json:
+    return rule("roots", reply, "", 0)
 
 
 class ModernClient(asyncio.SubprocessProtocol):
@@ -128,23 +127,10 @@ class ModernClient(asyncio.SubprocessProtocol):
         *,
         capabilities: Sequence[str] = CAPABILITIES,
         headers: Mapping[str, str] | None = None,
-        roots: Sequence[Json | str] | None = None,
-        era: Literal["auto", "legacy"] = "auto",
-        deadline_seconds: float = DEADLINE_SECONDS,
     ) -> Reply:
-        """Connect, or connect anew. Result: protocolVersion, era, serverInfo, capabilities, instructions.
-
-        With the era `legacy` the client is an old one (not fm).
-        """
-        return await self.command(
-            "connect",
-            deadline_seconds,
-            url=url,
-            capabilities=list(capabilities),
-            headers=dict(headers or {}),
-            roots=None if roots is None else list(roots),
-            era=era,
-        )
+        """Connect, or connect anew. Result: protocolVersion, era, serverInfo, capabilities, instructions."""
+        given = {"capabilities": list(capabilities), "headers": dict(headers or {})}
+        return await self.command("connect", url=url, **given)
 
     async def call_tool(
         self,
@@ -154,95 +140,41 @@ class ModernClient(asyncio.SubprocessProtocol):
         answers: Sequence[Json] = (),
         progress: bool = False,
         log_level: str | None = None,
-        timeout_seconds: float | None = None,
-        meta: Json | None = None,
-        request_state: str | None = None,
-        input_responses: Json | None = None,
-        deadline_seconds: float = DEADLINE_SECONDS,
     ) -> Reply:
-        """Call a tool; `request_state` goes on with a call that somebody else began (only the py client can)."""
-        fields = tool_call(name, arguments, answers, progress=progress, log_level=log_level, meta=meta)
-        seed = {"request_state": request_state, "input_responses": input_responses}
-        return await self.command("call_tool", deadline_seconds, timeout_seconds=timeout_seconds, **seed, **fields)
+        given = tool_call(name, arguments, answers) | {"progress": progress}
+        return await self.command("call_tool", log_level=log_level, **given)
 
-    async def call_many(self, calls: Sequence[Json], *, deadline_seconds: float = DEADLINE_SECONDS) -> list[Reply]:
+    async def call_many(self, calls: Sequence[Json]) -> list[Reply]:
         """Run several calls at once on this connection; each is made with `tool_call`."""
-        reply = await self.command("call_many", deadline_seconds, calls=list(calls))
+        reply = await self.command("call_many", calls=list(calls))
         assert reply.ok, reply
         return reply.many
 
-    async def cancel_call(
-        self,
-        name: str,
-        arguments: Json | None = None,
-        *,
-        after_progress: int | None = None,
-        after_asked: int | None = None,
-        after_seconds: float | None = None,
-        answers: Sequence[Json] = (),
-        deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> Reply:
-        """Start a call and cancel it at the first of these. `cancelled` is False if it ended before."""
-        return await self.command(
-            "cancel_call",
-            deadline_seconds,
-            after_progress=after_progress,
-            after_asked=after_asked,
-            after_seconds=after_seconds,
-            **tool_call(name, arguments, answers),
-        )
+    async def cancel_call(self, name: str, arguments: Json, *, after_seconds: float) -> Reply:
+        """Start a call and cancel it so much later. `cancelled` is False if it ended before."""
+        return await self.command("cancel_call", after_seconds=after_seconds, **tool_call(name, arguments))
 
-    async def get_prompt(
-        self,
-        name: str,
-        arguments: Mapping[str, str] | None = None,
-        *,
-        answers: Sequence[Json] = (),
-        deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> Reply:
-        fields = {"name": name, "arguments": dict(arguments or {}), "answers": list(answers)}
-        return await self.command("get_prompt", deadline_seconds, **fields)
+    async def get_prompt(self, name: str) -> Reply:
+        return await self.command("get_prompt", name=name)
 
-    async def read_resource(
-        self, uri: str, *, answers: Sequence[Json] = (), deadline_seconds: float = DEADLINE_SECONDS
-    ) -> Reply:
-        return await self.command("read_resource", deadline_seconds, uri=uri, answers=list(answers))
+    async def read_resource(self, uri: str) -> Reply:
+        return await self.command("read_resource", uri=uri)
 
-    async def list_all(
-        self,
-        what: Literal["tools", "prompts", "resources", "resource_templates"],
-        *,
-        deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> Reply:
+    async def list_all(self, what: Literal["tools", "prompts", "resources", "resource_templates"]) -> Reply:
         """List every page."""
-        return await self.command(f"list_{what}", deadline_seconds)
+        return await self.command(f"list_{what}")
 
-    async def complete(
-        self,
-        ref: Json,
-        argument: Json,
-        *,
-        context: Mapping[str, str] | None = None,
-        deadline_seconds: float = DEADLINE_SECONDS,
-    ) -> Reply:
-        return await self.command(
-            "complete", deadline_seconds, ref=ref, argument=argument, context=dict(context or {})
-        )
+    async def complete(self, ref: Json, argument: Json) -> Reply:
+        return await self.command("complete", ref=ref, argument=argument)
 
-    async def listen(self, notifications: Json, *, deadline_seconds: float = DEADLINE_SECONDS) -> Json:
+    async def listen(self, notifications: Json) -> Json:
         """Subscribe (py and ts); what the server honours. A connection has one subscription in these drivers."""
-        return (await self.command("listen", deadline_seconds, notifications=notifications)).value
+        return (await self.command("listen", notifications=notifications)).value
 
-    async def heard(
-        self, count: int | None = None, *, deadline_seconds: float = DEADLINE_SECONDS
-    ) -> tuple[list[list[str]], str | None]:
+    async def heard(self, count: int | None = None) -> tuple[list[list[str]], str | None]:
         """The next so many events, each a name of the Python SDK and a URI; fewer, and how, when it ended before."""
-        value = (await self.command("heard", deadline_seconds, count=count)).value
+        value = (await self.command("heard", count=count)).value
         return value["events"], value["ended"]
-
-    async def close(self, *, deadline_seconds: float = DEADLINE_SECONDS) -> Reply:
-        """Close the connection as the SDK does; the driver stays, and may connect again."""
-        return await self.command("close", deadline_seconds)
 
     async def command(self, op: str, deadline_seconds: float = DEADLINE_SECONDS, **fields: Any) -> Reply:
         """Send one command and wait for its reply. Fields that are None are left out."""
@@ -271,7 +203,7 @@ class ModernClient(asyncio.SubprocessProtocol):
         if self.transport is not None:
             # What failed before this is what the test reports; the process is killed below.
             with suppress(DriverError):
-                await self.close(deadline_seconds=CLOSE_SECONDS)
+                await self.command("close", CLOSE_SECONDS)
             self.transport.close()
             await self.lost.wait()
 
@@ -299,18 +231,9 @@ class ModernClient(asyncio.SubprocessProtocol):
                 reply.set_exception(self.failure("the driver ended"))
 
 
-def tool_call(
-    name: str,
-    arguments: Json | None = None,
-    answers: Sequence[Json] = (),
-    *,
-    progress: bool = False,
-    log_level: str | None = None,
-    meta: Json | None = None,
-) -> Json:
+def tool_call(name: str, arguments: Json | None = None, answers: Sequence[Json] = ()) -> Json:
     """Describe one call for `call_many`."""
-    call: Json = {"name": name, "arguments": arguments or {}, "answers": list(answers), "progress": progress}
-    return call | {key: value for key, value in {"log_level": log_level, "meta": meta}.items() if value is not None}
+    return {"name": name, "arguments": arguments or {}, "answers": list(answers)}
 
 
 def available(kind: Kind) -> bool:
@@ -319,13 +242,13 @@ def available(kind: Kind) -> bool:
 
 
 @asynccontextmanager
-async def modern_client(kind: Kind, prefix: Sequence[str] = ()) -> AsyncIterator[ModernClient]:
-    """Start a driver, with words before its command if they are given; it is ended with the context."""
+async def modern_client(kind: Kind) -> AsyncIterator[ModernClient]:
+    """Start a driver; it is ended with the context."""
     if not available(kind):
         raise FileNotFoundError(f"{COMMANDS[kind][0]} is missing: run scripts/parts")
     loop = asyncio.get_running_loop()
     environment = os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"}
-    _, client = await loop.subprocess_exec(lambda: ModernClient(kind), *prefix, *COMMANDS[kind], env=environment)
+    _, client = await loop.subprocess_exec(lambda: ModernClient(kind), *COMMANDS[kind], env=environment)
     try:
         yield client
     finally:

@@ -58,8 +58,7 @@ class FmConnection(Connection):
     async def call_tool(self, command: Json, progress: ProgressFnT | None) -> Json:
         result = await self.client.call_tool(
             command["name"],
-            command.get("arguments"),
-            timeout=command.get("timeout_seconds"),
+            command["arguments"],
             progress_handler=progress,
             # As the other clients give it; by default fastmcp raises ToolError(text of the result).
             raise_on_error=False,

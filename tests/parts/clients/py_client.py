@@ -37,7 +37,6 @@ class PyConnection(Connection):
             Client(
                 streamable_http_client(self.url, http_client=http),
                 client_info=types.Implementation(name="py-client", version="2.3.0"),
-                mode=self.era,
                 elicitation_callback=self.elicit if "form" in wants else None,
                 sampling_callback=self.sample if "sampling" in wants else None,
                 sampling_capabilities=sampling_capability(wants),
@@ -76,13 +75,7 @@ class PyConnection(Connection):
 
     async def call_tool(self, command: Json, progress: ProgressFnT | None) -> Json:
         result = await self.client.call_tool(
-            command["name"],
-            command.get("arguments"),
-            command.get("timeout_seconds"),
-            progress,
-            input_responses=given_answers(command),
-            request_state=command.get("request_state"),
-            meta=request_meta(command),
+            command["name"], command["arguments"], progress_callback=progress, meta=request_meta(command)
         )
         return plain(result)
 
@@ -125,12 +118,6 @@ class PyConnection(Connection):
                 break
             events.append(event)
         return {"events": events, "ended": self.ended}
-
-
-def given_answers(command: Json) -> types.InputResponses | None:
-    """Answers to forms with which a call begins: those that another process was asked for."""
-    answers = command.get("input_responses")
-    return answers and {key: types.ElicitResult.model_validate(answer) for key, answer in answers.items()}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ const modules = process.env.MRTR_NODE_MODULES ?? fileURLToPath(new URL('../../..
 const require = createRequire(`${modules}/`);
 const { Client, StreamableHTTPClientTransport } = require('@modelcontextprotocol/client');
 
-const ALL_CAPABILITIES = ['form', 'url', 'sampling', 'sampling.tools', 'roots'];
 const DEFAULT_ROOTS = [{ uri: 'file:///project', name: 'project' }];
 const LOG_LEVEL_KEY = 'io.modelcontextprotocol/logLevel';
 const SAMPLED = { role: 'assistant', model: 'test-model', content: { type: 'text', text: 'sampled' }, stopReason: 'endTurn' };
@@ -25,13 +24,6 @@ class Call {
 
     constructor(command) {
         this.answers = [...(command.answers ?? [])];
-        this.limits = { progress: command.after_progress, asked: command.after_asked };
-        this.enough = new Promise(resolve => (this.reached = resolve));
-    }
-
-    saw(what, item) {
-        this[what].push(item);
-        if (this.limits[what] !== undefined && this[what].length >= this.limits[what]) this.reached();
     }
 
     seen() {
@@ -66,7 +58,6 @@ const EVENTS = {
 const current = new AsyncLocalStorage();
 const calls = new Set();
 let client;
-let roots = DEFAULT_ROOTS;
 let heard = new Heard();
 
 async function listen(filter) {
@@ -85,7 +76,7 @@ async function listen(filter) {
 async function answer(kind, context, params = {}) {
     // On a modern connection callbacks run inside the call; on a legacy one no call is known, and the oldest is a guess.
     const call = current.getStore() ?? [...calls][0] ?? new Call({});
-    call.saw('asked', { kind, key: String(context.mcpReq.id), params });
+    call.asked.push({ kind, key: String(context.mcpReq.id), params });
     const rule = call.answers.find(it => it.kind === kind && JSON.stringify(params).includes(it.match ?? ''));
     if (rule === undefined) return defaultAnswer(kind, params);
     call.answers.splice(call.answers.indexOf(rule), 1);
@@ -97,7 +88,7 @@ async function answer(kind, context, params = {}) {
 
 function defaultAnswer(kind, params) {
     if (kind === 'sample') return SAMPLED;
-    if (kind === 'roots') return { roots: roots.map(root => (typeof root === 'string' ? { uri: root } : root)) };
+    if (kind === 'roots') return { roots: DEFAULT_ROOTS };
     if (params.mode === 'url') return { action: 'accept' };
     return { action: 'accept', content: fill(params.requestedSchema ?? {}) };
 }
@@ -132,11 +123,7 @@ function explain(error) {
 
 async function connect(command) {
     await client?.close();
-    const wants = new Set(command.capabilities ?? ALL_CAPABILITIES);
-    const unknown = [...wants].filter(name => !ALL_CAPABILITIES.includes(name));
-    if (unknown.length > 0) throw new Unsupported(`unknown capabilities: ${unknown}`);
-    if (wants.has('sampling.tools') && !wants.has('sampling')) throw new Unsupported('sampling.tools is a part of sampling');
-    roots = command.roots ?? DEFAULT_ROOTS;
+    const wants = new Set(command.capabilities);
     const capabilities = {
         ...((wants.has('form') || wants.has('url')) && {
             elicitation: { ...(wants.has('form') && { form: {} }), ...(wants.has('url') && { url: {} }) }
@@ -144,16 +131,16 @@ async function connect(command) {
         ...(wants.has('sampling') && { sampling: wants.has('sampling.tools') ? { tools: {} } : {} }),
         ...(wants.has('roots') && { roots: {} })
     };
-    client = new Client({ name: 'ts-client', version: '2.4.0' }, { capabilities, versionNegotiation: { mode: command.era ?? 'auto' } });
+    client = new Client({ name: 'ts-client', version: '2.4.0' }, { capabilities, versionNegotiation: { mode: 'auto' } });
     client.onerror = error => console.error('onerror', error);
     const handle = (method, kind) => client.setRequestHandler(method, (request, context) => answer(kind, context, request.params));
     if (capabilities.elicitation) handle('elicitation/create', 'elicit');
     if (capabilities.sampling) handle('sampling/createMessage', 'sample');
     if (capabilities.roots) handle('roots/list', 'roots');
     client.setNotificationHandler('notifications/message', ({ params }) => {
-        for (const call of calls) call.saw('logs', params); // the SDK does not say whose it is
+        for (const call of calls) call.logs.push(params); // the SDK does not say whose it is
     });
-    await client.connect(new StreamableHTTPClientTransport(new URL(command.url), { requestInit: { headers: command.headers ?? {} } }));
+    await client.connect(new StreamableHTTPClientTransport(new URL(command.url), { requestInit: { headers: command.headers } }));
     return {
         protocolVersion: client.getNegotiatedProtocolVersion(),
         era: client.getProtocolEra(),
@@ -164,14 +151,9 @@ async function connect(command) {
 }
 
 function perform(command, call, signal) {
-    const meta = { ...command.meta, ...(command.log_level && { [LOG_LEVEL_KEY]: command.log_level }) };
-    const _meta = Object.keys(meta).length > 0 ? { _meta: meta } : {};
-    const options = {
-        signal,
-        ...(command.timeout_seconds && { timeout: command.timeout_seconds * 1000 }),
-        ...(command.progress && { onprogress: progress => call.saw('progress', progress) })
-    };
-    const named = { name: command.name, ...(command.arguments && { arguments: command.arguments }), ..._meta };
+    const options = { signal, ...(command.progress && { onprogress: progress => call.progress.push(progress) }) };
+    const meta = command.log_level && { _meta: { [LOG_LEVEL_KEY]: command.log_level } };
+    const named = { name: command.name, ...(command.arguments && { arguments: command.arguments }), ...meta };
     switch (command.op) {
         case 'call_tool':
         case 'cancel_call':
@@ -179,11 +161,9 @@ function perform(command, call, signal) {
         case 'get_prompt':
             return client.getPrompt(named, options);
         case 'read_resource':
-            return client.readResource({ uri: command.uri, ..._meta }, options);
-        case 'complete': {
-            const context = command.context && { context: { arguments: command.context } };
-            return client.complete({ ref: command.ref, argument: command.argument, ...context }, options);
-        }
+            return client.readResource({ uri: command.uri }, options);
+        case 'complete':
+            return client.complete({ ref: command.ref, argument: command.argument }, options);
         // Without a cursor the SDK itself walks every page.
         case 'list_tools':
             return client.listTools(undefined, options);
@@ -202,8 +182,9 @@ function perform(command, call, signal) {
     }
 }
 
-async function outcome(command, call = new Call(command), signal = undefined) {
+async function outcome(command, signal = undefined) {
     if (client === undefined) return { error: explain(new Error('not connected')) };
+    const call = new Call(command);
     calls.add(call);
     try {
         const result = await current.run(call, () => perform(command, call, signal));
@@ -217,16 +198,9 @@ async function outcome(command, call = new Call(command), signal = undefined) {
 }
 
 async function cancelCall(command) {
-    const call = new Call(command);
     const controller = new AbortController();
-    const work = outcome({ ...command, progress: true }, call, controller.signal);
-    const timer = new AbortController();
-    const stops = [work.then(() => 'done'), call.enough];
-    if (command.after_seconds !== undefined) {
-        stops.push(sleep(command.after_seconds * 1000, undefined, { signal: timer.signal }).catch(() => undefined));
-    }
-    const finished = (await Promise.race(stops)) === 'done';
-    timer.abort();
+    const work = outcome({ ...command, progress: true }, controller.signal);
+    const finished = await Promise.race([work.then(() => true), sleep(command.after_seconds * 1000, false)]);
     if (!finished) controller.abort('the user cancelled');
     const { error, ...rest } = await work;
     return finished ? { ...rest, ...(error && { error }), cancelled: false } : { result: {}, ...rest, cancelled: true };

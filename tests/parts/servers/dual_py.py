@@ -87,26 +87,6 @@ async def ask(question: str, ctx: Context) -> str:
 
 
 @server.tool()
-async def ask_two(ctx: Context) -> str:
-    """Ask two questions at once."""
-    answers: dict[str, str] = {}
-
-    async def put(question: str) -> None:
-        answers[question] = await answer(ctx, question)
-
-    async with recorded("ask_two"), anyio.create_task_group() as group:
-        group.start_soon(put, "first")
-        group.start_soon(put, "second")
-    return json.dumps([answers["first"], answers["second"]])
-
-
-@server.tool()
-async def ask_sequence(ctx: Context) -> str:
-    async with recorded("ask_sequence"):
-        return json.dumps([await answer(ctx, "first"), await answer(ctx, "second")])
-
-
-@server.tool()
 async def sample(prompt: str, ctx: Context) -> str:
     async with recorded("sample"):
         return await spoken(ctx, prompt)
