@@ -40,6 +40,7 @@ _ENDS_LATE_SECONDS: Final = Timeouts().cancel_seconds + 0.1
 """The same if a server is slow to take the answers before them."""
 _GRACE_SECONDS: Final = Hold().grace_seconds
 _LINGERS_SECONDS: Final = Hold().linger_seconds
+_HANDSHAKE_SECONDS: Final = Timeouts().handshake_seconds
 _STOPS: Final = ("stop", "stall")
 _LEG_LATE_SECONDS: Final = 0.5
 """How much later than it should a replica may end the leg of a call that a draining one gave it."""
@@ -99,7 +100,10 @@ def _may_be_left(outcome: Outcome, what: str) -> bool:
         line.event in ("call.taken_over", "tool_task.taken_over") and not line.fields["owner_is_dead"]
         for line in outcome.lines
     )
-    is_left_behind = is_silent or bool(kinds & {"part", "slow"}) or _may_belong_to_another_call(outcome)
+    # To a process that stood still for so long, a request of its own seems unanswered.
+    stood_still = any(each.kind in _STOPS and each.seconds >= _HANDSHAKE_SECONDS for each in outcome.faults)
+    is_lost = is_silent or stood_still or bool(kinds & {"part", "slow"})
+    is_left_behind = is_lost or _may_belong_to_another_call(outcome)
     return what.startswith("server sessions") and is_left_behind
 
 

@@ -104,7 +104,9 @@ class Session:
     """One session."""
 
     def __init__(self, name: str, opening: Request) -> None:
-        self.name, self.opening = name, opening
+        self.name = name
+        self.own_requests = [opening]
+        """Those that the gateway makes on its own account: a session in which one is not answered is never ended."""
         self.caller = opening.headers.get("authorization", "")
         self.subscribed: set[str] = set()
         self.streams: dict[str, Stream] = {}
@@ -156,7 +158,8 @@ class LegacyServer:
         return {
             "sessions": sum(
                 each.name not in given_up
-                and not (each.was_given_up or each.has_forgotten or each.opening.is_reply_lost)
+                and not (each.was_given_up or each.has_forgotten)
+                and not any(request.is_reply_lost for request in each.own_requests)
                 for each in sessions
             ),
             "streams": sum(_is_read(stream) for each in sessions for stream in each.streams.values()),
@@ -195,6 +198,7 @@ class LegacyServer:
         elif method == "tools/call":
             self._begin(request, session, message)
         elif method == "tools/list":
+            session.own_requests.append(request)
             tools: list[Any] = [{"name": name, "inputSchema": {"type": "object"}} for name in _TOOLS]
             for name, has in (("job", self._kind.has_tasks), (CHORE, self._kind.has_lasting_tasks)):
                 if has:
@@ -209,6 +213,7 @@ class LegacyServer:
             change(message["params"]["uri"])
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         elif method in ("ping", "logging/setLevel"):
+            session.own_requests.append(request)
             request.reply_json({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         else:
             error = {"code": -32601, "message": f"Method not found: {method}"}

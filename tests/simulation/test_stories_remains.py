@@ -1,5 +1,6 @@
 """Stories of what could be left behind once everybody is at rest: sessions, and the room that they take."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from tests.simulation import oracle
 from tests.simulation.history import History, Line, Outcome
 from tests.simulation.network import Connection
+from tests.simulation.oracle import complaints
+from tests.simulation.plain_http import Request
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
+from tests.simulation.test_stories import story
 
 
 def call(tool: str, *, at: float = 0.0, think: float = 2.0, habit: str = "plain", **script: Any) -> Call:
@@ -145,3 +149,20 @@ def test_a_tool_that_hangs_in_several_runs_is_waited_for() -> None:
     assert len(outcome.ledger.of("c1")) > 3
     assert record.outcome == "result"
     assert oracle.complaints(outcome) == []
+
+
+def test_only_a_process_that_stood_still_may_leave_a_session_though_its_own_request_was_answered() -> None:
+    """In the story, for longer than timeouts.handshake_seconds; so the request seems unanswered as it goes on."""
+    outcome = story("a_replica_stands_still_for_longer_than_a_request_of_its_own_may_take")
+    assert complaints(outcome) == []
+    outcome.faults = [replace(fault, seconds=9.9) for fault in outcome.faults]
+    assert complaints(outcome) == ["left: server sessions: 1, at first 0"]
+
+
+def test_only_a_reply_that_was_cut_off_excuses_a_session_that_is_left() -> None:
+    outcome = story("a_request_of_a_replica_itself_is_cut_off_as_its_reply_arrives")
+    assert outcome.left == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Request, "is_reply_lost", False)
+        told = complaints(story("a_request_of_a_replica_itself_is_cut_off_as_its_reply_arrives"))
+    assert told == ["left: server sessions: 1, at first 0"]
