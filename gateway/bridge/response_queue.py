@@ -5,6 +5,7 @@ import asyncio
 from msgspec import Raw
 
 from gateway.exchange.events import Leg
+from gateway.http import outbox
 from gateway.http.outbox import Item, Outbox
 from gateway.runtime.coarse_timer import TICK_SECONDS, CoarseTimer
 from gateway.telemetry import Span
@@ -15,18 +16,17 @@ class ResponseQueue(Outbox, Leg):
 
     __slots__ = ("_silence_timer", "id", "log_level", "progress_token", "request_id", "span")
 
-    def __init__(  # noqa: PLR0913  (what a client wants, and what limits it)
+    def __init__(  # noqa: PLR0913  (what a client wants)
         self,
         id_: Raw,
         silence: CoarseTimer,
-        behind_bytes: int,
         request_id: str = "",
         span: Span | None = None,
         *,
         progress_token: Raw | None = None,
         log_level: str | None = None,
     ) -> None:
-        Outbox.__init__(self, silence, behind_bytes)
+        Outbox.__init__(self, silence)
         Leg.__init__(self, id_, progress_token, log_level)
         self.request_id = request_id
         """The id of the HTTP request that waits."""
@@ -59,20 +59,20 @@ class ChangeQueue(Outbox):
     """The acknowledgement of a subscription, then its changes, each once, then the final message.
 
     A client that does not read, or an upstream that floods, costs one message per thing that the client subscribed to.
-    Beyond `limits.behind_bytes` that message says only what changed.
+    Beyond `BEHIND_BYTES` that message says only what changed.
     """
 
     __slots__ = ("_changes", "_changes_bytes")
 
-    def __init__(self, silence: CoarseTimer, behind_bytes: int) -> None:
-        super().__init__(silence, behind_bytes)
+    def __init__(self, silence: CoarseTimer) -> None:
+        super().__init__(silence)
         self._changes: dict[Topic, bytes] = {}
         self._changes_bytes = 0
         """The size of all changes that wait."""
 
     def has_room(self, topic: Topic, message: bytes) -> bool:
         """Whether a change may wait with its content; one without content may always wait."""
-        return self._changes_bytes - len(self._changes.get(topic, b"")) + len(message) <= self._behind_bytes
+        return self._changes_bytes - len(self._changes.get(topic, b"")) + len(message) <= outbox.BEHIND_BYTES
 
     def tell(self, topic: Topic, message: bytes) -> None:
         """Queue a change, in place of an older one on the same topic that has not gone out."""

@@ -98,7 +98,7 @@ class Subscription:
     def __init__(self, asked: ClientCall) -> None:
         self._filter = wanted(asked.request)
         self._live = live = asked.live
-        self.stream = ChangeQueue(live.deadlines.silence, live.config.limits.behind_bytes)
+        self.stream = ChangeQueue(live.deadlines.silence)
         self._key = asked.key
         self._headers = asked.headers
         self._id = asked.request.id

@@ -78,7 +78,6 @@ class Round(ClientCall, eq=False, kw_only=True):
         return ResponseQueue(
             request.id.copy(),  # a copy, since the leg may outlive the body
             live.deadlines.silence,
-            live.config.limits.behind_bytes,
             incoming.request_id,
             incoming.span,
             progress_token=token and token.copy(),

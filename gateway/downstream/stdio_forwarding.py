@@ -127,8 +127,7 @@ class _Passage:
         self._caller, self._catalog = (incoming.path, incoming.caller.principal), catalog
         self._reply = reply
         self._request_id = incoming.request_id
-        limits = live.config.limits
-        self._queue = Outbox(live.deadlines.silence, limits.behind_bytes)
+        self._queue = Outbox(live.deadlines.silence)
         self._is_over = False
 
     async def run(self, send: Send) -> Response:

@@ -19,8 +19,11 @@ from gateway.runtime.budget import Share
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import COMPLETE, Ending, Outcome
 
+BEHIND_BYTES: Final = 1_048_576
+"""How much of notifications may wait for a client that does not read. Whatever it is, such a client misses some; it is
+`limits.sending_bytes` that bounds the memory of all of them."""
 _MAX_BEHIND: Final = 1024
-"""How many notifications may wait for a client. Small ones reach this limit before `limits.behind_bytes`."""
+"""How many notifications may wait for a client. Small ones reach this limit before `BEHIND_BYTES`."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -68,7 +71,6 @@ class Outbox:
     """The messages for one client, in bytes."""
 
     __slots__ = (
-        "_behind_bytes",
         "_bytes",
         "_droppable",
         "_droppable_bytes",
@@ -84,10 +86,9 @@ class Outbox:
         "taken",
     )
 
-    def __init__(self, silence: CoarseTimer, behind_bytes: int) -> None:
-        """`silence` rings when the client needs a keep-alive; `behind_bytes` limits the notifications that wait."""
+    def __init__(self, silence: CoarseTimer) -> None:
+        """`silence` rings when the client needs a keep-alive."""
         self._silence = silence
-        self._behind_bytes = behind_bytes
         self._messages: OrderedDict[int, bytes] | None = None
         """What waits, by number, once there was anything: most calls get nothing but their response."""
         self._droppable: deque[int]
@@ -111,7 +112,7 @@ class Outbox:
         droppable = self._droppable
         droppable.append(self.last)
         self._droppable_bytes += len(message)
-        while len(droppable) > 1 and (len(droppable) > _MAX_BEHIND or self._droppable_bytes > self._behind_bytes):
+        while len(droppable) > 1 and (len(droppable) > _MAX_BEHIND or self._droppable_bytes > BEHIND_BYTES):
             size = len(messages.pop(droppable.popleft()))
             self._bytes -= size
             self._droppable_bytes -= size

@@ -148,9 +148,8 @@ class FrontSession:
         return stream
 
     def _new_stream(self, request: RequestId | None = None) -> Stream:
-        silence, behind_bytes = self.live.deadlines.silence, self.live.config.limits.behind_bytes
-        principal = self.caller.principal
-        stream = Stream(self._numbers, request, self._budget, principal, silence, behind_bytes, self.end)
+        principal, silence = self.caller.principal, self.live.deadlines.silence
+        stream = Stream(self._numbers, request, self._budget, principal, silence, self.end)
         stream.is_resumable = self._is_resumable
         self.streams[self._numbers] = stream
         self._numbers += 1

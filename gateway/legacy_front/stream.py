@@ -39,11 +39,10 @@ class Stream(Outbox):
         budget: Budget,
         principal: bytes,
         silence: CoarseTimer,
-        behind_bytes: int,
         overflowed: Callable[[CallLost], None],
     ) -> None:
         """`principal` is that of the client. `overflowed`: messages that nobody has read had to give way."""
-        super().__init__(silence, behind_bytes)
+        super().__init__(silence)
         self.name = name
         self.is_resumable = False
         """Whether messages stay here when they have been read, because the client may ask for them again."""

@@ -25,7 +25,7 @@ class Listening:
         self._live = live
         self._id = id_
         self._request_id = request_id
-        self._queue = ChangeQueue(live.deadlines.silence, live.config.limits.behind_bytes)
+        self._queue = ChangeQueue(live.deadlines.silence)
         self._is_over = False
 
     async def serve(self, server: ServerClient, profile: Profile, headers: Headers, reply: ReplyWriter) -> Response:

@@ -221,12 +221,13 @@ async def test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under
 
 
 async def test_notifications_that_a_slow_client_lost_are_counted_when_its_leg_ends(
-    upstream: FakeUpstream, stand: Stand, client: Client
+    upstream: FakeUpstream, stand: Stand, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 10)
     upstream.tool(one_question)
     asked = await client.call()
     (driver,) = stand.gateway.lot
-    leg = ResponseQueue(Raw(b"2"), driver.live.deadlines.silence, behind_bytes=10)
+    leg = ResponseQueue(Raw(b"2"), driver.live.deadlines.silence)
     for _ in range(3):
         leg.send(b"x" * 10)
     driver.answer(leg, driver._context.request, 1, {})

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue, ResponseQueue
+from gateway.http import outbox
 from gateway.http.outbox import FinalMessage
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.tasks import Tasks
@@ -12,12 +14,15 @@ from gateway.telemetry import Metrics
 from tests.http.test_outbox import Written
 
 
-def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> ResponseQueue:
-    return ResponseQueue(Raw(b"1"), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
+def box(silence_seconds: float = 5) -> ResponseQueue:
+    return ResponseQueue(Raw(b"1"), CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"))
 
 
-async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how() -> None:
-    out = ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_and_not_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "BEHIND_BYTES", 10)
+    out = ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"))
     out.tell(("a", ""), b"a" * 6)
     assert not out.has_room(("b", ""), b"b" * 6)
     out.tell(("b", ""), b"b")
@@ -27,7 +32,7 @@ async def test_a_subscriber_that_does_not_read_hears_later_that_things_changed_a
 
 
 async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_its_end_follows_them() -> None:
-    out = ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"), 10)
+    out = ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"))
     out.send(b"acknowledged")
     out.tell(("a", ""), b"a")
     out.finish(FinalMessage(b"end"))
@@ -35,7 +40,7 @@ async def test_the_acknowledgement_of_a_subscription_precedes_its_changes_and_it
 
 
 async def test_changes_that_wait_are_counted() -> None:
-    written = Written(ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence"), 1000))
+    written = Written(ChangeQueue(CoarseTimer(5, Tasks(Metrics("0")), "silence")))
     out = written.out
     assert isinstance(out, ChangeQueue)
     out.tell(("a", ""), b"12345")
@@ -75,7 +80,7 @@ async def test_a_message_wakes_whoever_waited_before_there_was_a_queue() -> None
 
 async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() -> None:
     silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-    out, waiter = ResponseQueue(Raw(b"1"), silence, 1000), asyncio.get_running_loop().create_future()
+    out, waiter = ResponseQueue(Raw(b"1"), silence), asyncio.get_running_loop().create_future()
     out.awaited(waiter, 0, 60)
     waiter.cancel()
     out.waits_no_more()
@@ -85,7 +90,7 @@ async def test_a_client_that_left_before_there_was_a_queue_gets_no_keep_alive() 
 
 async def test_a_client_that_waited_before_gets_the_final_message_last() -> None:
     silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-    out = ResponseQueue(Raw(b"1"), silence, 1000)
+    out = ResponseQueue(Raw(b"1"), silence)
     out.awaited(asyncio.get_running_loop().create_future())
     out.send(b"x")
     out.finish(FinalMessage(b"end"))

@@ -205,7 +205,6 @@ async def test_mcp_name_of_a_request_about_a_task_is_compared(
 async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
     tasks = Tasks(Metrics("test"))
     live: Any = SimpleNamespace(
-        config=SimpleNamespace(limits=SimpleNamespace(behind_bytes=1000)),
         deadlines=SimpleNamespace(silence=CoarseTimer(60, tasks, "silence")),
         process=SimpleNamespace(tasks=tasks),
         route=SimpleNamespace(path="/mcp"),

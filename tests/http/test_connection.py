@@ -65,8 +65,11 @@ async def behind(stand: Stand, raw: RawConnection, params: dict[str, Any] | None
 
 
 @pytest.mark.parametrize("tool", [large, large_stream, chatty])
-async def test_the_client_that_is_behind_longest_is_cut_off(upstream: FakeUpstream, begin: Start, tool: Any) -> None:
-    stand = await begin(limits={"behind_bytes": 10_000_000})
+async def test_the_client_that_is_behind_longest_is_cut_off(
+    upstream: FakeUpstream, begin: Start, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 10_000_000)
+    stand = await begin()
     upstream.tool(tool)
     async with raw_connection(stand) as raw:
         await behind(stand, raw)
@@ -80,8 +83,11 @@ async def test_the_client_that_is_behind_longest_is_cut_off(upstream: FakeUpstre
 
 
 @pytest.mark.parametrize("tool", [large, large_stream, chatty])
-async def test_a_client_that_reads_at_last_gets_everything(upstream: FakeUpstream, begin: Start, tool: Any) -> None:
-    stand = await begin(limits={"behind_bytes": 20_000_000})
+async def test_a_client_that_reads_at_last_gets_everything(
+    upstream: FakeUpstream, begin: Start, tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 20_000_000)
+    stand = await begin()
     upstream.tool(tool)
     async with raw_connection(stand) as raw:
         await behind(stand, raw)

@@ -14,8 +14,8 @@ from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Ending, Metrics, Outcome
 
 
-def box(silence_seconds: float = 5, behind_bytes: int = 1000) -> Outbox:
-    return Outbox(CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"), behind_bytes)
+def box(silence_seconds: float = 5) -> Outbox:
+    return Outbox(CoarseTimer(silence_seconds, Tasks(Metrics("0")), "silence"))
 
 
 async def test_messages_come_out_in_order_and_the_last_one_last() -> None:
@@ -65,8 +65,9 @@ async def test_a_client_too_far_behind_loses_the_oldest(monkeypatch: pytest.Monk
     assert [await out.take(), await out.take()] == [b"3", b"4"]
 
 
-async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> None:
-    out = box(behind_bytes=10)
+async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "BEHIND_BYTES", 10)
+    out = box()
     for message in (b"aaaa", b"bbbb", b"cccc"):
         out.send(message)
     assert out.dropped == 1
@@ -81,7 +82,8 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_bytes() -> Non
 
 async def test_a_client_too_far_behind_loses_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "_MAX_BEHIND", 3)
-    out = box(behind_bytes=10)
+    monkeypatch.setattr(outbox, "BEHIND_BYTES", 10)
+    out = box()
     out.send(b"old")
     out.ask(b"question")
     for number in range(10):

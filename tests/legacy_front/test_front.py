@@ -351,8 +351,11 @@ async def test_a_response_that_cannot_be_held_becomes_an_error(begin: Start, sse
     await eventually(lambda: stand.metric(SESSIONS) == 0)
 
 
-async def test_notifications_that_no_client_reads_make_room_for_newer_ones(begin: Start, sse_server: FakeSse) -> None:
-    stand = await begin(**before(sse_server, limits={"behind_bytes": 1000}))
+async def test_notifications_that_no_client_reads_make_room_for_newer_ones(
+    begin: Start, sse_server: FakeSse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 1000)
+    stand = await begin(**before(sse_server))
     client = await LegacyClient(stand).initialize()
     for number in range(20):
         params = {"level": "info", "data": f"{number:0500}"}

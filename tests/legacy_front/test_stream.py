@@ -20,12 +20,17 @@ EVENT = 256
 """What an event costs besides its message."""
 
 
+@pytest.fixture(autouse=True)
+def _behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a client be behind by 100 bytes of notifications."""
+    monkeypatch.setattr("gateway.http.outbox.BEHIND_BYTES", 100)
+
+
 class Bench:
     """Streams that share a budget; it notes those that overflowed."""
 
-    def __init__(self, limit: int = 10_000, behind_bytes: int = 100) -> None:
+    def __init__(self, limit: int = 10_000) -> None:
         self.budget = Budget("x", InForce(limit))
-        self.behind_bytes = behind_bytes
         self.overflowed: list[int] = []
         self._number = 0
 
@@ -36,7 +41,7 @@ class Bench:
             self.overflowed.append(number)
 
         silence = CoarseTimer(5, Tasks(Metrics("0")), "silence")
-        stream = Stream(number, b"7", self.budget, principal, silence, self.behind_bytes, overflowed)
+        stream = Stream(number, b"7", self.budget, principal, silence, overflowed)
         stream.is_resumable = is_resumable
         return stream
 

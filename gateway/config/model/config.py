@@ -120,9 +120,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum size of a client's request body, after decompression. A larger one gets HTTP 413."""
     event_bytes: Bytes = 16_777_216
     """Maximum size of one SSE event or JSON response of an upstream."""
-    behind_bytes: Bytes = 1_048_576
-    """Maximum size of the notifications that wait for one client that does not read. Beyond it, the gateway drops the
-    oldest, but keeps the newest whatever its size."""
     receiving_bytes: Bytes = 33_554_432
     """Maximum size of all unfinished requests together, after decompression. Beyond it, the oldest unfinished body
     gets HTTP 503. A value below `body_bytes` counts as `body_bytes`."""

@@ -12,6 +12,7 @@ _SESSIONS = "sessions.max_per_principal and sessions.new_per_second do it"
 RETIRED: Final = {
     "hold.max_calls_per_address": _ADDRESS,
     "hold.max_cold_calls": "limits.cold_bytes bounds what cold calls take, about 0.5 KiB each",
+    "limits.behind_bytes": "it is always 1 MiB; limits.sending_bytes bounds what all clients together have not read",
     "limits.json_depth": "it is always 64: no known message needs 20, and some servers cannot read more than 100",
     "limits.receiving_bytes_per_address": _ADDRESS,
     "principal.jwks_stale_seconds": "it is always a day: an issuer that fails for longer needs an operator anyway",

@@ -163,7 +163,7 @@ class Home:
     async def _write(self, reply: ReplyWriter, honoured: Filter) -> Replied:
         live = self.live
         self._end_stream()
-        queue = self._queue = Outbox(live.deadlines.silence, live.config.limits.behind_bytes)
+        queue = self._queue = Outbox(live.deadlines.silence)
         queue.ask(self._prime() if self._session.profile.resumes else sse.KEEP_ALIVE)  # it begins the stream
         if self._had_stream:
             self._changes.tell_all(honoured)

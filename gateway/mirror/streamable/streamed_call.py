@@ -68,7 +68,7 @@ class CallStream(Outbox, Leg):
     """A reply on which a client waits for its call."""
 
     def __init__(self, id_: bytes, reply: ReplyWriter, live: LiveRoute, *, takes_notifications: bool) -> None:
-        Outbox.__init__(self, live.deadlines.silence, live.config.limits.behind_bytes)
+        Outbox.__init__(self, live.deadlines.silence)
         Leg.__init__(self, Raw(id_))
         self.reply = reply
         self._takes_notifications = takes_notifications
