@@ -57,8 +57,7 @@ def notes(config: Config) -> Iterator[str]:
                 f"security.allowed_hosts is empty, but listen ({config.listen}) is not on loopback: the gateway "
                 "serves any Host, which permits DNS rebinding; list the names that clients use"
             )
-    largest = max(on_route(config, route).limits.body_bytes for route in config.routes)
-    share = config.limits.share_of_calls_bytes
+    largest, share = config.limits.body_bytes, config.limits.share_of_calls_bytes
     if share < 2 * largest:
         yield (
             f"limits.calls_bytes_per_principal ({share}) is less than twice limits.body_bytes ({largest}), which one "

@@ -15,8 +15,8 @@ from gateway.config.route_overrides import OWN_SECTIONS
 
 _SECTIONS: Final = frozenset(
     {
-        *("tls", "state", *OWN_SECTIONS, "principal", "debug", "security"),
-        *("routes[]", *(f"routes[].{section}" for section in OWN_SECTIONS)),
+        *("tls", "state", "limits", "legs", "tasks", *OWN_SECTIONS, "principal", "debug", "security"),
+        *("routes[]", *(f"routes[].{section}" for section in OWN_SECTIONS), "routes[].tasks"),
         *("routes[].upstream", "routes[].upstream.tls", "routes[].credentials", "routes[].cache"),
     }
 )

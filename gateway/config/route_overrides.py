@@ -5,27 +5,16 @@ from typing import Final
 from msgspec import Struct, structs
 
 from gateway.config.model.config import Config
-from gateway.config.model.route import (
-    Route,
-    RouteHold,
-    RouteLegs,
-    RouteLimits,
-    RouteSessions,
-    RouteTasks,
-    RouteTimeouts,
-)
+from gateway.config.model.route import Route, RouteHold, RouteSessions, RouteTimeouts
 
 OWN_SECTIONS: Final[dict[str, type[Struct]]] = {
     "hold": RouteHold,
-    "limits": RouteLimits,
     "timeouts": RouteTimeouts,
     "sessions": RouteSessions,
-    "legs": RouteLegs,
-    "tasks": RouteTasks,
 }
-"""The sections that a route may override, and the keys it may set in them.
+"""The sections that a route may override, and the keys it may set in them: those in which servers differ.
 
-All other keys concern the process, the listener or the replicas, not one route.
+All other keys concern the process, the clients or the replicas, not one server.
 """
 
 

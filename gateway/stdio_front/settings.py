@@ -36,13 +36,9 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
                 new_children_per_second=float(_SESSIONS),
                 inherit_env=tuple(_passed_on(config, route, environment)),
             ),
-            sessions=structs.replace(
-                route.sessions,
-                affinity="principal",
-                idle_seconds=_ALWAYS_SECONDS,
-                quarantine_seconds=_SETTLE_SECONDS,
-            ),
+            sessions=structs.replace(route.sessions, affinity="principal", idle_seconds=_ALWAYS_SECONDS),
         )
+        config = structs.replace(config, sessions=structs.replace(config.sessions, quarantine_seconds=_SETTLE_SECONDS))
     if era is not None:
         route = structs.replace(route, era=era)
     key = world.token_hex(32)

@@ -21,7 +21,7 @@ def bare(kind: inspect.Type) -> list[inspect.Type]:
     return [each for each in found if not isinstance(each, inspect.NoneType)]
 
 
-ROUTE_ONLY = {"affinity", "undeclared", "optional"}
+ROUTE_ONLY = {"affinity"}
 
 
 @pytest.mark.parametrize("section", OWN_SECTIONS)
@@ -35,12 +35,10 @@ def test_a_key_of_a_route_takes_the_same_values_as_the_shared_key(section: str) 
 
 
 def test_a_route_overrides_some_keys_and_shares_the_others() -> None:
-    config = with_route(
-        {"hold": {"ttl_seconds": 5, "quiet_seconds": 1}}, hold={"quiet_seconds": 0}, legs={"rounds": 1}
-    )
+    config = with_route({"hold": {"ttl_seconds": 5, "quiet_seconds": 1}}, hold={"ttl_seconds": 7}, sessions={"max": 3})
     there = on_route(config, config.routes[0])
-    assert (there.hold.ttl_seconds, there.hold.quiet_seconds, there.legs.rounds) == (5, 0, 1)
+    assert (there.hold.ttl_seconds, there.hold.quiet_seconds, there.sessions.max) == (7, 1, 3)
     assert there.limits == config.limits
-    assert (config.hold.quiet_seconds, config.legs.rounds) == (1, 4)
+    assert (config.hold.ttl_seconds, config.sessions.max) == (5, 11_000)
     plain = with_route()
     assert on_route(plain, plain.routes[0]) is plain

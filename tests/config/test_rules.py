@@ -122,7 +122,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"hold": {"max_calls": 5}},
-        "hold.max_calls: unknown key; remove it, or use one of: ttl_seconds, quiet_seconds, ",
+        "hold.max_calls: unknown key; remove it, or use one of: ttl_seconds",
     ),
     (
         {"forward_headers": ["x-api-key"], "bind_headers": ["x-apikey"]},
@@ -144,7 +144,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
         {"set_headers": {"Authorization": SECRET}},
         'set_headers.Authorization: "Authorization" is the header of routes[].credentials',
     ),
-    ({"legs": {"rounds": 10}}, "legs.rounds: 10 is too large; write 9 or less"),
+    ({"sessions": {"max": 0}}, "sessions.max: 0 is too small; write 1 or more"),
     (
         {"upstream": {"url": "http://a/mcp", "tls": {"verify": False}}},
         "upstream.tls: is set, but upstream.url is not https; give an https url, or remove it",

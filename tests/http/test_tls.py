@@ -125,8 +125,8 @@ async def test_a_handshake_that_stalls_or_breaks_makes_no_connection(
 
     server = await asyncio.get_running_loop().create_server(Deaf, "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
-    route = {"upstream": {"url": url, "tls": {"ca_file": str(ca.file)}}, "timeouts": {"connect_seconds": 0.2}}
-    stand = await begin(url=url, route=route)
+    route = {"upstream": {"url": url, "tls": {"ca_file": str(ca.file)}}}
+    stand = await begin(url=url, route=route, timeouts={"connect_seconds": 0.2})
     assert (await stand.client().call()).outcome == (200, -32603, "upstream_unreachable")
     assert transports
     server.close()

@@ -136,16 +136,6 @@ def at_other(stand: Stand, authorization: str | None = None, **options: Any) -> 
     return Client(stand.http, f"http://{stand.gateway.listen}/other", authorization, **options)
 
 
-async def test_a_route_has_bounds_of_its_own(upstream: FakeUpstream, other: FakeUpstream, begin: Start) -> None:
-    stand = await begin(routes=routes(upstream, other, limits={"body_bytes": 700}))
-    for fake in (upstream, other):
-        fake.tool(lambda turn: turn.result(text("done")))
-    large = {"text": "x" * 700}
-    assert (await stand.client().call(arguments=large)).text == "done"
-    assert (await at_other(stand).call(arguments=large)).status == 413
-    assert (await at_other(stand).call()).text == "done"
-
-
 async def test_a_route_has_times_of_its_own(upstream: FakeUpstream, other: FakeUpstream, begin: Start) -> None:
     """The first route's call waits for as long as the second's is refused early and its person times out."""
     go = asyncio.Event()
@@ -179,8 +169,8 @@ async def test_a_route_has_a_pool_of_its_own_size(upstream: FakeUpstream, other:
         await go.wait()
         await turn.result(text("done"))
 
-    over = {"sessions": {"max": 1}, "timeouts": {"session_wait_seconds": 0.05}}
-    stand = await begin(routes=routes(upstream, other, over))
+    full = routes(upstream, other, sessions={"max": 1})
+    stand = await begin(routes=full, timeouts={"session_wait_seconds": 0.05})
     for fake in (upstream, other):
         fake.tool(wait)
     first = [asyncio.create_task(at_other(stand).call())]

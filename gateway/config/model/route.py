@@ -7,7 +7,6 @@ from msgspec import Meta, Struct, field
 
 from gateway.config.model.hidden_secrets import Discreet
 from gateway.config.model.value_types import (
-    Bytes,
     Cacheable,
     CacheScope,
     Count,
@@ -17,8 +16,6 @@ from gateway.config.model.value_types import (
     HeaderValue,
     Host,
     PerSecond,
-    QuietSeconds,
-    Rounds,
     Seconds,
     SomeSeconds,
     Text,
@@ -136,30 +133,13 @@ class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `hold` for one route. Keys that are left out have the value of `hold`."""
 
     ttl_seconds: SomeSeconds | None = None
-    quiet_seconds: QuietSeconds | None = None
-    grace_seconds: Seconds | None = None
-    linger_seconds: Seconds | None = None
-    cold_seconds: Seconds | None = None
-
-
-class RouteLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Overrides of `limits` for one route. Keys that are left out have the value of `limits`."""
-
-    body_bytes: Bytes | None = None
-    event_bytes: Bytes | None = None
 
 
 class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Overrides of `timeouts` for one route. Keys that are left out have the value of `timeouts`."""
 
-    connect_seconds: SomeSeconds | None = None
     handshake_seconds: SomeSeconds | None = None
-    answer_seconds: SomeSeconds | None = None
     idle_seconds: SomeSeconds | None = None
-    session_wait_seconds: SomeSeconds | None = None
-    keepalive_seconds: SomeSeconds | None = None
-    cancel_seconds: SomeSeconds | None = None
-    send_seconds: SomeSeconds | None = None
 
 
 class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,21 +150,11 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     and capabilities use one session while it lives, one after another."""
     max: Count | None = None
     max_per_principal: Count | None = None
-    new_per_second: PerSecond | None = None
     idle_seconds: Seconds | None = None
-    quarantine_seconds: Seconds | None = None
-    client_idle_seconds: SomeSeconds | None = None
-
-
-class RouteLegs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Overrides of `legs` for one route. Keys that are left out have the value of `legs`."""
-
-    limit_seconds: SomeSeconds | None = None
-    rounds: Rounds | None = None
 
 
 class RouteTasks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Overrides of `tasks` for one route, and how it calls tools as tasks for clients without the extension."""
+    """How the route calls tools as tasks for clients without the extension."""
 
     undeclared: Literal["drive", "refuse"] = "drive"
     """How a tool that requires a task is called for such a client. `drive`: the gateway runs the task, and the client
@@ -192,7 +162,6 @@ class RouteTasks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     optional: Literal["plain", "drive"] = "plain"
     """How a tool that supports tasks, but does not require them, is called for such a client. `plain`: without a task;
     `drive`: as above. Tools of the TypeScript SDK that ask need `drive`: called plainly, they fail after 60 s."""
-    ttl_seconds: SomeSeconds | None = None
 
 
 class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,10 +200,8 @@ class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Headers of every upstream request. They replace the client's, and are treated as secrets."""
     cache: Cache = Cache()
     hold: RouteHold = RouteHold()
-    limits: RouteLimits = RouteLimits()
     timeouts: RouteTimeouts = RouteTimeouts()
     sessions: RouteSessions = RouteSessions()
-    legs: RouteLegs = RouteLegs()
     tasks: RouteTasks = RouteTasks()
     dialects: tuple[Dialect, ...] = ()
     """Drafts of the protocol that the route speaks too, with clients that declare them. `sep-1442`: requests without a

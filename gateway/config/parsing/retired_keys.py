@@ -8,6 +8,13 @@ _ADDRESS = (
     "front, and set principal.source to jwt so that nobody can invent callers"
 )
 _SESSIONS = "sessions.max_per_principal and sessions.new_per_second do it"
+_OF_ROUTES: Final = (
+    *("hold.quiet_seconds", "hold.grace_seconds", "hold.linger_seconds", "hold.cold_seconds", "limits"),
+    *("timeouts.connect_seconds", "timeouts.answer_seconds", "timeouts.session_wait_seconds"),
+    *("timeouts.keepalive_seconds", "timeouts.cancel_seconds", "timeouts.send_seconds"),
+    *("sessions.new_per_second", "sessions.quarantine_seconds", "sessions.client_idle_seconds"),
+    *("legs", "tasks.ttl_seconds"),
+)
 
 RETIRED: Final = {
     "hold.max_calls_per_address": _ADDRESS,
@@ -19,12 +26,14 @@ RETIRED: Final = {
     "sessions.max_per_address": _SESSIONS,
     "sessions.max_newcomers": _SESSIONS,
     "sessions.new_per_second_per_principal": "sessions.new_per_second does it",
+    **{f"routes[].{key}": f"set {key}, which holds for all routes; no server needs its own" for key in _OF_ROUTES},
 }
-"""By path; a route's own section has no other keys than the shared one."""
+"""By path. A key that is named without a route is gone from the section of a route, too."""
 
-_ROUTE: Final = re.compile(r"routes\[\d+\]\.")
+_NUMBER: Final = re.compile(r"\[\d+\]")
 
 
 def retired(path: str) -> str | None:
     """Return what replaces a key of an earlier release, and why; None for a key that never was."""
-    return RETIRED.get(_ROUTE.sub("", path, count=1))
+    name = _NUMBER.sub("[]", path, count=1)
+    return RETIRED.get(name) or RETIRED.get(name.removeprefix("routes[]."))
