@@ -102,7 +102,6 @@ log: {{level: warning}}
 state: {{ttl_seconds: 86400}}
 hold:
   {{max_calls: 20000, max_calls_per_principal: 2000000, ttl_seconds: 86400, cold_seconds: 1}}
-limits: {{cold_bytes: 1073741824}}
 sessions:
   {{max: 20000, max_per_principal: 20000, new_per_second: 100000}}
 routes:

@@ -28,6 +28,9 @@ _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """Methods that may run twice (RFC 9110 section 9.2.2)."""
 _ADDRESSES: Final = 256
 """Addresses whose origin and request line are kept for the next request; and heads that sessions share."""
+ARRIVING_BYTES: Final = 33_554_432
+"""What the unfinished messages of one upstream may hold, those below 64 KiB aside. Past it they only take turns, so no
+server needs another value."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -68,7 +71,7 @@ class Client:
         self._calls = calls
         self._take_over(bounds.value)
         bounds.after_replace(self._take_over)
-        self.arriving = Arrivals(bounds.part(lambda value: value.limits.arriving_bytes))
+        self.arriving = Arrivals(ARRIVING_BYTES)
         """Limits the unfinished messages of the upstream."""
 
     def sibling(self, bounds: InForce[Bounds]) -> "Client":

@@ -22,12 +22,18 @@ _UNPROVEN_PART: Final = 10
 """One in so many sessions may be uninitialized."""
 _LEAST_UNPROVEN: Final = 8
 
+REPLAY_BYTES: Final = 33_554_432
+"""What all messages together may take that wait for clients, or that they may ask for again. Only the caller that has
+the most notices the limit."""
+
 
 class SessionTable:
     """Sessions by name."""
 
     def __init__(self, in_force: InForce[Config], metrics: Metrics, tasks: Tasks) -> None:
-        self.budget = Budget("limits.replay_bytes", in_force.part(_replay_bytes))
+        self.budget = Budget(
+            "limits.replay_bytes", in_force.part(lambda config: max(REPLAY_BYTES, config.limits.event_bytes))
+        )
         metrics.watch_budget(self.budget.name, self.budget.status)
         self._metrics = metrics
         self._sessions: dict[str, FrontSession] = {}
@@ -127,7 +133,3 @@ def _due(session: FrontSession, now: float) -> float:
     if session.awaits_initialize:
         return session.began + min(config.limits.receive_seconds, config.sessions.client_idle_seconds)
     return (now if session.readers else session.used) + config.sessions.client_idle_seconds
-
-
-def _replay_bytes(config: Config) -> int:
-    return max(config.limits.replay_bytes, config.limits.event_bytes)

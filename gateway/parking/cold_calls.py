@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.config import InForce
 from gateway.protocol import jsonrpc
 from gateway.routes.live_route import LiveRoute
 from gateway.seal.request_state import Upstream
@@ -81,7 +80,7 @@ def _shared(text: str) -> str:
 class ColdCalls:
     """The records by the ids of their exchanges."""
 
-    def __init__(self, limit_bytes: InForce[int], count: Callable[[ColdCall, int], None]) -> None:
+    def __init__(self, limit_bytes: int, count: Callable[[ColdCall, int], None]) -> None:
         """`count` adds to what the caller of a call has, or takes away from it."""
         self._limit = limit_bytes
         self._count = count
@@ -111,11 +110,11 @@ class ColdCalls:
 
     def status(self) -> BudgetStatus:
         """Return what /metrics and /status show of the bytes."""
-        return BudgetStatus(self._used, self._limit.value, self.refused)
+        return BudgetStatus(self._used, self._limit, self.refused)
 
     def has_room(self, call: ColdCall) -> bool:
         """Whether another record has room; if not, the call stays held."""
-        has_room = self._used + call.size <= self._limit.value
+        has_room = self._used + call.size <= self._limit
         self.refused += not has_room
         return has_room
 

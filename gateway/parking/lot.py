@@ -6,7 +6,7 @@ been lost. Those do not count against the caps, but share a budget of bytes.
 
 from collections.abc import Iterator, ValuesView
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from gateway.config import Hold, InForce
 from gateway.parking.cold_calls import ColdCall, ColdCalls
@@ -15,7 +15,6 @@ from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import Holdings
 
 _RETRY_AFTER_SECONDS = 5
-_NONE = InForce(0)
 
 
 class Parked(Protocol):
@@ -36,15 +35,17 @@ class Parked(Protocol):
 
 
 P = TypeVar("P", bound=Parked)
+COLD_BYTES: Final = 1_073_741_824
+"""What the records of cold calls may take: two million of about 0.5 KiB each. Callers reach their own caps first."""
 
 
 class Lot(Generic[P]):
     """Exchanges by id."""
 
-    def __init__(self, hold: InForce[Hold], results: Budget, cold_bytes: InForce[int] = _NONE) -> None:
+    def __init__(self, hold: InForce[Hold], results: Budget) -> None:
         """`hold` has the caps; a reload that lowers them ends no parked call.
 
-        `results` limits kept results, `cold_bytes` the records of cold calls.
+        `results` limits kept results.
         """
         self._hold = hold
         self.results = results
@@ -52,7 +53,7 @@ class Lot(Generic[P]):
         self._kept: dict[str, tuple[P, Share]] = {}
         self._kept_of: Holdings[str] = Holdings()
         self._per_principal: dict[bytes, int] = {}
-        self.cold = ColdCalls(cold_bytes, self._count)
+        self.cold = ColdCalls(COLD_BYTES, self._count)
         """Calls that count for their callers as parked ones do, but not against `hold.max_calls`."""
 
     def __len__(self) -> int:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.config import InForce
-
 SMALL_BYTES: Final = 65_536
 """A message of at most this size is not counted."""
 
@@ -62,15 +60,10 @@ class Arrivals:
     hold at most the limit and one message more. Nothing fails.
     """
 
-    def __init__(self, limit: InForce[int]) -> None:
-        self._limit = limit
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._arriving: dict[Arrival, None] = {}
         self.used = 0
-
-    @property
-    def limit(self) -> int:
-        """The limit as it holds now."""
-        return self._limit.value
 
     def arrival(self, go_on: Callable[[], None]) -> Arrival:
         """Return the arrival of a message that holds nothing yet; its reader must release it."""
@@ -94,7 +87,7 @@ class Arrivals:
         self._arriving.setdefault(arrival)
         self.used += size - arrival.size
         arrival.size = size
-        arrival.is_waiting = self.used > self._limit.value and arrival is not next(iter(self._arriving))
+        arrival.is_waiting = self.used > self.limit and arrival is not next(iter(self._arriving))
         return not arrival.is_waiting
 
     def release(self, arrival: Arrival) -> None:
@@ -106,5 +99,5 @@ class Arrivals:
         self.used -= arrival.size
         for other in tuple(self._arriving):
             other.go_on()
-            if self.used > self._limit.value:
+            if self.used > self.limit:
                 break  # only the oldest

@@ -102,7 +102,6 @@ class Gateway:
         self.lot: Lot[Driver] = Lot(
             in_force.part(lambda config: config.hold),
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
-            in_force.part(lambda config: config.limits.cold_bytes),
         )
         self.calls = CallBytes.of(in_force.part(lambda config: config.limits))
         self._cold_expiry = ColdExpiry(self.lot.cold, self.tasks)

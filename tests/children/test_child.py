@@ -19,7 +19,7 @@ import uvloop
 
 from gateway.__main__ import main
 from gateway.children.child import Child, given_secrets
-from gateway.config import InForce, Upstream
+from gateway.config import Upstream
 from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
@@ -443,7 +443,7 @@ def run_child_without_input(factory: Callable[[], asyncio.AbstractEventLoop]) ->
         command = ("sh", "-c", "exec <&-; read -r _ < fifo")
         with tempfile.TemporaryDirectory() as folder:
             os.mkfifo(fifo := f"{folder}/fifo")
-            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks)
+            child = Child(Upstream(command=command, cwd=folder), "/mcp", 4096, Arrivals(1 << 20), tasks)
             await child.start()
             async with asyncio.timeout(20):
                 while not child._is_input_lost:
@@ -473,9 +473,7 @@ def run_cancelled_starts(factory: Callable[[], asyncio.AbstractEventLoop]) -> tu
     outcomes = []
 
     async def start(turns: int) -> str:
-        child = Child(
-            Upstream(command=("cat",)), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
-        )
+        child = Child(Upstream(command=("cat",)), "/mcp", 4096, Arrivals(1 << 20), tasks := Tasks(Metrics("test")))
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -509,9 +507,7 @@ def run_short_lives(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[st
     ends: list[str] = []
 
     async def start(turns: int) -> bool:
-        child = Child(
-            Upstream(command=("false",)), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks := Tasks(Metrics("test"))
-        )
+        child = Child(Upstream(command=("false",)), "/mcp", 4096, Arrivals(1 << 20), tasks := Tasks(Metrics("test")))
         starting = asyncio.get_running_loop().create_task(child.start())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -554,7 +550,7 @@ def run_flooding_child(factory: Callable[[], asyncio.AbstractEventLoop]) -> tupl
         program = f"import os; os.write(1, b'x\\n' * {FLOOD_LINES}); os._exit(3)"
         command = (sys.executable, "-S", "-c", program)
         tasks = Tasks(Metrics("test"))
-        child = Child(Upstream(command=command), "/mcp", 4096, Arrivals(InForce(1 << 20)), tasks)
+        child = Child(Upstream(command=command), "/mcp", 4096, Arrivals(1 << 20), tasks)
         heard = []
         with Turns() as turns:
 

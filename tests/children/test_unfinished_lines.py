@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from gateway.children.child import Child
-from gateway.config import InForce, Upstream
+from gateway.config import Upstream
 from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -44,7 +44,7 @@ class Family:
 
     def __init__(self, limit: int) -> None:
         self.tasks = Tasks(Metrics("test"))
-        self.arriving = Arrivals(InForce(limit))
+        self.arriving = Arrivals(limit)
         self.children: list[Child] = []
         self.lines: dict[Child, list[bytes]] = {}
 

@@ -34,6 +34,12 @@ async def stand(begin: Start, sse_server: FakeSse) -> Stand:
     return await begin(**before(sse_server))
 
 
+@pytest.fixture
+def nothing_to_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the largest event fill what is kept for clients."""
+    monkeypatch.setattr("gateway.legacy_front.session_table.REPLAY_BYTES", 1)
+
+
 def before(server: FakeSse, **more: Any) -> dict[str, Any]:
     """The sections of a gateway before a server of HTTP+SSE."""
     return {"route": {"upstream": {"url": server.url, "transport": "sse"}}, **more}
@@ -307,8 +313,9 @@ async def test_a_new_standalone_stream_takes_over_from_the_one_before(stand: Sta
     assert await client.end() == 200
 
 
+@pytest.mark.usefixtures("nothing_to_replay")
 async def test_messages_that_no_client_reads_end_the_session_at_the_limit(begin: Start, sse_server: FakeSse) -> None:
-    limits = {"replay_bytes": 1, "event_bytes": 20_000, "body_bytes": 20_000}
+    limits = {"event_bytes": 20_000, "body_bytes": 20_000}
     stand = await begin(**before(sse_server, limits=limits))
     client = await LegacyClient(stand).initialize()
     other = await LegacyClient(stand).initialize()
@@ -322,10 +329,11 @@ async def test_messages_that_no_client_reads_end_the_session_at_the_limit(begin:
     assert await other.end() == 200
 
 
+@pytest.mark.usefixtures("nothing_to_replay")
 async def test_messages_that_one_caller_does_not_read_end_no_session_of_another(
     begin: Start, sse_server: FakeSse
 ) -> None:
-    stand = await begin(**before(sse_server, limits={"replay_bytes": 20_000, "event_bytes": 20_000}))
+    stand = await begin(**before(sse_server, limits={"event_bytes": 20_000}))
     ann = await LegacyClient(stand, authorization="Bearer ann").initialize()
     eves = [await LegacyClient(stand, authorization="Bearer eve").initialize() for _ in range(2)]
     await sse_server.heard(mcp.INITIALIZED, 3)
@@ -338,9 +346,10 @@ async def test_messages_that_one_caller_does_not_read_end_no_session_of_another(
     assert [await eve.end() for eve in eves] == [404, 200]
 
 
+@pytest.mark.usefixtures("nothing_to_replay")
 async def test_a_response_that_cannot_be_held_becomes_an_error(begin: Start, sse_server: FakeSse) -> None:
     """One that is as large as the budget, so that no room is left for what an event costs besides."""
-    limits = {"replay_bytes": 1, "event_bytes": 9_000, "body_bytes": 9_000}
+    limits = {"event_bytes": 9_000, "body_bytes": 9_000}
     sse_server.tool = silent
     stand = await begin(**before(sse_server, limits=limits))
     client = await LegacyClient(stand).initialize()
@@ -371,8 +380,9 @@ async def test_notifications_that_no_client_reads_make_room_for_newer_ones(
     assert await client.end() == 200
 
 
+@pytest.mark.usefixtures("nothing_to_replay")
 async def test_what_was_delivered_is_forgotten_before_any_session_ends(begin: Start, sse_server: FakeSse) -> None:
-    limits = {"replay_bytes": 1, "event_bytes": 20_000, "body_bytes": 20_000}
+    limits = {"event_bytes": 20_000, "body_bytes": 20_000}
     stand = await begin(**before(sse_server, limits=limits))
     client = await LegacyClient(stand).initialize()
     stream = await client.listen()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gateway.config import InForce
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.server_client import _ModernReply
 from gateway.protocol import mcp
@@ -152,8 +151,11 @@ async def test_a_server_that_has_moved_is_followed(client: LegacyClient, server:
     assert len(server.of(mcp.TOOLS_CALL)) == 1
 
 
-async def test_unfinished_replies_of_many_calls_wait_for_each_other(begin: Begin, server: FakeModern) -> None:
-    stand = await begin(limits={"arriving_bytes": LIMIT})
+async def test_unfinished_replies_of_many_calls_wait_for_each_other(
+    begin: Begin, server: FakeModern, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.upstream_client.ARRIVING_BYTES", LIMIT)
+    stand = await begin()
     go_on = asyncio.Event()
 
     async def tool(call: Call) -> Json:
@@ -227,7 +229,7 @@ async def test_a_reply_that_waits_for_others_is_not_silent() -> None:
     reply = _ModernReply(
         Callbacks(bool, bool),
         LARGE,
-        Arrivals(InForce(LIMIT)),
+        Arrivals(LIMIT),
         0.0,
         request=None,
         idle=timer,  # type: ignore[arg-type]

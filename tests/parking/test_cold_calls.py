@@ -7,7 +7,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import InForce
 from gateway.parking.cold_calls import ColdCall, ColdCalls, Remains, packed
 from gateway.seal.request_state import Upstream
 
@@ -37,7 +36,7 @@ def record(due: int = 10, id_: str = "", **changes: object) -> ColdCall:
 
 def cold_calls(limit: int = 1 << 20) -> tuple[ColdCalls, Mock]:
     count = Mock()
-    return ColdCalls(InForce(limit), count), count
+    return ColdCalls(limit, count), count
 
 
 def test_a_record_has_what_it_takes_to_give_the_call_up() -> None:
@@ -66,7 +65,7 @@ def test_the_headers_of_cold_calls_are_forgotten_with_the_last_one() -> None:
 
 
 def test_the_size_of_a_record_is_hardly_less_than_what_it_takes() -> None:
-    calls, number = ColdCalls(InForce(1 << 30), lambda _call, _change: None), 20_000
+    calls, number = ColdCalls(1 << 30, lambda _call, _change: None), 20_000
     tracemalloc.start()
     try:
         for each in range(number):

@@ -18,7 +18,7 @@ class Car:
 
 
 def parking_lot(results_bytes: int = 1_000, **caps: int) -> Lot[Car]:
-    return Lot(InForce(Hold(**caps)), Budget("limits.results_bytes", InForce(results_bytes)), InForce(1_000_000))
+    return Lot(InForce(Hold(**caps)), Budget("limits.results_bytes", InForce(results_bytes)))
 
 
 def test_the_lot_is_bounded_per_principal_and_in_all() -> None:

@@ -1,6 +1,5 @@
 """Messages that arrive at the same time, and the bytes that they hold together."""
 
-from gateway.config import InForce
 from gateway.runtime.arrivals import SMALL_BYTES, Arrival, Arrivals
 
 KIB64 = SMALL_BYTES
@@ -18,7 +17,7 @@ class Reader:
 
 
 def test_messages_below_the_limit_do_not_wait() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(50 * KIB64)
     assert two.arrival.hold(50 * KIB64)
@@ -26,7 +25,7 @@ def test_messages_below_the_limit_do_not_wait() -> None:
 
 
 def test_past_the_limit_only_the_oldest_reads_on() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(60 * KIB64)
     assert not two.arrival.hold(60 * KIB64)
@@ -34,7 +33,7 @@ def test_past_the_limit_only_the_oldest_reads_on() -> None:
 
 
 def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one, two, three = Reader(arrivals), Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(90 * KIB64)
     assert not two.arrival.hold(80 * KIB64)
@@ -49,7 +48,7 @@ def test_the_next_one_reads_on_when_the_oldest_is_complete() -> None:
 
 
 def test_a_reader_that_waits_reads_on_if_its_message_ends_in_what_it_had_read() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(90 * KIB64)
     assert not two.arrival.hold(80 * KIB64)
@@ -60,7 +59,7 @@ def test_a_reader_that_waits_reads_on_if_its_message_ends_in_what_it_had_read() 
 
 
 def test_all_read_on_when_there_is_room_again() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     readers = [Reader(arrivals) for _ in range(3)]
     assert readers[0].arrival.hold(90 * KIB64)
     for reader in readers[1:]:
@@ -70,7 +69,7 @@ def test_all_read_on_when_there_is_room_again() -> None:
 
 
 def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(10 * KIB64)
     assert two.arrival.hold(10 * KIB64)
@@ -79,7 +78,7 @@ def test_a_message_that_does_not_wait_is_not_told_to_go_on() -> None:
 
 
 def test_a_second_release_does_nothing() -> None:
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one = Reader(arrivals)
     assert one.arrival.hold(10 * KIB64)
     one.arrival.release()
@@ -89,7 +88,7 @@ def test_a_second_release_does_nothing() -> None:
 
 def test_a_message_that_shrinks_makes_room_for_itself() -> None:
     """A stream holds only its unfinished event."""
-    arrivals = Arrivals(InForce(100 * KIB64))
+    arrivals = Arrivals(100 * KIB64)
     one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(50 * KIB64)
     assert not two.arrival.hold(60 * KIB64)
@@ -97,7 +96,7 @@ def test_a_message_that_shrinks_makes_room_for_itself() -> None:
 
 
 def test_small_messages_are_not_counted() -> None:
-    arrivals = Arrivals(InForce(1))
+    arrivals = Arrivals(1)
     one, two = Reader(arrivals), Reader(arrivals)
     assert one.arrival.hold(KIB64)
     assert two.arrival.hold(KIB64)

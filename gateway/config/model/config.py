@@ -126,25 +126,16 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sending_bytes: Bytes = 33_554_432
     """Maximum size of everything together that clients have not read. Beyond it, the gateway closes the connection of
     the client that is behind for the longest time. A value below `event_bytes` counts as `event_bytes`."""
-    arriving_bytes: Bytes = 33_554_432
-    """Maximum size of all unfinished messages of one upstream together, those below 64 KiB aside. Beyond it, the
-    gateway reads on with the oldest of them only."""
     results_bytes: Bytes = 16_777_216
     """Maximum size of all delivered results together that are kept for `hold.linger_seconds`, with their requests. In
     the mirror, the subscriptions of its sessions count too. Beyond it, the gateway forgets the oldest of the caller
     that has the most."""
-    replay_bytes: Bytes = 33_554_432
-    """Maximum size of all messages together that wait for legacy clients whose transport the gateway changes, or that
-    such a client may ask for again. Beyond it, the oldest stream of the caller that has the most forgets what it
-    delivered; if its client has not read it, the session ends. A value below `event_bytes` counts as `event_bytes`."""
     calls_bytes: Bytes = 134_217_728
     """Maximum size of all calls under way together, running or parked: their requests as they came and as they go
     upstream, their questions and answers. Beyond it, a new call gets HTTP 503. A call that has begun is never ended,
     and its retries are always served. Should be several times `body_bytes`, which a call may take twice."""
     calls_bytes_per_principal: Bytes | None = None
     """The same for the calls of one principal, which then get HTTP 429. null: a quarter of `calls_bytes`."""
-    cold_bytes: Bytes = 1_073_741_824
-    """Maximum size of what is kept of all cold calls together (`hold.cold_seconds`). Beyond it, calls stay held."""
     state_bytes: Annotated[int, Meta(ge=1024, le=65_536)] = 8_192
     """Maximum size of a sealed `requestState`."""
     receive_seconds: SomeSeconds = 30.0

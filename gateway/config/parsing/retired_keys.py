@@ -18,10 +18,13 @@ _OF_ROUTES: Final = (
 
 RETIRED: Final = {
     "hold.max_calls_per_address": _ADDRESS,
-    "hold.max_cold_calls": "limits.cold_bytes bounds what cold calls take, about 0.5 KiB each",
+    "hold.max_cold_calls": "what all cold calls take is bounded by 1 GiB, about 0.5 KiB each",
+    "limits.arriving_bytes": "it is always 32 MiB; past it the unfinished messages of an upstream take turns",
     "limits.behind_bytes": "it is always 1 MiB; limits.sending_bytes bounds what all clients together have not read",
+    "limits.cold_bytes": "it is always 1 GiB, for two million calls; hold.max_calls_per_principal is reached first",
     "limits.json_depth": "it is always 64: no known message needs 20, and some servers cannot read more than 100",
     "limits.receiving_bytes_per_address": _ADDRESS,
+    "limits.replay_bytes": "it is always 32 MiB, or limits.event_bytes; only the caller that has the most notices it",
     "principal.jwks_stale_seconds": "it is always a day: an issuer that fails for longer needs an operator anyway",
     "sessions.max_per_address": _SESSIONS,
     "sessions.max_newcomers": _SESSIONS,

@@ -35,6 +35,11 @@ async def event_in_two(turn: Turn, words: str, go: asyncio.Event, *, side: bool 
     await turn.raw(whole[half:])
 
 
+@pytest.fixture
+def little_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.upstream_client.ARRIVING_BYTES", LIMIT)
+
+
 async def plain(turn: Turn, words: str, go: asyncio.Event) -> None:
     await event_in_two(turn, words, go)
 
@@ -52,10 +57,11 @@ async def on_the_standalone_stream(turn: Turn, words: str, go: asyncio.Event) ->
 
 
 @pytest.mark.parametrize("send", [plain, after_a_notification, on_the_standalone_stream])
+@pytest.mark.usefixtures("little_arrives")
 async def test_past_the_limit_only_the_oldest_message_is_read_on(
     upstream: FakeUpstream, begin: Start, send: Send
 ) -> None:
-    stand = await begin(limits={"arriving_bytes": LIMIT}, timeouts={"keepalive_seconds": 60})
+    stand = await begin(timeouts={"keepalive_seconds": 60})
     gates = [asyncio.Event() for _ in range(4)]
 
     async def tool(turn: Turn) -> None:
@@ -83,8 +89,9 @@ async def test_past_the_limit_only_the_oldest_message_is_read_on(
     await eventually(lambda: not arriving.used)
 
 
+@pytest.mark.usefixtures("little_arrives")
 async def test_a_large_message_whose_call_is_given_up_makes_room(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(limits={"arriving_bytes": LIMIT})
+    stand = await begin()
     go = asyncio.Event()
 
     async def tool(turn: Turn) -> None:

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from gateway.config import InForce
 from gateway.http_client.errors import ClientClosed, ListenerFailed, ReplyCut, RequestFailed
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
@@ -35,7 +34,7 @@ class Reading:
         self.reply = CallReply(
             self,
             max_bytes,
-            arrivals or Arrivals(InForce(1 << 20)),
+            arrivals or Arrivals(1 << 20),
             drain_seconds,
             self._become_unusual,
             channel=self,
@@ -226,7 +225,7 @@ async def test_a_failure_after_the_answer_is_none() -> None:
 
 
 async def test_a_large_body_waits_for_an_older_one() -> None:
-    arrivals = Arrivals(InForce(SMALL_BYTES))
+    arrivals = Arrivals(SMALL_BYTES)
     older, later = (Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals) for _ in range(2))
     for reading in (older, later):
         reading.head()
@@ -374,7 +373,7 @@ def held_behind(arrivals: Arrivals, later: Reading) -> Reading:
 
 
 async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_read_with_it() -> None:
-    arrivals = Arrivals(InForce(SMALL_BYTES))
+    arrivals = Arrivals(SMALL_BYTES)
     later = Following(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     later.stream(event(OTHER))
     older = held_behind(arrivals, later)
@@ -387,7 +386,7 @@ async def test_reading_goes_on_when_a_large_message_was_completed_by_what_was_re
 
 
 async def test_the_end_of_a_stream_is_read_when_its_answer_was_completed_by_what_was_read_with_it() -> None:
-    arrivals = Arrivals(InForce(SMALL_BYTES))
+    arrivals = Arrivals(SMALL_BYTES)
     later = Reading(max_bytes=10 * SMALL_BYTES, arrivals=arrivals)
     later.stream()
     older = held_behind(arrivals, later)
