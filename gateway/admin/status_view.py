@@ -51,7 +51,7 @@ class HeldRow(NamedTuple):
     expires_in: str
 
 
-class View(NamedTuple):
+class PageView(NamedTuple):
     """Everything that the template shows."""
 
     status: Status
@@ -79,11 +79,11 @@ def only(status: Status, path: str) -> Status:
     )
 
 
-def view(status: Status) -> View:
+def view(status: Status) -> PageView:
     """Prepare a status for the template."""
     notices = sorted((*_failing(status), *_near_limits(status), *status.notices), key=lambda notice: not notice.is_bad)
     bad = sum(notice.is_bad for notice in notices)
-    return View(
+    return PageView(
         status=status,
         level="bad" if bad else "good" if status.state == "ready" else "warn",
         verdict=f"{status.state}, {counted(bad, 'problem')}" if bad else status.state,

@@ -23,19 +23,19 @@ _SECTIONS: Final = frozenset(
 _KEYS: Final = frozenset({"public_url", "replica.peers", "replica.peers_dns"})
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """One changed key, `routes[]` being any route, and a text for the log, without values."""
 
     key: str
     text: str
 
 
-def changes(old: Config, new: Config) -> tuple[Change, ...]:
+def changes(old: Config, new: Config) -> tuple[KeyChange, ...]:
     """Return every key that differs. Routes are matched by path; their order does not matter."""
     return (*_differences(old, new, "", ""), *_routes(old, new))
 
 
-def refused(found: tuple[Change, ...]) -> tuple[str, ...]:
+def refused(found: tuple[KeyChange, ...]) -> tuple[str, ...]:
     """Return the texts of the changes that need a restart."""
     return tuple(change.text for change in found if not is_applied(change.key))
 
@@ -45,17 +45,17 @@ def is_applied(key: str) -> bool:
     return key in _KEYS or key.rpartition(".")[0] in _SECTIONS
 
 
-def _routes(old: Config, new: Config) -> Iterator[Change]:
+def _routes(old: Config, new: Config) -> Iterator[KeyChange]:
     before = {route.path: route for route in old.routes}
     after = {route.path: route for route in new.routes}
     for path in (*after, *(path for path in before if path not in after)):
         if path in before and path in after:
             yield from _differences(before[path], after[path], "routes[].", f"routes[{path}].")
         else:
-            yield Change("routes[].path", f"routes[{path}] {'added' if path in after else 'removed'}")
+            yield KeyChange("routes[].path", f"routes[{path}] {'added' if path in after else 'removed'}")
 
 
-def _differences(old: Struct, new: Struct, key: str, text: str) -> Iterator[Change]:
+def _differences(old: Struct, new: Struct, key: str, text: str) -> Iterator[KeyChange]:
     for field in fields(new):
         one, other = getattr(old, field.name), getattr(new, field.name)
         if field.name == "routes":
@@ -63,4 +63,4 @@ def _differences(old: Struct, new: Struct, key: str, text: str) -> Iterator[Chan
         if isinstance(other, Struct):
             yield from _differences(one, other, f"{key}{field.name}.", f"{text}{field.name}.")
         elif one != other:
-            yield Change(f"{key}{field.name}", f"{text}{field.name}")
+            yield KeyChange(f"{key}{field.name}", f"{text}{field.name}")

@@ -25,7 +25,7 @@ SUPPORTED: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 """The draft gives its own version no name, so a client names the version whose messages it reads."""
 
 
-class UnsupportedVersion(DownstreamError):
+class UnknownVersion(DownstreamError):
     """The request names no version, or one that the dialect does not have."""
 
     rejection = "unsupported_version"
@@ -71,7 +71,7 @@ def declared(params: jsonrpc.Fields, headers: HeaderValues) -> Declared:
     meta = _meta(params)
     versions = headers(mcp.PROTOCOL_VERSION)
     if len(versions) != 1 or versions[0] not in SUPPORTED:
-        raise UnsupportedVersion
+        raise UnknownVersion
     if jsonrpc.text(meta.get(VERSION)) != versions[0]:
         raise InvalidRequest(f"{VERSION!r} in _meta must repeat the header {mcp.PROTOCOL_VERSION}")
     roots = _roots(meta)

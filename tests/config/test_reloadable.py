@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.config import Config, Route, State, Upstream, changes, digest, refused
 from gateway.config.load import config_shape
-from gateway.config.reloadable import Change, is_applied
+from gateway.config.reloadable import KeyChange, is_applied
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reload.md"
 RESTART = {"listen", "admin", "workers", "replica.id", "replica.listen", "log.level", "log.format", "traces"}
@@ -70,7 +70,7 @@ def test_exactly_the_key_that_differs_is_found(key: str) -> None:
 @pytest.mark.parametrize("key", ["new", "replica.new", "new_section.key", "routes[].new_section.key"])
 def test_a_key_that_is_in_no_list_needs_a_restart(key: str) -> None:
     assert not is_applied(key)
-    assert refused((Change(key, "text"),)) == ("text",)
+    assert refused((KeyChange(key, "text"),)) == ("text",)
 
 
 def test_equal_configurations_do_not_differ() -> None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gateway.__main__ import main
 from gateway.config import parse
-from gateway.tools.probe.report.findings import Report, Upstream, report
+from gateway.tools.probe.report.findings import ProbedServer, ProbeReport, report
 from gateway.tools.probe.report.text import lines
 from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
 from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server, stdio_server
@@ -86,14 +86,14 @@ async def servers() -> AsyncIterator[dict[str, OldServer]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def found(servers: dict[str, OldServer]) -> dict[str, Upstream]:
+async def found(servers: dict[str, OldServer]) -> dict[str, ProbedServer]:
     """Each server, probed once."""
     looking = [look(server.url, {"X-Tenant": "red"}, seconds=10.0) for server in servers.values()]
     return dict(zip(servers, await asyncio.gather(*looking), strict=True))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(servers: dict[str, OldServer], found: Mapping[str, Upstream]) -> AsyncIterator[Wire]:
+async def client(servers: dict[str, OldServer], found: Mapping[str, ProbedServer]) -> AsyncIterator[Wire]:
     """A modern client of a gateway before all of them, each with the configuration that its probe gave."""
     routes = []
     for name in servers:
@@ -114,7 +114,7 @@ def path(name: str) -> str:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", TABLE)
 async def test_a_probe_identifies_a_real_server(
-    name: str, found: dict[str, Upstream], servers: dict[str, OldServer]
+    name: str, found: dict[str, ProbedServer], servers: dict[str, OldServer]
 ) -> None:
     it, row, said = found[name], TABLE[name], answers(found[name])
     assert it.server is not None, it.checks
@@ -132,7 +132,7 @@ async def test_a_probe_identifies_a_real_server(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_probe_tells_where_the_bridge_can_help(found: dict[str, Upstream]) -> None:
+async def test_a_probe_tells_where_the_bridge_can_help(found: dict[str, ProbedServer]) -> None:
     """tests/e2e/test_era_bridge.py makes the calls that prove this."""
     told = {name: server.legacy_sessions for name, it in found.items() if (server := it.server) is not None}
     both = {name: sessions for name, sessions in told.items() if sessions is not None}
@@ -153,7 +153,7 @@ async def words(client: Wire, name: str, tool: str) -> str:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
 async def test_the_gateway_handles_questions_as_the_probe_predicts(
-    name: str, client: Wire, found: dict[str, Upstream]
+    name: str, client: Wire, found: dict[str, ProbedServer]
 ) -> None:
     match answers(found[name])["questions"]:
         case "yes":
@@ -169,7 +169,7 @@ async def test_the_gateway_handles_questions_as_the_probe_predicts(
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
 async def test_the_gateway_handles_progress_as_the_probe_predicts(
-    name: str, client: Wire, found: dict[str, Upstream]
+    name: str, client: Wire, found: dict[str, ProbedServer]
 ) -> None:
     predicted = answers(found[name])["progress"] == "yes"
     # Old SDKs report progress on the session's GET stream, where the result of the call may overtake it.
@@ -184,7 +184,7 @@ async def test_the_gateway_handles_progress_as_the_probe_predicts(
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ["py130", "modern-py", "modern-ts", "modern-ts-both"])
 async def test_the_gateway_serves_legacy_clients_as_the_probe_predicts(
-    name: str, client: Wire, found: dict[str, Upstream]
+    name: str, client: Wire, found: dict[str, ProbedServer]
 ) -> None:
     headers = {"Accept": "application/json, text/event-stream"}
     async with client.http.post(client.url + path(name), json=INITIALIZE, headers=headers) as response:
@@ -233,12 +233,12 @@ async def test_a_server_that_checks_the_host_is_explained(servers: dict[str, Old
     assert "HTTP 421" in check(it, "host").found
 
 
-def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, Upstream]:
+def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, ProbedServer]:
     """The output of `probe --json` for one server, and its exit code."""
     code = main(["probe", "--json", *arguments])
     captured = capsys.readouterr()
     assert captured.err == ""
-    (it,) = msgspec.json.decode(captured.out, type=Report, strict=True).upstreams
+    (it,) = msgspec.json.decode(captured.out, type=ProbeReport, strict=True).upstreams
     return code, it
 
 

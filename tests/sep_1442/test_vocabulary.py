@@ -13,7 +13,7 @@ from gateway.sep_1442.vocabulary import (
     SUPPORTED,
     VERSION,
     Declared,
-    UnsupportedVersion,
+    UnknownVersion,
     declared,
     discover_result,
     initialize_result,
@@ -57,7 +57,7 @@ def test_roots_are_a_capability_and_an_answer() -> None:
 
 @pytest.mark.parametrize("versions", [(), ("2025-06-18", "2025-06-18"), ("2026-07-28",), ("",), ("x",)])
 def test_a_version_must_come_once_in_the_header(versions: tuple[str, ...]) -> None:
-    with pytest.raises(UnsupportedVersion):
+    with pytest.raises(UnknownVersion):
         read({VERSION: "2025-06-18"}, *versions)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from gateway.config import Route, UpstreamTls, contexts, for_upstream
-from gateway.tools.probe.report.findings import Check, Upstream, report
+from gateway.tools.probe.report.findings import Check, ProbedServer, report
 from gateway.tools.probe.report.text import lines
 from gateway.tools.probe.runner import run_probe
 from gateway.tools.probe.steps.context import Subject
@@ -44,24 +44,24 @@ def subject(
     )
 
 
-async def look(url: str, headers: dict[str, str] | None = None, **options: Any) -> Upstream:
+async def look(url: str, headers: dict[str, str] | None = None, **options: Any) -> ProbedServer:
     return await run_probe(subject(url, headers, **options))
 
 
-def check(found: Upstream, name: str) -> Check:
+def check(found: ProbedServer, name: str) -> Check:
     """The one check of that name."""
     (one,) = [check for check in found.checks if check.name == name]
     return one
 
 
-def states(found: Upstream) -> dict[str, str]:
+def states(found: ProbedServer) -> dict[str, str]:
     return {check.name: check.state for check in found.checks}
 
 
-def answers(found: Upstream) -> dict[str, str]:
+def answers(found: ProbedServer) -> dict[str, str]:
     return {feature.name: feature.answer for feature in found.features}
 
 
-def everything_in(found: Upstream) -> str:
+def everything_in(found: ProbedServer) -> str:
     """Everything that is printed of it, as text and as (escaped) JSON."""
     return "\n".join(lines(report("", (), (found,)), colour=False)) + repr(found)

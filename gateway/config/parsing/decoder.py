@@ -11,10 +11,10 @@ from msgspec import inspect
 
 from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
-from gateway.config.parsing.formats import FORMS, Form
+from gateway.config.parsing.formats import FORMS, TextForm
 from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
 from gateway.config.parsing.retired_keys import retired
-from gateway.config.parsing.yaml_tree import UNREAD, Unread, number
+from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
 
 _Extra = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ class Walker:
             self.spoilt.append("")
         return found
 
-    def _refuse(self, path: str, text: str) -> Unread:
+    def _refuse(self, path: str, text: str) -> Unreadable:
         self.problems.append(Problem(path, text))
         self.spoilt.append(path)
         return UNREAD
@@ -51,7 +51,7 @@ class Walker:
             return self._read(kind.type, value, path, {**extra, **(kind.extra or {})})
         if type(value) is str:
             value = self._substituted(value, path)
-        if isinstance(value, Unread):
+        if isinstance(value, Unreadable):
             self.spoilt.append(path)
             return UNREAD
         if isinstance(value, Surprise):
@@ -198,7 +198,7 @@ class Walker:
             return self._refuse(path, "is empty; give a text, or remove it")
         return self._formed(form, value, path, extra) if form else str(value)
 
-    def _formed(self, form: Form, value: str, path: str, extra: _Extra) -> object:
+    def _formed(self, form: TextForm, value: str, path: str, extra: _Extra) -> object:
         try:
             normal = form.parse(str(value))  # a `Given` must not stay in the configuration
         except ValueError as exc:
@@ -238,13 +238,13 @@ def _is_secret(kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("secret"))
 
 
-def _not_text(value: object, form: Form | None, extra: _Extra) -> str:
+def _not_text(value: object, form: TextForm | None, extra: _Extra) -> str:
     if form and not extra.get("secret"):
         return f'{shown(value)} is not {form.name}; write "{_example(form, extra)}"'
     return f"{_as_read(value, extra)}, but a text is expected; put it in quotes"
 
 
-def _example(form: Form, extra: _Extra) -> str:
+def _example(form: TextForm, extra: _Extra) -> str:
     """Return a valid value: the default if there is one, because another key may have the example of the form."""
     default = extra.get("default")
     return default if isinstance(default, str) and default else form.example

@@ -37,7 +37,7 @@ _OWN = frozenset(
 _OWN_PREFIXES = ("mcp-", "content-", "sec-", "access-control-")
 
 
-class Form(NamedTuple):
+class TextForm(NamedTuple):
     """A text form; errors quote `name` and `example`.
 
     `parse` returns the normalised text, or None if the text does not fit. It raises ValueError with a
@@ -170,14 +170,14 @@ def _network(text: str) -> str | None:
 
 
 FORMS = {
-    "address": Form("host:port", "127.0.0.1:8080", _address),
-    "header": Form("a header name", "x-tenant", _header),
-    "header value": Form("one line of plain text for a header", "acme", _matching(_HEADER_VALUE)),
-    "host": Form("a host name", "gateway.example.com", _host),
-    "network": Form("an IP network", "10.0.0.0/8", _network),
-    "origin": Form("an origin", "https://app.example.com", _origin),
-    "path": Form("a plain absolute path", "/mcp", _path),
-    "replica id": Form("a replica id", "gw-1", _matching(_REPLICA_ID)),
-    "variable": Form("a variable name", "API_KEY", _matching(_VARIABLE)),
-    "url": Form("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
+    "address": TextForm("host:port", "127.0.0.1:8080", _address),
+    "header": TextForm("a header name", "x-tenant", _header),
+    "header value": TextForm("one line of plain text for a header", "acme", _matching(_HEADER_VALUE)),
+    "host": TextForm("a host name", "gateway.example.com", _host),
+    "network": TextForm("an IP network", "10.0.0.0/8", _network),
+    "origin": TextForm("an origin", "https://app.example.com", _origin),
+    "path": TextForm("a plain absolute path", "/mcp", _path),
+    "replica id": TextForm("a replica id", "gw-1", _matching(_REPLICA_ID)),
+    "variable": TextForm("a variable name", "API_KEY", _matching(_VARIABLE)),
+    "url": TextForm("an http(s) URL", "http://127.0.0.1:9000/mcp", _url),
 }

@@ -25,13 +25,13 @@ _FLOAT = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}(?:[eE][-+]?[0-9]{1,2})?", re
 _SPELT = {"true": True, "True": True, "false": False, "False": False}
 
 
-class Unread(Enum):
+class Unreadable(Enum):
     """Stands for a value that was refused, with a problem reported."""
 
     UNREAD = "unread"
 
 
-UNREAD: Final = Unread.UNREAD
+UNREAD: Final = Unreadable.UNREAD
 
 
 def read_tree(text: str) -> tuple[object, list[Problem]]:

@@ -17,7 +17,7 @@ class ChildError(Exception):
     """A child ended or did not become ready; the message contains its output."""
 
 
-class Child:
+class DemoProcess:
     """A background process whose output goes to a file."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -53,7 +53,7 @@ class Child:
 
 
 @contextlib.asynccontextmanager
-async def started(name: str, command: Sequence[str], folder: Path) -> AsyncIterator[Child]:
+async def started(name: str, command: Sequence[str], folder: Path) -> AsyncIterator[DemoProcess]:
     """Run a command in the background for as long as the block lasts."""
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as output:
@@ -66,7 +66,7 @@ async def started(name: str, command: Sequence[str], folder: Path) -> AsyncItera
             process_group=0,
         )
     try:
-        yield Child(name, process, log)
+        yield DemoProcess(name, process, log)
     finally:
         await stop(process)
 

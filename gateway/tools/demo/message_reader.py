@@ -15,7 +15,7 @@ HEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """A JSON-RPC message, or an HTTP request or error without one."""
 
     side: Side
@@ -26,7 +26,9 @@ class Message:
     streamed: bool = False
 
 
-async def watch(reader: asyncio.StreamReader, side: Side, *, to_server: bool, seen: Callable[[Message], None]) -> None:
+async def watch(
+    reader: asyncio.StreamReader, side: Side, *, to_server: bool, seen: Callable[[WireMessage], None]
+) -> None:
     """Report each message of one direction as soon as it is complete, until the stream ends."""
     try:
         while True:
@@ -39,9 +41,9 @@ async def watch(reader: asyncio.StreamReader, side: Side, *, to_server: bool, se
             async for text in _events(chunks) if streamed else _whole(chunks):
                 for body in _messages(text):
                     found = True
-                    seen(Message(side, to_server, start, headers, body, streamed))
+                    seen(WireMessage(side, to_server, start, headers, body, streamed))
             if not found and _speaks_without_body(start):
-                seen(Message(side, to_server, start, headers, None))
+                seen(WireMessage(side, to_server, start, headers, None))
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError):
         return
 

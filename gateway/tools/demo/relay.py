@@ -10,13 +10,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from gateway.tools.demo.message_reader import HEAD_BYTES, Message, Side, watch
+from gateway.tools.demo.message_reader import HEAD_BYTES, Side, WireMessage, watch
 
 
 class Relay:
     """Listens on a free loopback port, and connects each caller to the target."""
 
-    def __init__(self, target: tuple[str, int], side: Side, seen: Callable[[Message], None]) -> None:
+    def __init__(self, target: tuple[str, int], side: Side, seen: Callable[[WireMessage], None]) -> None:
         self._target = target
         self._side: Side = side
         self._seen = seen

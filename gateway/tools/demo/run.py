@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway import world
-from gateway.tools.demo.children import Child, ChildError, started, stop
+from gateway.tools.demo.children import ChildError, DemoProcess, started, stop
 from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter
-from gateway.tools.demo.message_reader import Message
+from gateway.tools.demo.message_reader import WireMessage
 from gateway.tools.demo.relay import Relay
 from gateway.tools.demo.sequence_diagram import WIDEST, draw, rows
 
@@ -82,7 +82,7 @@ async def _until_stopped(old: str, modern: str) -> int:
 
 
 async def _play(old: str, modern: str) -> int:
-    seen: list[Message] = []
+    seen: list[WireMessage] = []
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mrtr-demo-")))
         server_command = [old, "-I", str(HERE / "legacy_server.py")]
@@ -115,7 +115,7 @@ async def _play(old: str, modern: str) -> int:
     return 0
 
 
-async def _announced_port(server: Child) -> int | None:
+async def _announced_port(server: DemoProcess) -> int | None:
     ready = [line for line in server.output().splitlines(keepends=True) if line.startswith("READY ")]
     return int(ready[0].rpartition(":")[2].partition("/")[0]) if ready and ready[0].endswith("\n") else None
 
@@ -150,7 +150,7 @@ async def _in_foreground(command: Sequence[str]) -> int:
         await stop(process)
 
 
-def _show(told: Sequence[Message]) -> None:
+def _show(told: Sequence[WireMessage]) -> None:
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
@@ -158,7 +158,7 @@ def _show(told: Sequence[Message]) -> None:
         print(line)
 
 
-def _explain(told: Sequence[Message]) -> None:
+def _explain(told: Sequence[WireMessage]) -> None:
     methods = [(message.side, (message.body or {}).get("method")) for message in told]
     questions, requests = methods.count(("old", "elicitation/create")), methods.count(("new", "tools/call"))
     times = {1: "once", 2: "twice"}.get(questions, f"{questions} times")

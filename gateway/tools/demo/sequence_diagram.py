@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.demo.message_reader import Message, Side
+from gateway.tools.demo.message_reader import Side, WireMessage
 
 WIDEST = 100
 STACKED_BELOW = 80
@@ -27,7 +27,7 @@ class Row:
     details: Sequence[str] = ()
 
 
-def rows(messages: Iterable[Message]) -> list[Row]:
+def rows(messages: Iterable[WireMessage]) -> list[Row]:
     """Describe the messages; a response is named after the latest request with its id."""
     asked: dict[tuple[Side, bool, str], str] = {}
     told = []
@@ -49,7 +49,7 @@ def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
     return _stacked(told, width, paint) if width < STACKED_BELOW else _side_by_side(told, width, paint)
 
 
-def _request(message: Message) -> tuple[str, list[str]]:
+def _request(message: WireMessage) -> tuple[str, list[str]]:
     assert message.body is not None
     method = str(message.body["method"])
     params = _mapping(message.body.get("params"))
@@ -72,7 +72,7 @@ def _request(message: Message) -> tuple[str, list[str]]:
             return method, []
 
 
-def _reply(message: Message, method: str) -> tuple[str, list[str]]:
+def _reply(message: WireMessage, method: str) -> tuple[str, list[str]]:
     body = message.body or {}
     if error := _mapping(body.get("error")):
         return f"error {error.get('code')}", [str(error.get("message", ""))]
@@ -93,7 +93,7 @@ def _reply(message: Message, method: str) -> tuple[str, list[str]]:
     return f"{method}: {title}", [f"Mcp-Session-Id: {session[:8]}…" if session else ""]
 
 
-def _http(message: Message) -> str:
+def _http(message: WireMessage) -> str:
     if message.start.startswith("HTTP/"):
         return f"HTTP {message.start.partition(' ')[2]}"
     verb = message.start.partition(" ")[0]

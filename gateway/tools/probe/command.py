@@ -34,7 +34,7 @@ from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import GatewayError
 from gateway.runtime import event_loop
 from gateway.telemetry import configure_logging
-from gateway.tools.probe.report.findings import Check, Report, Upstream, report
+from gateway.tools.probe.report.findings import Check, ProbedServer, ProbeReport, report
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import lines
 from gateway.tools.probe.runner import run_probe, secrets
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> int:
     return show(found, sys.stdout, as_json=options.json)
 
 
-async def _report(subjects: Sequence[Subject], config: Config | None) -> Report:
+async def _report(subjects: Sequence[Subject], config: Config | None) -> ProbeReport:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -151,13 +151,13 @@ async def _report(subjects: Sequence[Subject], config: Config | None) -> Report:
         exam = await look_around(config)
         hide = Redactor(word for subject in subjects for word in secrets(subject))
         checks = tuple(map(hide.check, exam.checks))
-    upstreams: list[Upstream] = []
+    upstreams: list[ProbedServer] = []
     for subject in subjects:
         upstreams.append(await run_probe(subject, route=None if config is None else subject.route.path))  # noqa: PERF401
     return report(__version__, checks, tuple(upstreams))
 
 
-def show(found: Report, out: TextIO, *, as_json: bool) -> int:
+def show(found: ProbeReport, out: TextIO, *, as_json: bool) -> int:
     """Print a report; return the exit code."""
     if as_json:
         text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode()

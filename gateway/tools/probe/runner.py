@@ -17,13 +17,13 @@ from gateway.protocol.errors import GatewayError, Refused, clean
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.tools.probe.report.features import features, unknown
-from gateway.tools.probe.report.findings import Upstream, worst
+from gateway.tools.probe.report.findings import ProbedServer, worst
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.suggested_config import snippet
 from gateway.tools.probe.steps import network, sessions, wire_behaviour
-from gateway.tools.probe.steps.context import ProbeContext, Stopped, Subject
+from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped, Subject
 from gateway.tools.probe.steps.discover import described, greet, website
-from gateway.tools.probe.steps.sessions import VERSIONS, Connect, Session, explain, session
+from gateway.tools.probe.steps.sessions import VERSIONS, Connect, ProbedSession, explain, session
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.streamable_http import StreamableChannel
 from gateway.upstream.http.transport_detection import TransportDetection, connector
@@ -34,7 +34,7 @@ _STEPS: Final = 12
 _OPENING: Final = (GatewayError, ValueError, TimeoutError)
 
 
-async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
+async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServer:
     """Examine one server; problems are part of the result, and nothing is raised.
 
     `route` is the route's path if the server comes from a configuration.
@@ -52,7 +52,7 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> Upstream:
                 await _examine_child(exam)
             else:
                 await _examine_url(exam)
-    except Stopped:
+    except ProbeStopped:
         pass
     except TimeoutError:
         _ = exam.failed(
@@ -81,11 +81,11 @@ def secrets(subject: Subject) -> list[str]:
     return [*subject.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
 
 
-def _concluded(exam: ProbeContext, route: str | None) -> Upstream:
+def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
     subject = exam.subject
     upstream = subject.route.upstream
     checks = tuple(exam.checks)
-    result = Upstream(target=upstream.name, route=route, state=worst(checks), checks=checks)
+    result = ProbedServer(target=upstream.name, route=route, state=worst(checks), checks=checks)
     if not exam.spoken or result.state == "failed":
         return result
     server = exam.server
@@ -153,7 +153,7 @@ async def _examine_modern(exam: ProbeContext) -> None:
     _tell_capabilities(exam)
 
 
-def _note_legacy_side(exam: ProbeContext, opened: Session) -> None:
+def _note_legacy_side(exam: ProbeContext, opened: ProbedSession) -> None:
     """A server that answered `server/discover` has opened a legacy session too."""
     exam.server.era = "both"
     exam.server.legacy_sessions = opened.channel.can_ask
@@ -223,7 +223,7 @@ async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
         await _wait_idle(exam)
 
 
-def _introduce(exam: ProbeContext, opened: Session) -> None:
+def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
     if exam.server.era == "modern":
         _note_legacy_side(exam, opened)
         exam.ok("era", "modern and legacy: with era: bridge, the gateway uses the legacy side")
@@ -368,7 +368,7 @@ async def _examine_child(exam: ProbeContext) -> None:
         )
 
 
-def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> Stopped:
+def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> ProbeStopped:
     lines = " / ".join(child.stderr_log.last) if child is not None else ""
     said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
     late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"

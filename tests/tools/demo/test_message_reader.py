@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.tools.demo.message_reader import Message, Side, watch
+from gateway.tools.demo.message_reader import Side, WireMessage, watch
 from gateway.tools.demo.relay import Relay
 from gateway.tools.demo.sequence_diagram import draw, rows
 
@@ -25,8 +25,8 @@ STREAM = (
 )
 
 
-async def messages(*pieces: bytes) -> list[Message]:
-    seen: list[Message] = []
+async def messages(*pieces: bytes) -> list[WireMessage]:
+    seen: list[WireMessage] = []
     reader = asyncio.StreamReader()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(watch(reader, "old", to_server=False, seen=seen.append))
@@ -91,7 +91,7 @@ def test_the_picture_fits_and_takes_messages_in_any_order_and_shape(width: int) 
         None,
     ]
     told = [
-        Message(side, to_server, "HTTP/1.1 202 Accepted", {}, body)
+        WireMessage(side, to_server, "HTTP/1.1 202 Accepted", {}, body)
         for body in bodies
         for side in SIDES
         for to_server in (True, False)

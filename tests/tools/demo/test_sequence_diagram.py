@@ -4,21 +4,21 @@ from typing import Any
 
 import pytest
 
-from gateway.tools.demo.message_reader import Message, Side
+from gateway.tools.demo.message_reader import Side, WireMessage
 from gateway.tools.demo.sequence_diagram import Row, draw, rows
 
 
 def message(
     side: Side, body: dict[str, Any] | None, *, to_server: bool = True, start: str = "", **more: Any
-) -> Message:
-    return Message(side, to_server, start, more.pop("headers", {}), body, **more)
+) -> WireMessage:
+    return WireMessage(side, to_server, start, more.pop("headers", {}), body, **more)
 
 
-def request(method: str, **params: Any) -> Message:
+def request(method: str, **params: Any) -> WireMessage:
     return message("new", {"id": 1, "method": method, "params": params})
 
 
-def reply(result: Any, to: Message | None = None) -> list[Row]:
+def reply(result: Any, to: WireMessage | None = None) -> list[Row]:
     told = [to] if to is not None else []
     return rows([*told, message("new", {"id": 1, "result": result}, to_server=False)])[len(told) :]
 
@@ -52,7 +52,7 @@ def reply(result: Any, to: Message | None = None) -> list[Row]:
         (message("new", {"id": 1, "error": {"code": -32602, "message": "no"}}), "error -32602", ["no"]),
     ],
 )
-def test_a_message_is_told_in_a_line(said: Message, title: str, details: list[str]) -> None:
+def test_a_message_is_told_in_a_line(said: WireMessage, title: str, details: list[str]) -> None:
     (row,) = rows([said])
     assert (row.title, row.details) == (title, details)
 

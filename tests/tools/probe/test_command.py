@@ -17,7 +17,7 @@ from gateway.__main__ import main
 from gateway.config import for_upstream
 from gateway.tools.probe.command import show
 from gateway.tools.probe.report.features import features
-from gateway.tools.probe.report.findings import Check, Feature, Report, Server, Upstream, report
+from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, Server, report
 from tests.parts.launch import REPOSITORY, free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 
@@ -162,7 +162,7 @@ async def test_a_server_with_limits_is_exit_code_3_and_json_says_all(upstream: F
     upstream.tool(lambda turn: turn.result(text("a JSON body")))
     code, out, err = await run("doctor", upstream.url, "--json")
     assert (code, err) == (3, "")
-    found = msgspec.json.decode(out, type=Report, strict=True)
+    found = msgspec.json.decode(out, type=ProbeReport, strict=True)
     assert json.loads(out) == json.loads(msgspec.json.encode(found)), "every key is one that the structs declare"
     assert (found.schema, found.state, found.exit_code) == (1, "warning", 3)
     (it,) = found.upstreams
@@ -200,7 +200,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def limited() -> Report:
+def limited() -> ProbeReport:
     checks = tuple(
         Check(name=state, state=state, found="f " * 90, why="w " * 90, fix="x " * 90)
         for state in ("ok", "warning", "failed")
@@ -209,7 +209,7 @@ def limited() -> Report:
         Feature(name="n", title="t", answer=answer, short="s", why="w" * 200)
         for answer in ("yes", "partly", "no", "not offered")
     )
-    it = Upstream(
+    it = ProbedServer(
         target="http://here", route="/mcp", checks=checks, server=Server(), features=features, unknown=("u",)
     )
     return report("1", checks[:1], (it,))
@@ -248,7 +248,7 @@ def test_a_reader_that_has_left_is_no_traceback() -> None:
 PAGE = (REPOSITORY / "docs" / "probe.md").read_text()
 
 
-@pytest.mark.parametrize("shape", [Report, Upstream, Check, Feature, Server])
+@pytest.mark.parametrize("shape", [ProbeReport, ProbedServer, Check, Feature, Server])
 def test_the_page_names_every_key_of_the_report(shape: type[msgspec.Struct]) -> None:
     table = PAGE.partition("## JSON")[2]
     assert {name for name in shape.__struct_fields__ if f"`{name}`" not in table} == set()

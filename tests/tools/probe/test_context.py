@@ -4,7 +4,7 @@ from typing import Any
 
 from gateway.config import for_upstream
 from gateway.tools.probe.report.findings import Check, Server
-from gateway.tools.probe.steps.context import Notes, ProbeContext, Stopped, Subject
+from gateway.tools.probe.steps.context import Notes, ProbeContext, ProbeStopped, Subject
 
 
 def test_notes_are_kept_in_order_with_their_states() -> None:
@@ -12,7 +12,7 @@ def test_notes_are_kept_in_order_with_their_states() -> None:
     notes.ok("a", "found")
     notes.warn("b", "found", "why", "fix")
     stopped = notes.failed("c", "the server is gone", "why", "fix")
-    assert isinstance(stopped, Stopped)
+    assert isinstance(stopped, ProbeStopped)
     assert str(stopped) == "the server is gone"
     assert notes.checks == [
         Check(name="a", state="ok", found="found"),

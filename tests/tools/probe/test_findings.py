@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.tools.probe.report.findings import Check, Feature, State, Upstream, report, worst
+from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, State, report, worst
 
 
 def check(state: State) -> Check:
@@ -23,7 +23,7 @@ def check(state: State) -> Check:
 def test_the_exit_code_is_that_of_the_worst_part(
     checks: list[State], upstreams: list[State], state: State, exit_code: int
 ) -> None:
-    servers = tuple(Upstream(target="t", state=each) for each in upstreams)
+    servers = tuple(ProbedServer(target="t", state=each) for each in upstreams)
     found = report("1.2.3", tuple(map(check, checks)), servers)
     assert (found.state, found.exit_code, found.gateway) == (state, exit_code, "1.2.3")
     assert found.upstreams == servers

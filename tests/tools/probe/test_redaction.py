@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from gateway.protocol.errors import clean
-from gateway.tools.probe.report.findings import Check, Server, Upstream
+from gateway.tools.probe.report.findings import Check, ProbedServer, Server
 from gateway.tools.probe.report.redaction import Redactor
 
 EVIL = "a\x1b[31m\r\nb\x00\u202ec\u2028d"
@@ -26,7 +26,7 @@ def test_every_text_of_a_check_is_treated(field: str) -> None:
 def test_every_text_of_a_server_is_treated(field: str) -> None:
     given = f"{EVIL} secret"
     server = structs.replace(Server(), **{field: given if field == "name" else (given,)})
-    treated = Redactor(["secret"]).upstream(Upstream(target="t", server=server)).server
+    treated = Redactor(["secret"]).upstream(ProbedServer(target="t", server=server)).server
     assert treated is not None
     shown = getattr(treated, field)
     assert (shown if field == "name" else shown[0]) == f"{clean(EVIL)} <hidden>"

@@ -11,7 +11,7 @@ from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
 from gateway.http_client.errors import NoReply
 from gateway.runtime.tasks import Tasks
-from gateway.tools.probe.steps.requests import Request, ask
+from gateway.tools.probe.steps.requests import ProbeRequest, ask
 from tests.support.fake_http import OK, FakeHttp, Wire, says
 
 
@@ -25,17 +25,17 @@ async def closes_when_used_again(wire: Wire) -> None:
 async def test_a_server_that_closed_an_idle_connection_is_asked_again() -> None:
     client = Client(InForce(Bounds(Limits(), Timeouts())), HttpClient(Tasks(Mock())))
     async with FakeHttp(closes_when_used_again) as server:
-        request = Request("POST", URL(server.url), {}, b"{}")
+        request = ProbeRequest("POST", URL(server.url), {}, b"{}")
         assert [(await ask(client, request, 20)).body for _ in range(2)] == [b"ok", b"ok"]
         assert (len(server.requests), server.connections) == (3, 2)
     for method in ("GET", "POST"):
         async with FakeHttp(closes_when_used_again) as server:
-            request = Request(method, URL(server.url), {})
+            request = ProbeRequest(method, URL(server.url), {})
             _ = await asyncio.gather(*(ask(client, request, 20) for _ in range(4)))
             assert (await ask(client, request, 20)).body == b"ok"
             assert (len(server.requests), server.connections) == (6, 5), "all idle connections are as old"
     async with FakeHttp(says()) as server:
         with pytest.raises(NoReply):
-            _ = await ask(client, Request("POST", URL(server.url), {}, b"{}"), 20)
+            _ = await ask(client, ProbeRequest("POST", URL(server.url), {}, b"{}"), 20)
         assert len(server.requests) == 2, "what may run twice is sent again, once"
     client.close()

@@ -2,14 +2,14 @@
 
 import re
 
-from gateway.tools.probe.report.findings import Check, Feature, Report, Upstream
+from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport
 from gateway.tools.probe.report.text import lines
 
 LONG = "word " * 60
 ESCAPES = re.compile(r"\033\[\d+m")
 
 
-def whole() -> Report:
+def whole() -> ProbeReport:
     checks = (
         Check(name="address", state="ok", found="127.0.0.1", why="A note."),
         Check(name="http", state="warning", found=LONG, why=LONG, fix=LONG),
@@ -17,7 +17,7 @@ def whole() -> Report:
     )
     feature = Feature(name="calls", title="tools", answer="partly", short="all but 1", why=LONG, fix="Mend it.")
     plain = Feature(name="progress", title="progress", answer="yes", short="yes")
-    upstream = Upstream(
+    upstream = ProbedServer(
         target="http://h/mcp",
         route="/mcp",
         state="failed",
@@ -26,7 +26,7 @@ def whole() -> Report:
         unknown=(LONG,),
         configuration="routes:\n  - path: /mcp\n",
     )
-    return Report(gateway="1", state="failed", exit_code=1, checks=checks[:1], upstreams=(upstream,))
+    return ProbeReport(gateway="1", state="failed", exit_code=1, checks=checks[:1], upstreams=(upstream,))
 
 
 def test_the_lines_fit_a_terminal_and_name_each_part() -> None:
@@ -58,5 +58,5 @@ def test_colours_change_nothing_but_the_look() -> None:
 
 
 def test_what_is_missing_has_no_headline() -> None:
-    bare = Report(gateway="1", state="ok", exit_code=0, upstreams=(Upstream(target="server", state="ok"),))
+    bare = ProbeReport(gateway="1", state="ok", exit_code=0, upstreams=(ProbedServer(target="server", state="ok"),))
     assert list(lines(bare, colour=False)) == ["server", "", "", "No problems found."]

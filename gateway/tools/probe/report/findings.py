@@ -81,7 +81,7 @@ class Server(Struct, kw_only=True):
     handshake_seconds: float = 0.0
 
 
-class Upstream(Struct, kw_only=True):
+class ProbedServer(Struct, kw_only=True):
     """One probed server."""
 
     target: str
@@ -99,7 +99,7 @@ class Upstream(Struct, kw_only=True):
     """The suggested configuration (YAML)."""
 
 
-class Report(Struct, kw_only=True):
+class ProbeReport(Struct, kw_only=True):
     """The whole report."""
 
     schema: int = SCHEMA
@@ -109,7 +109,7 @@ class Report(Struct, kw_only=True):
     exit_code: int
     checks: tuple[Check, ...] = ()
     """Of the configuration and of this machine; empty without a configuration."""
-    upstreams: tuple[Upstream, ...] = ()
+    upstreams: tuple[ProbedServer, ...] = ()
 
 
 def worst(checks: tuple[Check, ...], features: tuple[Feature, ...] = ()) -> State:
@@ -121,8 +121,8 @@ def worst(checks: tuple[Check, ...], features: tuple[Feature, ...] = ()) -> Stat
     return "warning" if limited else "ok"
 
 
-def report(version: str, checks: tuple[Check, ...], upstreams: tuple[Upstream, ...]) -> Report:
+def report(version: str, checks: tuple[Check, ...], upstreams: tuple[ProbedServer, ...]) -> ProbeReport:
     """Assemble the report; its state is the worst of its parts."""
     states = {worst(checks), *(upstream.state for upstream in upstreams)}
     state: State = "failed" if "failed" in states else "warning" if "warning" in states else "ok"
-    return Report(gateway=version, state=state, exit_code=_EXIT[state], checks=checks, upstreams=upstreams)
+    return ProbeReport(gateway=version, state=state, exit_code=_EXIT[state], checks=checks, upstreams=upstreams)

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import structs
 
 from gateway.protocol.errors import clean
-from gateway.tools.probe.report.findings import Check, Server, Upstream
+from gateway.tools.probe.report.findings import Check, ProbedServer, Server
 
 _SHORTEST_SECRET: Final = 4
 """Hiding shorter words would garble the report."""
@@ -36,7 +36,7 @@ class Redactor:
         found, why, fix = (self.text(clean(each)) for each in (check.found, check.why, check.fix))
         return structs.replace(check, found=found, why=why, fix=fix)
 
-    def upstream(self, upstream: Upstream) -> Upstream:
+    def upstream(self, upstream: ProbedServer) -> ProbedServer:
         """Return the result, safe to print; the configuration needs no treatment, the operator wrote all of it."""
         return structs.replace(
             upstream,

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from gateway.tools.probe.report.findings import Check, Feature, Report, State, Upstream
+from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, State
 
 _COLUMNS: Final = 79
 _WORD: Final = 9
@@ -27,7 +27,7 @@ _SUMMARY: Final[dict[State, str]] = {
 }
 
 
-def lines(report: Report, *, colour: bool) -> Iterator[str]:
+def lines(report: ProbeReport, *, colour: bool) -> Iterator[str]:
     """Yield the report, line by line."""
     paint: _Paint = _coloured if colour else lambda _, text: text
     if report.checks:
@@ -46,7 +46,7 @@ def _coloured(kind: str, text: str) -> str:
     return f"\033[{_COLOURS[kind]}m{text}\033[0m"
 
 
-def _upstream(upstream: Upstream, paint: _Paint) -> Iterator[str]:
+def _upstream(upstream: ProbedServer, paint: _Paint) -> Iterator[str]:
     before = "" if upstream.route is None else f"{upstream.route} -> "
     yield paint("head", f"{before}{upstream.target}")
     yield ""

@@ -29,7 +29,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     stream_times: StreamTimes = DEFAULT_TIMES
 
 
-class Stopped(Exception):
+class ProbeStopped(Exception):
     """The examination cannot go on."""
 
 
@@ -47,10 +47,10 @@ class Notes:
         """Record something that works with a limit or a risk."""
         self._note(name, "warning", found, why, fix)
 
-    def failed(self, name: str, found: str, why: str, fix: str) -> Stopped:
+    def failed(self, name: str, found: str, why: str, fix: str) -> ProbeStopped:
         """Record why the server cannot be used; the caller raises the result if it cannot go on."""
         self._note(name, "failed", found, why, fix)
-        return Stopped(found)
+        return ProbeStopped(found)
 
     def _note(self, name: str, state: State, found: str, why: str, fix: str) -> None:
         self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))

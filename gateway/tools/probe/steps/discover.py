@@ -18,8 +18,8 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import MalformedReply
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import clean
-from gateway.tools.probe.steps.context import ProbeContext, Stopped
-from gateway.tools.probe.steps.requests import NO_REPLY, Reply, Request, ask
+from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
+from gateway.tools.probe.steps.requests import NO_REPLY, ProbeReply, ProbeRequest, ask
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
@@ -43,7 +43,7 @@ class _Metadata(msgspec.Struct):
     scopes_supported: list[str] = []
 
 
-class _Discovered(msgspec.Struct):
+class _Discovery(msgspec.Struct):
     supportedVersions: list[str]  # noqa: N815  (the wire's spelling)
     capabilities: dict[str, Raw] = {}
     meta: dict[str, Raw] = msgspec.field(name="_meta", default={})
@@ -81,16 +81,16 @@ async def greet(exam: ProbeContext) -> bool | None:
     return _era(exam, reply)
 
 
-async def _first_reply(exam: ProbeContext) -> Reply | None:
+async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
     seconds, endpoint = min(PROBE_SECONDS, exam.timeouts.handshake_seconds), exam.endpoint
     headers = discover_headers(exam.subject.headers)
 
-    def is_told(reply: Reply) -> bool:
+    def is_told(reply: ProbeReply) -> bool:
         return _verdict(exam, reply) is not None and any(reply.messages())
 
     try:
         return await ask(
-            exam.client, Request("POST", endpoint.url, headers, era.discover(exam.discover_id)), seconds, is_told
+            exam.client, ProbeRequest("POST", endpoint.url, headers, era.discover(exam.discover_id)), seconds, is_told
         )
     except TimeoutError:
         exam.warn(
@@ -121,7 +121,7 @@ async def _first_reply(exam: ProbeContext) -> Reply | None:
         ) from None
 
 
-def _follow(exam: ProbeContext, endpoint: Endpoint, reply: Reply) -> None:
+def _follow(exam: ProbeContext, endpoint: Endpoint, reply: ProbeReply) -> None:
     location = reply.headers.get("Location", "")
     target = endpoint.within(location) if location else None
     if target is None:
@@ -142,7 +142,7 @@ def _shown(base: URL, location: str) -> str:
     return clean(redacted_url(str(target)), 200) if location else "nowhere"
 
 
-def _who_answers(exam: ProbeContext, reply: Reply) -> None:
+def _who_answers(exam: ProbeContext, reply: ProbeReply) -> None:
     """Raise Stopped if the reply cannot come from an MCP server."""
     named = next((reply.headers[name] for name in _PROXY_HEADERS if _PROXY.search(reply.headers.get(name, ""))), "")
     named = clean(named, 80)
@@ -171,7 +171,7 @@ def _who_answers(exam: ProbeContext, reply: Reply) -> None:
         )
 
 
-def website(exam: ProbeContext, found: str) -> Stopped:
+def website(exam: ProbeContext, found: str) -> ProbeStopped:
     """Report that a website answers; the caller raises the result."""
     return exam.failed(
         "http",
@@ -186,7 +186,7 @@ def _of(named: str) -> str:
     return f" ({named})" if named else ""
 
 
-def _compare_clocks(exam: ProbeContext, reply: Reply) -> None:
+def _compare_clocks(exam: ProbeContext, reply: ProbeReply) -> None:
     said = reply.headers.get("Date")
     if said is None:
         return
@@ -205,7 +205,7 @@ def _compare_clocks(exam: ProbeContext, reply: Reply) -> None:
         exam.ok("clock", f"in sync, to within {max(1, round(abs(skew)))} s")
 
 
-async def _refused(exam: ProbeContext, reply: Reply) -> Stopped:
+async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
     """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
@@ -238,7 +238,7 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
     if target is None:
         return f" Its metadata is at {clean(named['url'], 200)}." if named else ""
     try:
-        request = Request("GET", target, {"Accept": "application/json"})
+        request = ProbeRequest("GET", target, {"Accept": "application/json"})
         reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
         found = msgspec.json.decode(reply.body, type=_Metadata)
     except (*NO_REPLY, ValueError, RecursionError):
@@ -251,19 +251,19 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
     return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
 
 
-def _verdict(exam: ProbeContext, reply: Reply) -> bool | None:
+def _verdict(exam: ProbeContext, reply: ProbeReply) -> bool | None:
     """Whether the reply shows a modern server; None if it does not tell."""
     return era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
 
 
-def _era(exam: ProbeContext, reply: Reply) -> bool | None:
+def _era(exam: ProbeContext, reply: ProbeReply) -> bool | None:
     is_modern = _verdict(exam, reply)
     if is_modern:
         _note_discovered(exam, reply)
     return is_modern
 
 
-def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
+def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:
     """Record a modern server's DiscoverResult; a modern error carries no such data."""
     server = exam.server
     server.era = "modern"
@@ -272,7 +272,7 @@ def _note_discovered(exam: ProbeContext, reply: Reply) -> None:
         if not (isinstance(message.result, Raw) and reply_messages.is_answer(message, exam.discover_id)):
             continue
         try:
-            found = msgspec.json.decode(message.result, type=_Discovered)
+            found = msgspec.json.decode(message.result, type=_Discovery)
         except (ValueError, RecursionError):
             continue
         server.versions = tuple(clean(each, 40) for each in found.supportedVersions[:20])

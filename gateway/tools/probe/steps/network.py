@@ -15,7 +15,7 @@ from cryptography import x509
 from gateway import world
 from gateway.http_client.tls_errors import certificate_cause, handshake_cause
 from gateway.protocol.errors import clean
-from gateway.tools.probe.steps.context import ProbeContext, Stopped
+from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
 
 _SHOWN: Final = 4
 """The number of addresses that are tried and shown."""
@@ -150,7 +150,7 @@ async def _shake_hands(exam: ProbeContext, to: tuple[str, int], name: str, secon
 
 async def _not_trusted(
     exam: ProbeContext, exc: ssl.SSLCertVerificationError, to: tuple[str, int], name: str, seconds: float
-) -> Stopped:
+) -> ProbeStopped:
     """Explain an untrusted certificate; the connection that fetches it carries no data."""
     described = ""
     try:

@@ -18,7 +18,7 @@ NO_REPLY: Final = (RequestFailed, TimeoutError)
 EVENTS: Final = reply_messages.EVENT_STREAM
 
 
-class Reply:
+class ProbeReply:
     """One reply, or its beginning."""
 
     def __init__(self, reply: AwaitedReply) -> None:
@@ -42,7 +42,7 @@ class Reply:
         return any(reply_messages.is_answer(message, asked) for message in self.messages())
 
 
-class Request(NamedTuple):
+class ProbeRequest(NamedTuple):
     """One request."""
 
     method: str
@@ -52,8 +52,8 @@ class Request(NamedTuple):
 
 
 async def ask(
-    client: Client, request: Request, seconds: float, enough: Callable[[Reply], bool] = lambda _: False
-) -> Reply:
+    client: Client, request: ProbeRequest, seconds: float, enough: Callable[[ProbeReply], bool] = lambda _: False
+) -> ProbeReply:
     """Send a request that may run twice; return its reply, up to where it ends, breaks, is `enough`, or is late.
 
     Raises TimeoutError if no reply begins in time, or RequestFailed.
@@ -61,7 +61,7 @@ async def ask(
     deadline = asyncio.get_running_loop().time() + seconds
     async with asyncio.timeout_at(deadline):
         coming = await client.send(*request, is_lenient=True, is_repeatable=True)
-    reply = Reply(coming)
+    reply = ProbeReply(coming)
     try:
         async with asyncio.timeout_at(deadline):
             async for chunk in coming:

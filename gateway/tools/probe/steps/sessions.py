@@ -14,7 +14,7 @@ from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, tool_f
 from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
-from gateway.tools.probe.steps.context import ProbeContext, Stopped
+from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
 from gateway.tools.probe.steps.discover import capability_names, described
 from gateway.upstream.channel import Channel, SideCallbacks
 
@@ -28,7 +28,7 @@ _NOT_HEARD: Final = SideCallbacks(lambda _: False, lambda: None, lambda _: None)
 Connect = Callable[[], Channel]
 
 
-class Session(NamedTuple):
+class ProbedSession(NamedTuple):
     """One open session."""
 
     channel: Channel
@@ -44,7 +44,7 @@ def initialize(version: str) -> bytes:
 
 
 @asynccontextmanager
-async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIterator[Session]:
+async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIterator[ProbedSession]:
     """Open a session with a complete handshake, because half of one crashes some servers.
 
     Raises GatewayError, ValueError or TimeoutError.
@@ -58,12 +58,12 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
         shaken = handshake.handshake(bytes(result))
         await channel.listen(shaken.version, headers, _NOT_HEARD)
         await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
-        yield Session(channel, shaken, seconds)
+        yield ProbedSession(channel, shaken, seconds)
     finally:
         await channel.close(end_session=True)
 
 
-def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -> Stopped:
+def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -> ProbeStopped:
     """Explain a failed handshake; the caller raises the result."""
     match exc:
         case Refused():
@@ -111,7 +111,7 @@ def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -
             )
 
 
-def introduce(exam: ProbeContext, opened: Session) -> None:
+def introduce(exam: ProbeContext, opened: ProbedSession) -> None:
     """Record what the handshake says."""
     server, shaken = exam.server, opened.shaken
     server.name = described(shaken.server_info)
@@ -123,7 +123,7 @@ def introduce(exam: ProbeContext, opened: Session) -> None:
     exam.spoken = True
 
 
-async def list_tools(exam: ProbeContext, opened: Session) -> None:
+async def list_tools(exam: ProbeContext, opened: ProbedSession) -> None:
     """Count the tools, and those that need attention."""
     if not opened.shaken.offers("tools"):
         return

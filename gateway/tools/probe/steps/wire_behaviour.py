@@ -11,7 +11,7 @@ from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import jsonrpc, mcp
 from gateway.tools.probe.steps.context import ProbeContext
-from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, Reply, Request, ask
+from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ProbeReply, ProbeRequest, ask
 from gateway.upstream.channel import Channel, Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
@@ -39,7 +39,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     server, seconds = exam.server, exam.timeouts.handshake_seconds
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
-        request = Request("POST", exam.endpoint.url, own, message)
+        request = ProbeRequest("POST", exam.endpoint.url, own, message)
         reply = await ask(exam.client, request, seconds, _is_answered)
     except NO_REPLY as exc:
         exam.warn(
@@ -74,7 +74,7 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
-            reply = await ask(exam.client, Request("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _is_answered)
+            reply = await ask(exam.client, ProbeRequest("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _is_answered)
         except NO_REPLY:
             continue
         if reply.status == 200 and _is_ours(reply):
@@ -82,11 +82,11 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     return False
 
 
-def _is_answered(reply: Reply) -> bool:
+def _is_answered(reply: ProbeReply) -> bool:
     return reply.is_answered(_REQUEST_ID)
 
 
-def _is_ours(reply: Reply) -> bool:
+def _is_ours(reply: ProbeReply) -> bool:
     return any(bytes(each.id) == _REQUEST_ID for each in reply.messages() if jsonrpc.is_id(each.id))  # type: ignore[arg-type]
 
 
@@ -113,7 +113,9 @@ def _tell_store(exam: ProbeContext) -> None:
 async def end(exam: ProbeContext, headers: Headers) -> bool:
     """End the session with DELETE; return whether the server accepted it."""
     try:
-        reply = await ask(exam.client, Request("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds)
+        reply = await ask(
+            exam.client, ProbeRequest("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds
+        )
     except NO_REPLY:
         return False
     exam.server.ends_sessions = reply.status < 300
