@@ -28,7 +28,9 @@ from gateway.upstream.channel import Headers
 
 _MAX_PAGES = 50
 _UNKNOWN = Tool()
-_read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = Newest(64)
+_PAGE_BYTES: Final = 262_144
+"""A larger page is read each time, so that what is kept of pages is bounded."""
+_read: Final[Newest[bytes, tuple[dict[str, Tool], tuple[OmittedTool, ...]]]] = Newest(32)
 """What the newest pages of lists say, by their digests: a server shows nearly all callers the same tools."""
 
 
@@ -152,12 +154,14 @@ async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Too
 def _tools(pool: Pool, page: Raw) -> dict[str, Tool]:
     """The tools of a page without those that clients would reject; raises ValueError."""
     digest = blake2b(page).digest()
-    if digest not in _read:
+    read = _read.get(digest)
+    if read is None:
         kept, left_out = tool_filter.usable(page)
-        _ = _read.keep(digest, (param_headers.of_tools(bytes(kept)), left_out))
-    tools, left_out = _read[digest]
-    _report(pool, left_out)
-    return tools
+        read = param_headers.of_tools(bytes(kept)), left_out
+        if len(bytes(page)) <= _PAGE_BYTES:
+            _ = _read.keep(digest, read)
+    _report(pool, read[1])
+    return read[0]
 
 
 async def read_pages(
