@@ -399,12 +399,13 @@ class Exchange:
     # -- upstream -----------------------------------------------------------------------------------------------
 
     def _nested(self, event: on.Nested) -> Commands:
-        if self._nested_requests.has_heard(event.id):
+        if self._nested_requests.is_repeated(event):
             return [do.Count(event.method, "duplicate")]
+        self._ledger.ask(event.id)
         try:
             question = self._nested_requests.read(event, may_ask=self._policy.may_ask)
         except Refusal as exc:
-            out = _refuse(event, exc.error, exc.outcome)
+            out = [*self._close(event.id), *_refuse(event, exc.error, exc.outcome)]
             if exc.lacks is None or self._policy.refuse_undeclared or self.state is OWNED:
                 return out
             return out + self._abort(MissingCapability(exc.lacks, event.method))
@@ -422,6 +423,10 @@ class Exchange:
             self.state = ASKING
             out.append(_ARM_QUIET)
         return out
+
+    def _close(self, id_: Raw) -> Commands:
+        """The id of an open question is used up by an error for another one."""
+        return [] if self._nested_requests.asked(bytes(id_)) is None else self._withdraw(on.Withdrawn(id_))
 
     def _withdraw(self, event: on.Withdrawn) -> Commands:
         """The upstream withdrew its question."""

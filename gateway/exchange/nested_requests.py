@@ -16,7 +16,7 @@ from gateway.protocol.errors import GatewayError, InvalidParams
 from gateway.protocol.request_meta import Capabilities
 
 MAX_NESTED: Final = 4_096
-"""Nested requests of one run; their ids are remembered, so that a repeated stream does not ask twice."""
+"""Nested requests of one run; their ids are remembered."""
 MAX_NESTED_ID_BYTES: Final = 1024
 """Requests with longer ids are refused and not remembered, to bound memory."""
 
@@ -27,6 +27,8 @@ _METHODS: Final = {method: method for method in inputs.KINDS}
 """One string for all questions of a kind."""
 _NONE: Final[dict[str, Raw]] = {}
 """No answers given in advance, as in nearly every call: it is replaced, never changed."""
+_NONE_OF_OTHERS: Final[dict[bytes, bytes | None]] = {}
+"""No questions of another replica, as in nearly every call: it is replaced, never changed."""
 
 
 class Refusal(Exception):
@@ -43,7 +45,7 @@ class Refusal(Exception):
 class NestedRequests:
     """The nested requests of one exchange; its questions are those that its client may answer."""
 
-    __slots__ = ("_declared", "_given", "_heard", "keys", "open", "shown")
+    __slots__ = ("_declared", "_given", "_heard", "_theirs", "keys", "open", "shown")
 
     def __init__(self, declared: Capabilities, given: Mapping[str, Raw] | None) -> None:
         """`given` are answers that came without a requestState; each is used when its question is asked."""
@@ -56,13 +58,17 @@ class NestedRequests:
         self.keys: Few[str] = ()
         """Every key that was given in this run."""
         self._heard: Few[bytes] = ()
+        self._theirs = _NONE_OF_OTHERS
+        """Digests, if known, of questions that another replica heard, by id: its stream may bring them again."""
 
     def restore(self, questions: Mapping[str, Question], recorded: Iterable[str]) -> None:
         """Continue with the questions of a requestState, whose client has answered others under the recorded keys."""
         self.open.update(questions)
         self.shown = tuple(questions)
         self.keys = {*questions, *recorded}
-        self._heard = {bytes(each.upstream_id) for each in questions.values() if each.upstream_id is not None}
+        asked = [(bytes(each.upstream_id), each) for each in questions.values() if each.upstream_id is not None]
+        self._theirs = {id_: inputs.question_digest(each) for id_, each in asked}
+        self._heard = set(self._theirs)
         self._given = _NONE  # a retry's answers are for its round only
 
     # -- what comes from the upstream -----------------------------------------------------------------------------
@@ -71,8 +77,36 @@ class NestedRequests:
         """Whether a request with this id came in this run."""
         return id_ is not None and bytes(id_) in self._heard
 
+    def is_repeated(self, event: Nested) -> bool:
+        """Whether this very request came before.
+
+        The id alone does not tell: `mcp` 1.30 may give the id of a question of a task to a later one.
+        """
+        id_ = bytes(event.id)
+        if id_ not in self._heard:
+            return False
+        if (question := self.asked(id_)) is not None:
+            return inputs.question_digest(question) == self._digest(event)
+        if id_ not in self._theirs:
+            return False
+        theirs = self._theirs[id_]
+        return theirs is None or theirs == self._digest(event)
+
+    def asked(self, id_: bytes) -> Question | None:
+        """The open question with this id."""
+        with_id = (question for question in self.open.values() if bytes(question.upstream_id or b"") == id_)
+        return next(with_id, None)
+
+    def _digest(self, event: Nested) -> bytes | None:
+        """The digest of the question that a request asks; None if it asks none."""
+        try:
+            params = inputs.read(event.method, event.params, self._declared).params
+        except inputs.Malformed:
+            return None
+        return inputs.question_digest(Question("", event.method, params, None))
+
     def read(self, event: Nested, *, may_ask: bool) -> Question:
-        """Read a request that was not heard before, and give it a key; raises Refusal if no client can answer it."""
+        """Read a request that is not repeated, and give it a key; raises Refusal if no client can answer it."""
         refusal, id_ = self._refusal(event, may_ask=may_ask), bytes(event.id)
         if len(self._heard) < MAX_NESTED and len(id_) <= MAX_NESTED_ID_BYTES:
             self._heard = _with(self._heard, id_)
@@ -96,7 +130,9 @@ class NestedRequests:
             return Refusal("refused", mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
         if not may_ask:
             text = "The client cannot be asked during this request"
-        elif len(self._heard) >= MAX_NESTED:
+        elif self.asked(bytes(event.id)) is not None:  # the server could not tell the answers apart
+            text = "An open question has the id of this one"
+        elif max(len(self._heard), len(self.keys)) >= MAX_NESTED:
             text = f"This call has already sent {MAX_NESTED} nested requests"
         elif len(bytes(event.id)) > MAX_NESTED_ID_BYTES:
             text = f"The request's id is longer than {MAX_NESTED_ID_BYTES} bytes"
@@ -118,14 +154,13 @@ class NestedRequests:
 
     def withdraw(self, id_: Raw) -> Question | None:
         """Close the question that its server has given up; returns it if it was open."""
-        for key, question in self.open.items():
-            if question.upstream_id is not None and bytes(question.upstream_id) == bytes(id_):
-                return self.open.pop(key)
-        return None
+        question = self.asked(bytes(id_))
+        return None if question is None else self.open.pop(question.key)
 
     def refer(self, urls: dict[str, Question]) -> None:
         """The call has ended with these urls; after them another call follows, perhaps in another session."""
         self._heard = self.shown = ()
+        self._theirs = _NONE_OF_OTHERS
         self.keys = {*self.keys, *urls}
         self.open.clear()
         self.open.update(urls)
@@ -133,6 +168,7 @@ class NestedRequests:
     def start_run(self) -> None:
         """The call is sent again, and asks anew."""
         self.keys = self._heard = self.shown = ()
+        self._theirs = _NONE_OF_OTHERS
         self.open.clear()
 
     # -- what the client has --------------------------------------------------------------------------------------
@@ -166,7 +202,9 @@ class NestedRequests:
             if id_ not in taken and (question.key in self.open or id_ not in self._heard):
                 taken[id_] = question, inputs.check_answer(question, answer)
         for id_, (question, _) in taken.items():
-            self._heard = _with(self._heard, id_)
+            if question.key not in self.open:
+                self._theirs = {**self._theirs, id_: question.digest}
+                self._heard = _with(self._heard, id_)
             _ = self.open.pop(question.key, None)
         return tuple(taken.values())
 
@@ -176,6 +214,7 @@ class NestedRequests:
         theirs = {bytes(each.upstream_id or b"") for each in questions.values() if each.params is None}
         if theirs:
             self._heard = {*self._heard} - theirs
+            self._theirs = {id_: digest for id_, digest in self._theirs.items() if id_ not in theirs}
 
     def put_back(self, questions: dict[str, Question]) -> None:
         """Open questions again whose answers were not delivered, before those that came since."""

@@ -141,6 +141,10 @@ class ReplayLedger:
         self._withdrawn_ids = self._withdrawn_ids or {}
         self._withdrawn_ids[bytes(upstream_id)] = replayable
 
+    def ask(self, upstream_id: Raw) -> None:
+        """The upstream asks under this id, which it may have used for a question that it withdrew."""
+        _ = self._withdrawn_ids.pop(bytes(upstream_id), None)
+
     def awaits(self, questions: Iterable[Question]) -> bool:
         """Whether the upstream still waits for one of these answers, which were sent."""
         return any(bytes(question.upstream_id or b"") not in self._withdrawn_ids for question in questions)

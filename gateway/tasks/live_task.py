@@ -19,7 +19,7 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import results
 from gateway.exchange.commands import TTL, Timer
-from gateway.exchange.input_requests import KINDS, Question
+from gateway.exchange.input_requests import KINDS, Question, question_digest
 from gateway.exchange.machine import OWNED, Snapshot, State
 from gateway.identity.principal import of_headers
 from gateway.parking.lot import Lot
@@ -364,7 +364,7 @@ class LiveTask(Driver):
 
     def _seal(self, question: Question) -> str:
         return self._table.sealer.questions.seal(
-            QuestionKey(self.id, question.method, bytes(question.upstream_id or b""))
+            QuestionKey(self.id, question.method, bytes(question.upstream_id or b""), question_digest(question))
         )
 
     def _question(self, sealed: str) -> Question | None:
@@ -375,9 +375,11 @@ class LiveTask(Driver):
             return None
         if key.exchange != self.id or key.method not in KINDS:
             return None
-        same = (each for each in self._exchange.questions.values() if each.upstream_id == Raw(key.upstream_id))
-        theirs = Question(sealed, key.method, None, Raw(key.upstream_id)) if self._is_adopted else None
-        return next(same, theirs)
+        id_ = Raw(key.upstream_id)
+        for question in self._exchange.questions.values():
+            if question.upstream_id == id_ and key.digest in (b"", question_digest(question)):
+                return question
+        return Question(sealed, key.method, None, id_, key.digest or None) if self._is_adopted else None
 
     async def full_view(self) -> View:
         """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""

@@ -86,6 +86,17 @@ async def test_two_questions_in_a_row_are_two_rounds_of_a_driven_task(stage: Sta
     assert (await stage.wire.call("ask_twice", state=second.state, answers=answers)).text == "Ann, Bob"
 
 
+@PY
+async def test_the_same_question_asked_many_times_is_answered_each_time(stage: Stage) -> None:
+    """The Python SDK gives an id again once its question is answered: of 60 ids, several are the same."""
+    names = [f"n{number}" for number in range(60)]
+    told = await stage.wire.call("ask_often", {"times": len(names)})
+    for name in names:
+        answers = {key: {"action": "accept", "content": {"name": name}} for key in told.asks}
+        told = await stage.wire.call("ask_often", {"times": len(names)}, state=told.state, answers=answers)
+    assert told.text == ", ".join(names)
+
+
 @TS
 @pytest.mark.configured(route={"tasks": {"optional": "drive"}})
 async def test_an_optional_tool_of_typescript_that_asks_works_if_it_is_driven(stage: Stage) -> None:

@@ -8,7 +8,7 @@ from msgspec import Raw
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import Timer
-from gateway.exchange.input_requests import MAX_QUESTIONS, Question
+from gateway.exchange.input_requests import MAX_QUESTIONS, Question, question_digest
 from gateway.exchange.machine import Snapshot, State
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidParams, InvalidState, Stopping, TaskCancelled
@@ -45,9 +45,9 @@ def question(play: Playbook, number: int) -> Question:
     return found
 
 
-def theirs(number: int) -> Question:
-    """A question that another replica asked."""
-    return Question(f"sealed-{number}", mcp.ELICIT, None, raw(number))
+def theirs(number: int, digest: bytes | None = None) -> Question:
+    """A question that another replica asked; without a digest, one of an earlier version."""
+    return Question(f"sealed-{number}", mcp.ELICIT, None, raw(number), digest)
 
 
 def updated(*answers: tuple[Question, Raw]) -> on.Updated:
@@ -104,8 +104,39 @@ def test_a_question_is_open_until_its_answer_is_given_and_is_asked_once() -> Non
     first = question(play, 1)
     assert play >> updated((first, ACCEPT)) << do.SendAnswers(((first, ACCEPT),))
     assert [each.upstream_id for each in play.questions.values()] == [raw(2)]
-    assert play >> updated((first, DECLINE)) >> asked(1)
-    assert play.counts[-2:] == ["answered", "duplicate"]
+    assert play >> updated((first, DECLINE))
+    assert play.counts[-1] == "answered"
+    assert play >> asked(1)
+    assert play.counts[-1] == "asked", "the id is free again"
+    assert play >> updated((first, DECLINE)), "its old key does not answer it"
+
+
+def test_an_id_of_another_replicas_question_is_free_for_a_different_one() -> None:
+    was = asked(2, title="Was")
+    shown = owned(SECOND) >> was
+    digest = question_digest(question(shown, 2))
+    play = adopted() >> updated((theirs(2, digest), ACCEPT)) << ANY >> was
+    assert play.counts == ["answered", "duplicate"]
+    assert play >> asked(2, title="Is")
+    assert list(play.questions) == ["Is"]
+
+
+def test_two_open_questions_with_one_id_are_refused() -> None:
+    """The server could not tell their answers apart. `mcp` 1.30 waits for the answer to the later one only."""
+    play = owned(FIRST) >> asked(1, title="first")
+    first = question(play, 1)
+    assert play >> asked(1, title="second") << do.Respond(raw(1), error(mcp.INVALID_REQUEST))
+    assert play.counts == ["asked", "withdrawn", "refused"]
+    assert play >> updated((first, ACCEPT)), "it is not sent"
+    assert not play.questions
+
+
+def test_a_question_with_the_id_of_a_withdrawn_one_is_open_again_if_its_answer_was_not_delivered() -> None:
+    play = owned(FIRST) >> asked(1) >> on.Withdrawn(raw(1)) >> on.Withdrawn(raw(1)) >> asked(1)
+    again = question(play, 1)
+    play >> updated((again, ACCEPT)) << ANY
+    assert play >> on.Undelivered((again,), LOST, retryable=True)
+    assert list(play.questions.values()) == [again]
 
 
 def test_an_answer_of_the_wrong_kind_closes_nothing() -> None:

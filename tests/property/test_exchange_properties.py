@@ -114,6 +114,7 @@ class World:
         self.sealed: Snapshot | None = None
         self.nested: dict[bytes, str] = {}  # open, answered, withdrawn, moot
         self.given_up: dict[bytes, bool] = {}  # answered and withdrawn nevertheless; whether the call may run again
+        self.theirs: dict[bytes, bytes | None] = {}  # digests of questions that another process heard
         self.late: set[str] = set()  # keys of this round whose questions were withdrawn from a call that may run again
         self.sent: list[tuple[int, tuple[Question, ...]]] = []
         self.replaying = False
@@ -263,7 +264,8 @@ class World:
 
     def ask(self) -> None:
         number, what = self.random.randint(0, 6), self.random.choice(NESTED)
-        # Numbers repeat: servers replay their streams. A late question is one to a call that is no more.
+        # Numbers repeat: servers replay their streams, and some give the id of a closed question to another one.
+        # A late question is one to a call that is no more.
         id_ = bytes(raw(f"{self.calls}-{number}"))
         event = on.Nested(Raw(id_), what[0], raw(what[1]))
         if not self.running:
@@ -272,8 +274,26 @@ class World:
             assert len(commands) == 2
             self.obey(commands)
             return
-        self.nested.setdefault(id_, "open")
+        if id_ in self.given_up:
+            return
+        if self.nested.get(id_) != "open" and not self.is_theirs(event):
+            # Its server has taken the answers in which the id was used before.
+            self.sent = [each for each in self.sent if all(bytes(q.upstream_id or b"") != id_ for q in each[1])]
+            self.nested[id_] = "open"
         self.take(event)
+
+    def is_theirs(self, event: on.Nested) -> bool:
+        """Whether the request is one that another process heard, and that is closed."""
+        id_ = bytes(event.id)
+        if id_ not in self.nested or id_ not in self.theirs:
+            return False
+        if self.theirs[id_] is None:
+            return True
+        try:
+            params = inputs.read(event.method, event.params, self.declared).params
+        except inputs.Malformed:
+            return False
+        return self.theirs[id_] == inputs.question_digest(Question("", event.method, params, None))
 
     def withdraw(self) -> None:
         id_ = self.random.choice(sorted(self.nested))
@@ -388,6 +408,8 @@ class World:
         self.cancels = self.runs = 0
         self.round, self.sheds, self.ended = past.round, past.sheds, False
         self.nested = {bytes(q.upstream_id): "open" for q in past.questions.values() if q.upstream_id and self.running}
+        asked_there = [q for q in past.questions.values() if q.upstream_id]
+        self.theirs = {bytes(q.upstream_id or b""): inputs.question_digest(q) for q in asked_there}
         known = {*past.questions, *(recorded.key for recorded in past.record or ())}
         self.keys = {key: identity for key, identity in self.keys.items() if key in known}
         self.asked = [(round_, asked) for round_, asked in self.asked if round_ <= past.round]
@@ -459,6 +481,7 @@ class World:
                     self.given_up.clear()
                     self.late.clear()
                     self.nested.clear()
+                    self.theirs.clear()
                     self.sent.clear()
                     self.keys.clear()
                 case do.SendAnswers(answers=answers):
@@ -468,7 +491,9 @@ class World:
                     for question, answer in answers:
                         self.settle(question.upstream_id)
                         self.check_answer(question, answer)
-                    self.sent.append((self.calls, tuple(question for question, _ in answers)))
+                    asked = tuple(question for question, _ in answers)
+                    self.theirs |= {bytes(q.upstream_id or b""): q.digest for q in asked if q.params is None}
+                    self.sent.append((self.calls, asked))
                 case do.Respond(upstream_id=id_):
                     self.settle(id_)
                 case do.CancelCall():

@@ -89,6 +89,7 @@ class TaskWorld(World):
     def adopt(self) -> None:
         """Another process goes on with the task, and knows of no answer to a question that the holder has."""
         self.nested = dict.fromkeys(self.held, "open")
+        self.theirs.clear()
         for known in (self.claims, self.sent, self.given, self.given_up, self.armed, self.asked, self.said, self.ends):
             known.clear()
         self.timers, self.round, self.cancels, self.ended = (), 0, 0, False
@@ -156,7 +157,10 @@ class TaskWorld(World):
             return  # `UpstreamCall` says nothing of an earlier run
         commands = self.exchange.handle(on.Undelivered(questions, Unreachable("no"), retryable=True))
         assert commands == []
-        for id_ in (bytes(question.upstream_id or b"") for question in questions):
+        for question in questions:
+            id_ = bytes(question.upstream_id or b"")
+            if question.params is None:
+                _ = self.theirs.pop(id_, None)
             self.nested[id_] = "withdrawn" if id_ in self.given_up else "open"
 
     def is_refused(self, event: on.Event, error: type[DownstreamError]) -> None:

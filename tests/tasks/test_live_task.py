@@ -474,6 +474,49 @@ async def test_only_the_keys_of_a_task_reach_its_questions(
     forget(stand)
 
 
+async def test_the_key_of_an_answered_question_does_not_answer_a_later_one_with_its_id(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    """A client may send its answers twice."""
+
+    async def asking(turn: Turn) -> None:
+        for title in ("first", "second"):
+            await turn.elicit(title, id_=1)
+        await turn.result(text("done"))
+
+    upstream.on(mcp.TASKS_RESULT, asking)
+    stand = await begin()
+    task = await make(stand)
+    first = await task.until("input_required")
+    assert "result" in await task.answer(first)
+    second = await task.until("input_required")
+    assert "result" in await task.answer(first)
+    assert await task.get() == second, "it still asks"
+    server.done.set()
+    assert "result" in await task.answer(second)
+    _ = await task.until("completed")
+    assert [answer.body["id"] for answer in upstream.of("answer")] == [1, 1]
+    forget(stand)
+
+
+async def test_two_open_questions_with_one_id_are_refused(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    async def asking(turn: Turn) -> None:
+        for title in ("first", "second"):
+            schema = {"type": "object", "title": title, "properties": {}}
+            await turn.say({"id": 1, "method": mcp.ELICIT, "params": {**FORM, "requestedSchema": schema}})
+        await server.hold(turn)
+
+    upstream.on(mcp.TASKS_RESULT, asking)
+    stand = await begin()
+    task = await make(stand)
+    (refused,) = await upstream.saw("answer")
+    assert (refused.body["id"], refused.body["error"]["code"]) == (1, mcp.INVALID_REQUEST)
+    assert (await task.get())["status"] == "working"
+    forget(stand)
+
+
 async def test_a_question_that_another_replica_asked_is_answered_once(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:

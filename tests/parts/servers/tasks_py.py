@@ -73,13 +73,27 @@ async def confirm_delete(context: ServerTaskContext, given: JSON, _early: Any) -
 @task("multi_input", "optional")
 async def multi_input(context: ServerTaskContext, _given: JSON, _early: Any) -> types.CallToolResult:
     answers: JSON = {}
+    asked: list[types.ElicitRequestFormParams] = []
+
+    class Kept(types.ElicitRequestFormParams):
+        """The SDK makes the id of a question from the address of its params, and then forgets these.
+
+        So it may give both questions one id, and then only the later one is ever answered.
+        """
+
+        def model_post_init(self, _context: Any) -> None:
+            asked.append(self)
 
     async def ask(message: str, title: str, properties: JSON) -> None:
         answers[title] = (await context.elicit(message, form(title, properties))).content or {}
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(ask, "Who?", "Name", NAME)
-        group.start_soon(ask, "Sure?", "Sure", CONFIRM)
+    params, types.ElicitRequestFormParams = types.ElicitRequestFormParams, Kept  # type: ignore[misc]
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, "Who?", "Name", NAME)
+            group.start_soon(ask, "Sure?", "Sure", CONFIRM)
+    finally:
+        types.ElicitRequestFormParams = params  # type: ignore[misc]
     return text(f"{answers['Name'].get('name')}: {answers['Sure'].get('confirm')}")
 
 
@@ -88,6 +102,13 @@ async def ask_twice(context: ServerTaskContext, _given: JSON, _early: Any) -> ty
     first = await context.elicit("First?", form("First", NAME))
     second = await context.elicit("Second?", form("Second", NAME))
     return text(f"{(first.content or {}).get('name')}, {(second.content or {}).get('name')}")
+
+
+@task("ask_often", "required", times="number")
+async def ask_often(context: ServerTaskContext, given: JSON, _early: Any) -> types.CallToolResult:
+    """Asks the same question again and again. The SDK gives it an id with an address in it, which soon comes again."""
+    names = [(await context.elicit("Next?", form("Name", NAME))).content or {} for _ in range(int(given["times"]))]
+    return text(", ".join(str(each.get("name")) for each in names))
 
 
 @task("test_tool_with_task", "required")
