@@ -143,9 +143,11 @@ class Follower:
     async def _look(self) -> Ended | None:
         """Ask about the task as its server allows; return how it ended, if it has."""
         if self._looked is not None:
-            await self._looked(legacy_tasks.status(await self.ask(mcp.TASKS_GET)))
+            found = legacy_tasks.status(await self.ask(mcp.TASKS_GET))
+            await self._looked(found)
             self._looked = None
-            if self._is_stopped:
+            # `mcp` 1.30 forgets a tasks/result that comes in the moment in which the answers just sent end the task.
+            if self._is_stopped or (found is not None and not found.is_final):
                 return None
         if self._waits:
             # A server does not notice that a stream was cut, and would send the next question there: so the request

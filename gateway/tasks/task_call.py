@@ -81,8 +81,7 @@ class TaskCall(UpstreamCall):
                 self._report.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
                 self._resumed(opened)
-                # `mcp` 1.30 forgets a tasks/result that comes in the moment in which an answer ends the task.
-                await self.sent()
+                await self.sent()  # before tasks/result
 
         former = "" if is_shared else self._former_holder
         past = Past(looked, is_shared=is_shared, former_holder=former)

@@ -88,13 +88,17 @@ async def test_the_task_of_a_dead_owner_is_asked_for_its_result_once_the_answers
     server, before = TaskServer(upstream), []
     server.ask(7)
 
-    async def accept(turn: Turn) -> None:
-        for _ in range(500):  # what is sent at the same time would come meanwhile
+    async def end() -> None:
+        for _ in range(500):  # what is sent at the same time, or next, would come meanwhile
             await asyncio.sleep(0)
         before.extend(upstream.words)
         server.done.set()
-        turn.reply(202)
 
+    async def accept(turn: Turn) -> None:
+        turn.reply(202)
+        ending.append(asyncio.ensure_future(end()))
+
+    ending: list[asyncio.Future[None]] = []
     upstream.on("answer", accept)
     one, two = await cluster.begin("gw-1", "gw-2")
     _ = await one.client().post("tools/list")
