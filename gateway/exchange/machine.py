@@ -225,6 +225,10 @@ class Exchange:
         """Whether the upstream has asked this question in the present run."""
         return self._nested_requests.has_heard(upstream_id)
 
+    def asked(self, upstream_id: Raw) -> Question | None:
+        """The open question with this id of the upstream."""
+        return self._nested_requests.asked(upstream_id)
+
     def handle(self, event: on.Event) -> Commands:
         """Take one event; raises LocalProtocolError or a DownstreamError, and then changes nothing."""
         handler = TRANSITIONS.get((self.state, type(event)))
@@ -401,7 +405,6 @@ class Exchange:
     def _nested(self, event: on.Nested) -> Commands:
         if self._nested_requests.is_repeated(event):
             return [do.Count(event.method, "duplicate")]
-        self._ledger.ask(event.id)
         try:
             question = self._nested_requests.read(event, may_ask=self._policy.may_ask)
         except Refusal as exc:
@@ -409,6 +412,7 @@ class Exchange:
             if exc.lacks is None or self._policy.refuse_undeclared or self.state is OWNED:
                 return out
             return out + self._abort(MissingCapability(exc.lacks, event.method))
+        self._ledger.ask(event.id)
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
@@ -426,7 +430,7 @@ class Exchange:
 
     def _close(self, id_: Raw) -> Commands:
         """The id of an open question is used up by an error for another one."""
-        return [] if self._nested_requests.asked(bytes(id_)) is None else self._withdraw(on.Withdrawn(id_))
+        return [] if self.asked(id_) is None else self._withdraw(on.Withdrawn(id_))
 
     def _withdraw(self, event: on.Withdrawn) -> Commands:
         """The upstream withdrew its question."""

@@ -82,20 +82,15 @@ class NestedRequests:
 
         The id alone does not tell: `mcp` 1.30 may give the id of a question of a task to a later one.
         """
-        id_ = bytes(event.id)
-        if id_ not in self._heard:
+        id_, question = bytes(event.id), self.asked(event.id)
+        if id_ not in self._heard or (question is None and id_ not in self._theirs):
             return False
-        if (question := self.asked(id_)) is not None:
-            return inputs.question_digest(question) == self._digest(event)
-        if id_ not in self._theirs:
-            return False
-        theirs = self._theirs[id_]
-        return theirs is None or theirs == self._digest(event)
+        known = self._theirs[id_] if question is None else inputs.question_digest(question)
+        return known is None or known == self._digest(event)
 
-    def asked(self, id_: bytes) -> Question | None:
-        """The open question with this id."""
-        with_id = (question for question in self.open.values() if bytes(question.upstream_id or b"") == id_)
-        return next(with_id, None)
+    def asked(self, id_: Raw | None) -> Question | None:
+        """The open question with this id; there is one at most."""
+        return next((each for each in self.open.values() if id_ is not None and each.upstream_id == id_), None)
 
     def _digest(self, event: Nested) -> bytes | None:
         """The digest of the question that a request asks; None if it asks none."""
@@ -130,7 +125,7 @@ class NestedRequests:
             return Refusal("refused", mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
         if not may_ask:
             text = "The client cannot be asked during this request"
-        elif self.asked(bytes(event.id)) is not None:  # the server could not tell the answers apart
+        elif self.asked(event.id) is not None:  # the server could not tell the answers apart
             text = "An open question has the id of this one"
         elif max(len(self._heard), len(self.keys)) >= MAX_NESTED:
             text = f"This call has already sent {MAX_NESTED} nested requests"
@@ -154,7 +149,7 @@ class NestedRequests:
 
     def withdraw(self, id_: Raw) -> Question | None:
         """Close the question that its server has given up; returns it if it was open."""
-        question = self.asked(bytes(id_))
+        question = self.asked(id_)
         return None if question is None else self.open.pop(question.key)
 
     def refer(self, urls: dict[str, Question]) -> None:
@@ -201,26 +196,31 @@ class NestedRequests:
             id_ = bytes(question.upstream_id or b"")
             if id_ not in taken and (question.key in self.open or id_ not in self._heard):
                 taken[id_] = question, inputs.check_answer(question, answer)
-        for id_, (question, _) in taken.items():
-            if question.key not in self.open:
-                self._theirs = {**self._theirs, id_: question.digest}
-                self._heard = _with(self._heard, id_)
+        theirs = {id_: question.digest for id_, (question, _) in taken.items() if question.key not in self.open}
+        if theirs:
+            self._theirs, self._heard = self._theirs | theirs, {*self._heard, *theirs}
+        for question, _ in taken.values():
             _ = self.open.pop(question.key, None)
         return tuple(taken.values())
 
     def put_back_taken(self, questions: Mapping[str, Question]) -> None:
         """Open questions of a task again whose answers were not delivered, or let another replica's be answered."""
         self.put_back({key: question for key, question in questions.items() if question.params is not None})
-        theirs = {bytes(each.upstream_id or b"") for each in questions.values() if each.params is None}
+        closed = [each for each in questions.values() if self.asked(each.upstream_id) is None]
+        theirs = {bytes(each.upstream_id or b"") for each in closed if each.params is None}
         if theirs:
             self._heard = {*self._heard} - theirs
             self._theirs = {id_: digest for id_, digest in self._theirs.items() if id_ not in theirs}
 
     def put_back(self, questions: dict[str, Question]) -> None:
-        """Open questions again whose answers were not delivered, before those that came since."""
+        """Open questions again whose answers were not delivered, before those that came since.
+
+        One whose id its server has given to another question since stays closed.
+        """
         since = self.open.copy()
+        again = {key: question for key, question in questions.items() if self.asked(question.upstream_id) is None}
         self.open.clear()
-        self.open.update(questions | since)
+        self.open.update(again | since)
 
     def check_askable(self, answers: Mapping[str, Raw]) -> None:
         """Unanswered questions must be asked again; raises InvalidParams if this process lacks the params of one."""

@@ -376,9 +376,9 @@ class LiveTask(Driver):
         if key.exchange != self.id or key.method not in KINDS:
             return None
         id_ = Raw(key.upstream_id)
-        for question in self._exchange.questions.values():
-            if question.upstream_id == id_ and key.digest in (b"", question_digest(question)):
-                return question
+        question = self._exchange.asked(id_)
+        if question is not None and key.digest in (b"", question_digest(question)):
+            return question
         return Question(sealed, key.method, None, id_, key.digest or None) if self._is_adopted else None
 
     async def full_view(self) -> View:

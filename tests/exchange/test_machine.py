@@ -223,14 +223,6 @@ def test_a_question_with_the_id_of_an_earlier_one_is_not_asked_again() -> None:
     assert len(play.questions) == 1
 
 
-def test_a_server_that_asks_and_withdraws_under_one_id_is_refused_in_bounded_memory() -> None:
-    play = waiting(FIRST)
-    for _ in range(MAX_NESTED):
-        play = play >> asked(0) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(0))
-    assert play >> asked(0) << do.Respond(raw(0), error(mcp.INVALID_REQUEST))
-    assert len(play.exchange._nested_requests.keys) == MAX_NESTED
-
-
 def test_once_a_question_is_answered_its_server_may_give_its_id_to_another() -> None:
     """As `mcp` 1.30 does in a task: part of the id is an address in memory."""
     play = waiting(FIRST) >> asked(0) << do.Arm(Timer.QUIET) >> on.QuietPassed() << ANY

@@ -131,6 +131,15 @@ def test_two_open_questions_with_one_id_are_refused() -> None:
     assert not play.questions
 
 
+def test_a_refused_request_with_the_id_of_a_withdrawn_question_does_not_open_that_again() -> None:
+    play = owned(FIRST) >> asked(1)
+    first = question(play, 1)
+    play >> updated((first, ACCEPT)) << ANY >> on.Withdrawn(raw(1))
+    play >> on.Nested(raw(1), "x/y", raw({})) << do.Respond(raw(1), error(mcp.METHOD_NOT_FOUND))
+    assert play >> on.Undelivered((first,), LOST, retryable=True)
+    assert not play.questions
+
+
 def test_a_question_with_the_id_of_a_withdrawn_one_is_open_again_if_its_answer_was_not_delivered() -> None:
     play = owned(FIRST) >> asked(1) >> on.Withdrawn(raw(1)) >> on.Withdrawn(raw(1)) >> asked(1)
     again = question(play, 1)

@@ -101,6 +101,27 @@ def test_only_so_many_questions_are_open_and_only_so_many_requests_come() -> Non
     assert not requests.has_heard(raw(MAX_NESTED)), "they are counted no further"
 
 
+def test_requests_under_one_id_are_counted_too() -> None:
+    requests = nested()
+    for _ in range(MAX_NESTED):
+        _ = opened(requests)
+        assert requests.withdraw(raw(0))
+    refusal = refused(requests, asked(0))
+    assert (refusal.error.code, len(requests.keys)) == (mcp.INVALID_REQUEST, MAX_NESTED)
+
+
+def test_a_question_whose_id_its_server_gave_to_another_one_is_not_asked_again() -> None:
+    requests = nested()
+    first = opened(requests)
+    del requests.open[first.key]
+    second = opened(requests)
+    requests.put_back({first.key: first})
+    assert requests.asked(raw(0)) is second
+    requests.put_back_taken({"theirs": Question("theirs", mcp.ELICIT, None, raw(0))})
+    assert list(requests.open.values()) == [second]
+    assert requests.has_heard(raw(0))
+
+
 def test_an_answer_given_in_advance_serves_its_own_question_once() -> None:
     requests = nested({"elicitation-1": ACCEPT, "elicitation-2": SAMPLED})
     first = requests.read(asked(0), may_ask=True)

@@ -1,14 +1,15 @@
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.claims import Bearer
+from gateway.seal.claims import Bearer, Claims
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.request_state import Upstream
-from gateway.seal.task_handle import MAX_HANDLE_BYTES, QuestionKey, TaskHandle, TaskSealer
+from gateway.seal.task_handle import MAX_HANDLE_BYTES, PURPOSE, QuestionKey, TaskHandle, TaskSealer
 
 KEY = bytes(range(32))
 NOW = 1_000_000.0
@@ -82,13 +83,27 @@ def test_a_handle_is_bound_to_the_headers_that_its_route_bound() -> None:
 
 
 def test_the_key_of_a_question_holds_the_id_that_its_server_waits_for() -> None:
-    key = QuestionKey("e", "elicitation/create", b'"task-1"')
+    key = QuestionKey("e", "elicitation/create", b'"task-1"', b"digest")
     assert SEALER.questions.open(SEALER.questions.seal(key)) == key
     assert SEALER.questions.seal(key) != SEALER.questions.seal(key)
     with pytest.raises(InvalidState):
         SEALER.questions.open("x" * 5000)
     with pytest.raises(InvalidState):
         SEALER.questions.open(SEALER.seal(HANDLE))
+
+
+def test_keys_of_questions_open_in_the_version_before_and_after_them() -> None:
+    """While the replicas of a cluster are updated, each opens the keys of the others."""
+
+    class Former(msgspec.Struct, frozen=True, array_like=True):
+        exchange: str
+        method: str
+        upstream_id: bytes
+
+    former = Claims(InForce(Keys((KEY,))), PURPOSE, Former, 4096)
+    known = ("e", "elicitation/create", b"1")
+    assert SEALER.questions.open(former.seal(Former(*known))) == QuestionKey(*known)
+    assert former.open(SEALER.questions.seal(QuestionKey(*known, b"digest"))) == Former(*known)
 
 
 def test_a_handle_does_not_open_as_a_state() -> None:

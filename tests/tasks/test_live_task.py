@@ -499,6 +499,21 @@ async def test_the_key_of_an_answered_question_does_not_answer_a_later_one_with_
     forget(stand)
 
 
+async def test_a_key_of_an_earlier_version_answers_the_open_question_with_its_id(
+    server: TaskServer, begin: Start, upstream: FakeUpstream
+) -> None:
+    """It holds no digest."""
+    server.ask(1)
+    stand = await begin()
+    task = await make(stand)
+    _ = await task.until("input_required")
+    (live,) = stand.gateway.task_table
+    key = stand.gateway.task_table.sealer.questions.seal(QuestionKey(live.id, mcp.ELICIT, b"1"))
+    assert "result" in await task.answer({"inputRequests": [key]})
+    assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
+    forget(stand)
+
+
 async def test_two_open_questions_with_one_id_are_refused(
     server: TaskServer, begin: Start, upstream: FakeUpstream
 ) -> None:
