@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-Ready = TypeVar("Ready")
 
 READY_SECONDS = 30.0
 STOP_SECONDS = 2.0
@@ -25,22 +24,17 @@ class DemoProcess:
         self._process = process
         self._log = log
 
-    @property
-    def running(self) -> bool:
-        """Whether the process has not ended."""
-        return self._process.returncode is None
-
     def output(self) -> str:
         """Return what the child has printed."""
         return self._log.read_text(errors="replace")
 
-    async def until(self, ready: Callable[[], Awaitable[Ready | None]]) -> Ready:
-        """Wait until `ready` returns a value, or the child ends."""
+    async def announced(self, pattern: str) -> str:
+        """Wait until the child prints a line that holds the pattern, whose group is returned, or ends."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_SECONDS):
                 while self._process.returncode is None:
-                    if (value := await ready()) is not None:
-                        return value
+                    if (found := re.search(f"{pattern}.*\n", self.output())) is not None:
+                        return found[1]
                     await asyncio.sleep(0.05)
         status = self._process.returncode
         what = f"was not ready after {READY_SECONDS:.0f} s" if status is None else f"ended with status {status}"
@@ -53,8 +47,8 @@ class DemoProcess:
 
 
 @contextlib.asynccontextmanager
-async def started(name: str, command: Sequence[str], folder: Path) -> AsyncIterator[DemoProcess]:
-    """Run a command in the background for as long as the block lasts."""
+async def started(name: str, command: Sequence[str], folder: Path, **variables: str) -> AsyncIterator[DemoProcess]:
+    """Run a command in the background for as long as the block lasts, with these variables besides ours."""
     log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as output:
         # A separate process group: Ctrl-C reaches only the demo, which then stops its children in order.
@@ -64,6 +58,7 @@ async def started(name: str, command: Sequence[str], folder: Path) -> AsyncItera
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
             process_group=0,
+            env={**os.environ, **variables},
         )
     try:
         yield DemoProcess(name, process, log)

@@ -1,7 +1,4 @@
-"""Runs `mrtr-gateway demo`: a modern client uses a legacy server, with both sides of the wire on show.
-
-modern client -> relay -> gateway -> relay -> legacy server. The relays only observe.
-"""
+"""Runs `mrtr-gateway demo`: a modern client uses a legacy server, with both sides of the gateway on show."""
 
 import argparse
 import asyncio
@@ -15,12 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway import world
-from gateway.tools.demo.children import ChildError, DemoProcess, started, stop
+from gateway.tools.demo.children import ChildError, started, stop
 from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter
-from gateway.tools.demo.message_reader import WireMessage
-from gateway.tools.demo.relay import Relay
-from gateway.tools.demo.sequence_diagram import WIDEST, draw, rows
+from gateway.tools.demo.sequence_diagram import WIDEST, Message, draw, messages, rows
 
 HERE = Path(__file__).parent
 UNATTENDED_SECONDS = 60.0
@@ -82,28 +76,23 @@ async def _until_stopped(old: str, modern: str) -> int:
 
 
 async def _play(old: str, modern: str) -> int:
-    seen: list[WireMessage] = []
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mrtr-demo-")))
         server_command = [old, "-I", str(HERE / "legacy_server.py")]
         server = await stack.enter_async_context(started("the legacy server", server_command, folder))
-        server_port = await server.until(lambda: _announced_port(server))
-        _say(f"legacy server http://127.0.0.1:{server_port}/mcp (mcp 1.x, protocol 2025-11-25)")
+        server_url = await server.announced("READY (.+)")
+        _say(f"legacy server {server_url} (mcp 1.x, protocol 2025-11-25)")
 
-        upstream = await stack.enter_async_context(Relay(("127.0.0.1", server_port), "old", seen.append))
-        listen, admin = _free_ports()
-        gateway_command = [sys.executable, "-m", "gateway", "serve"]
-        gateway_command += ["--upstream", f"http://127.0.0.1:{upstream.port}/mcp"]
-        gateway_command += ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
-        gateway = await stack.enter_async_context(started("the gateway", gateway_command, folder))
-        await gateway.until(lambda: _is_ready(admin))
-        _say(f"gateway       http://127.0.0.1:{listen}/mcp (in front of it)")
-
-        downstream = await stack.enter_async_context(Relay(("127.0.0.1", listen), "new", seen.append))
+        gateway_command = [sys.executable, "-m", "gateway", "serve", "--upstream", server_url]
+        gateway_command += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+        settings = {"GATEWAY_DEBUG__BODIES": "true", "GATEWAY_LOG__FORMAT": "json"}
+        gateway = await stack.enter_async_context(started("the gateway", gateway_command, folder, **settings))
+        address = await gateway.announced('server.started.*"listen": "([^"]+)"')
+        url = f"http://{address}/mcp"
+        _say(f"gateway       {url} (in front of it)")
         _say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
-        client_command = [modern, "-I", str(HERE / "modern_client.py"), f"http://127.0.0.1:{downstream.port}/mcp"]
-        status = await _in_foreground(client_command)
-        told = list(seen)
+        status = await _in_foreground([modern, "-I", str(HERE / "modern_client.py"), url])
+        told = list(messages(gateway.output()))
 
         _show(told)
         if status:
@@ -113,28 +102,6 @@ async def _play(old: str, modern: str) -> int:
             return 1
     _explain(told)
     return 0
-
-
-async def _announced_port(server: DemoProcess) -> int | None:
-    ready = [line for line in server.output().splitlines(keepends=True) if line.startswith("READY ")]
-    return int(ready[0].rpartition(":")[2].partition("/")[0]) if ready and ready[0].endswith("\n") else None
-
-
-async def _is_ready(admin: int) -> bool | None:
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", admin)
-        with contextlib.closing(writer):
-            writer.write(b"GET /readyz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-            status_line = await reader.readline()
-    except OSError:
-        return None
-    return True if b" 200 " in status_line else None
-
-
-def _free_ports() -> tuple[int, int]:
-    # Both are bound at the same time, so that they differ.
-    with world.listening("127.0.0.1", 0) as one, world.listening("127.0.0.1", 0) as other:
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 async def _in_foreground(command: Sequence[str]) -> int:
@@ -150,7 +117,7 @@ async def _in_foreground(command: Sequence[str]) -> int:
         await stop(process)
 
 
-def _show(told: Sequence[WireMessage]) -> None:
+def _show(told: Sequence[Message]) -> None:
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size((WIDEST, 24)).columns
     print("\n  Messages on the wire, in order of time, with the gateway in the middle:\n")
@@ -158,8 +125,8 @@ def _show(told: Sequence[WireMessage]) -> None:
         print(line)
 
 
-def _explain(told: Sequence[WireMessage]) -> None:
-    methods = [(message.side, (message.body or {}).get("method")) for message in told]
+def _explain(told: Sequence[Message]) -> None:
+    methods = [(message.side, message.body.get("method")) for message in told]
     questions, requests = methods.count(("old", "elicitation/create")), methods.count(("new", "tools/call"))
     times = {1: "once", 2: "twice"}.get(questions, f"{questions} times")
     print(

@@ -1,24 +1,38 @@
-"""Draws the messages of both sides in order of time: the legacy server left, the modern client right."""
+"""Draws the messages of both sides in order of time: the legacy server left, the modern client right.
+
+The gateway stands between the two and logs every message (`debug.bodies`), so its log is all that is read.
+"""
 
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-from gateway.tools.demo.message_reader import Side, WireMessage
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 WIDEST = 100
 STACKED_BELOW = 80
 DETAIL_LINES = 3
 
+Side = Literal["old", "new"]
 Paint = Callable[[str, str], str]
 
 BOLD, DIM, YELLOW, CYAN, PLAIN = "\033[1m", "\033[2m", "\033[33m", "\033[36m", "\033[0m"
+_DIRECTIONS: Final[Mapping[str, tuple[Side, bool]]] = {
+    "from_client": ("new", True),
+    "to_client": ("new", False),
+    "to_upstream": ("old", True),
+    "from_upstream": ("old", False),
+}
 
 
-@dataclass(frozen=True)
-class Row:
+class Message(NamedTuple):
+    """A JSON-RPC message."""
+
+    side: Side
+    to_server: bool
+    body: dict[str, Any]
+
+
+class Row(NamedTuple):
     """One message: a title and the interesting part of its content."""
 
     side: Side
@@ -27,19 +41,29 @@ class Row:
     details: Sequence[str] = ()
 
 
-def rows(messages: Iterable[WireMessage]) -> list[Row]:
+def messages(log: str) -> Iterator[Message]:
+    """Yield the messages in a gateway's log; one that the log has cut short is left out."""
+    for line in log.splitlines():
+        try:
+            event = json.loads(line)
+            if event["event"] == "debug.body":
+                yield Message(*_DIRECTIONS[event["direction"]], _mapping(json.loads(event["text"])))
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def rows(told: Iterable[Message]) -> list[Row]:
     """Describe the messages; a response is named after the latest request with its id."""
     asked: dict[tuple[Side, bool, str], str] = {}
-    told = []
-    for message in messages:
-        body = message.body or {}
-        request = "method" in body
-        key = (message.side, message.to_server == request, str(body.get("id")))
-        if request:
+    found = []
+    for side, to_server, body in told:
+        is_request = "method" in body
+        key = (side, to_server == is_request, str(body.get("id")))
+        if is_request:
             asked[key] = str(body["method"])
-        title, details = _request(message) if request else _reply(message, asked.get(key, "a request"))
-        told.append(Row(message.side, message.to_server, title, [d for d in details if d]))
-    return told
+        title, details = _request(body) if is_request else _reply(body, asked.get(key, ""))
+        found.append(Row(side, to_server, title, [detail for detail in details if detail]))
+    return found
 
 
 def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
@@ -49,55 +73,40 @@ def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
     return _stacked(told, width, paint) if width < STACKED_BELOW else _side_by_side(told, width, paint)
 
 
-def _request(message: WireMessage) -> tuple[str, list[str]]:
-    assert message.body is not None
-    method = str(message.body["method"])
-    params = _mapping(message.body.get("params"))
+def _request(body: dict[str, Any]) -> tuple[str, list[str]]:
+    method, params = str(body["method"]), _mapping(body.get("params"))
     match method:
         case "initialize":
             return f"initialize {params.get('protocolVersion', '')}", []
         case "tools/call":
             answers = _mapping(params.get("inputResponses"))
             again = "inputResponses" in params or "requestState" in params
-            details = [f"{key}: {_answer(_mapping(value))}" for key, value in answers.items()]
             return f"tools/call {params.get('name', '')}" + (", again" if again else ""), [
-                "" if again else _json(params.get("arguments", {})),
-                *(f"inputResponses {detail}" for detail in details),
-                _state(params),
+                "" if again else json.dumps(params.get("arguments", {}), ensure_ascii=False),
+                *(f"inputResponses {key}: {_answer(_mapping(value))}" for key, value in answers.items()),
+                "requestState" if "requestState" in params else "",
             ]
         case "elicitation/create":
-            where = ", nested on the SSE stream" if message.streamed else ""
-            return f"elicitation/create{where}", [f'"{params.get("message", "")}"']
+            return "elicitation/create, nested in the call", [f'"{params.get("message", "")}"']
         case _:
             return method, []
 
 
-def _reply(message: WireMessage, method: str) -> tuple[str, list[str]]:
-    body = message.body or {}
+def _reply(body: dict[str, Any], method: str) -> tuple[str, list[str]]:
     if error := _mapping(body.get("error")):
         return f"error {error.get('code')}", [str(error.get("message", ""))]
-    result = body.get("result")
-    if not isinstance(result, dict):
-        return _http(message), []
+    result = _mapping(body.get("result"))
     if result.get("resultType") == "input_required":
         asks = _mapping(result.get("inputRequests")).items()
         questions = [f'{key}: "{_mapping(_mapping(ask).get("params")).get("message", "")}"' for key, ask in asks]
-        return "input_required", [*questions, _state(result)]
+        return "input_required", [*questions, "requestState" if "requestState" in result else ""]
     if method == "elicitation/create" or "action" in result:
         return "the answer, in a separate POST", [_answer(result)]
     title = str(result.get("resultType", "result"))
     if method == "tools/call":
         blocks = map(_mapping, result.get("content") or [])
         return title, [" ".join(str(block.get("text", block.get("type"))) for block in blocks)]
-    session = message.headers.get("mcp-session-id", "") if method == "initialize" else ""
-    return f"{method}: {title}", [f"Mcp-Session-Id: {session[:8]}…" if session else ""]
-
-
-def _http(message: WireMessage) -> str:
-    if message.start.startswith("HTTP/"):
-        return f"HTTP {message.start.partition(' ')[2]}"
-    verb = message.start.partition(" ")[0]
-    return {"GET": "GET, opens a stream", "DELETE": "DELETE, ends the session"}.get(verb, verb)
+    return f"{method}: {title}" if method else title, []
 
 
 def _answer(value: dict[str, Any]) -> str:
@@ -105,21 +114,8 @@ def _answer(value: dict[str, Any]) -> str:
     return f"{value.get('action', '')} {content}".strip()
 
 
-def _state(carrier: dict[str, Any]) -> str:
-    state = carrier.get("requestState")
-    if not isinstance(state, str):
-        return ""
-    prefix, dot, _ = state[:12].partition(".")
-    size = f"{len(state) / 1000:.1f} kB" if len(state) >= 1000 else f"{len(state)} bytes"
-    return f"requestState {prefix if dot else state[:6]}{dot}…({size})"
-
-
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _wrapped(row: Row, width: int) -> list[str]:

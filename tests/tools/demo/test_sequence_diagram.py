@@ -1,26 +1,36 @@
-"""The demo's picture of what both sides said."""
+"""The demo's picture of what both sides said, from the gateway's log."""
 
+import json
 from typing import Any
 
 import pytest
 
-from gateway.tools.demo.message_reader import Side, WireMessage
-from gateway.tools.demo.sequence_diagram import Row, draw, rows
+from gateway.tools.demo.sequence_diagram import Message, Row, draw, messages, rows
 
 
-def message(
-    side: Side, body: dict[str, Any] | None, *, to_server: bool = True, start: str = "", **more: Any
-) -> WireMessage:
-    return WireMessage(side, to_server, start, more.pop("headers", {}), body, **more)
+def request(method: str, **params: Any) -> Message:
+    return Message("new", True, {"id": 1, "method": method, "params": params})
 
 
-def request(method: str, **params: Any) -> WireMessage:
-    return message("new", {"id": 1, "method": method, "params": params})
+def reply(result: Any, to: str = "") -> Row:
+    asked = [request(to)] if to else []
+    return rows([*asked, Message("new", False, {"id": 1, "result": result})])[-1]
 
 
-def reply(result: Any, to: WireMessage | None = None) -> list[Row]:
-    told = [to] if to is not None else []
-    return rows([*told, message("new", {"id": 1, "result": result}, to_server=False)])[len(told) :]
+def test_the_messages_are_those_that_the_gateway_logs() -> None:
+    log = [
+        {"event": "server.started", "listen": "127.0.0.1:1"},
+        {"event": "debug.body", "direction": "from_client", "text": '{"id": 1, "method": "tools/list"}'},
+        {"event": "debug.body", "direction": "from_upstream", "text": '{"id": 1, "result": {}… (5000 bytes)'},
+        {"event": "debug.body", "direction": "from_upstream", "text": '{"id": 2, "result": {}}'},
+        {"event": "debug.body", "direction": "to_upstream", "text": "7"},
+        ["nothing"],
+    ]
+    assert [*messages("\n".join(["a traceback", *map(json.dumps, log)]))] == [
+        ("new", True, {"id": 1, "method": "tools/list"}),
+        ("old", False, {"id": 2, "result": {}}),
+        ("old", True, {}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -34,48 +44,64 @@ def reply(result: Any, to: WireMessage | None = None) -> list[Row]:
                 "tools/call",
                 name="ask",
                 inputResponses={"q": {"action": "accept", "content": {"city": "Rome"}}},
-                requestState="mrtr1.abc",
+                requestState="[hidden]",
             ),
             "tools/call ask, again",
-            ["inputResponses q: accept city = Rome", "requestState mrtr1.…(9 bytes)"],
+            ["inputResponses q: accept city = Rome", "requestState"],
         ),
         (
-            message("old", {"id": 0, "method": "elicitation/create", "params": {"message": "Who?"}}, streamed=True),
-            "elicitation/create, nested on the SSE stream",
+            Message("old", False, {"id": 0, "method": "elicitation/create", "params": {"message": "Who?"}}),
+            "elicitation/create, nested in the call",
             ['"Who?"'],
         ),
-        (message("old", {"id": 0, "method": "elicitation/create"}), "elicitation/create", ['""']),
-        (message("old", None, start="GET /mcp HTTP/1.1"), "GET, opens a stream", []),
-        (message("old", None, start="DELETE /mcp HTTP/1.1"), "DELETE, ends the session", []),
-        (message("old", None, start="PUT /mcp HTTP/1.1"), "PUT", []),
-        (message("old", None, to_server=False, start="HTTP/1.1 404 Not Found"), "HTTP 404 Not Found", []),
-        (message("new", {"id": 1, "error": {"code": -32602, "message": "no"}}), "error -32602", ["no"]),
+        (Message("new", False, {"id": 1, "error": {"code": -32602, "message": "no"}}), "error -32602", ["no"]),
     ],
 )
-def test_a_message_is_told_in_a_line(said: WireMessage, title: str, details: list[str]) -> None:
+def test_a_message_is_told_in_a_line(said: Message, title: str, details: list[str]) -> None:
     (row,) = rows([said])
     assert (row.title, row.details) == (title, details)
 
 
-def test_a_result_is_named_after_its_request() -> None:
-    (row,) = reply({"content": [{"type": "text", "text": "done"}, {"type": "image"}]}, request("tools/call"))
-    assert (row.title, row.details) == ("result", ["done image"])
-    (row,) = reply({"resultType": "complete"}, request("tools/list"))
-    assert row.title == "tools/list: complete"
-    (row,) = reply({})
-    assert row.title == "a request: result"
-    asks = {"q": {"params": {"message": "Who?"}}}
-    (row,) = reply({"resultType": "input_required", "inputRequests": asks, "requestState": "s" * 1500})
-    assert row.details == ['q: "Who?"', "requestState ssssss…(1.5 kB)"]
-    (row,) = reply({"action": "decline"})
-    assert (row.title, row.details) == ("the answer, in a separate POST", ["decline"])
+@pytest.mark.parametrize(
+    ("result", "to", "title", "details"),
+    [
+        ({"content": [{"type": "text", "text": "done"}, {"type": "image"}]}, "tools/call", "result", ["done image"]),
+        ({"resultType": "complete"}, "tools/list", "tools/list: complete", []),
+        ({}, "", "result", []),
+        (
+            {
+                "resultType": "input_required",
+                "inputRequests": {"q": {"params": {"message": "Who?"}}},
+                "requestState": "x",
+            },
+            "tools/call",
+            "input_required",
+            ['q: "Who?"', "requestState"],
+        ),
+        ({"action": "decline"}, "", "the answer, in a separate POST", ["decline"]),
+    ],
+)
+def test_a_result_is_named_after_its_request(result: Any, to: str, title: str, details: list[str]) -> None:
+    row = reply(result, to)
+    assert (row.title, row.details) == (title, details)
 
 
-def test_the_session_id_of_a_handshake_is_cut() -> None:
-    shaken = message("old", {"id": 0, "method": "initialize"})
-    for headers, details in (({"mcp-session-id": "0123456789"}, ["Mcp-Session-Id: 01234567…"]), ({}, [])):
-        answer = message("old", {"id": 0, "result": {}}, to_server=False, headers=headers)
-        assert rows([shaken, answer])[1].details == details
+@pytest.mark.parametrize("width", [40, 79, 80, 100, 250])
+def test_the_picture_fits_and_takes_messages_in_any_order_and_shape(width: int) -> None:
+    bodies: list[Any] = [
+        {"id": 7, "method": "tools/call", "params": ["not", "an", "object"]},
+        {"id": 8, "method": "tools/call", "params": {"inputResponses": {"key": "no object"}}},
+        {"id": 8, "result": {"content": "not a list of blocks"}},
+        {"id": 8, "result": {"resultType": "input_required", "inputRequests": {"key": None}}},
+        {"id": 9, "result": {"action": "accept", "content": {"word": "x" * 300}}},
+        {"id": 7, "error": {"code": -32602, "message": "Invalid or expired requestState"}},
+        {"nothing": "known"},
+    ]
+    told = [
+        Message(side, to_server, body) for body in bodies for side in ("old", "new") for to_server in (True, False)
+    ]  # type: ignore[arg-type]
+    lines = draw(rows(told), width=width, color=False)
+    assert max(map(len, lines)) <= min(width, 100)
 
 
 def test_both_sides_have_a_column_on_a_wide_terminal() -> None:
