@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.config import Config, InForce, Route, Upstream, parse
+from gateway.config import Config, InForce, parse
 from gateway.http.incoming import Incoming
 from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.header_rules import HeaderRules
@@ -30,10 +30,9 @@ ROUTE = config().routes[0]
 
 def passed(rules: HeaderRules, headers: dict[str, str], remote: str = "10.0.0.1") -> dict[str, str]:
     incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict(headers)), remote)
-    one_by_one = rules.upstream(incoming, ROUTE)
-    for _ in range(2):  # the second time, the names are known
-        assert rules.lines(incoming, ROUTE) == HeaderLines.of(one_by_one.items())
-    return dict(one_by_one)
+    sent = rules.upstream(incoming, ROUTE)
+    assert rules.lines(incoming, ROUTE) == HeaderLines.of(sent.items())
+    return dict(sent)
 
 
 def test_headers_that_only_a_trusted_proxy_may_set_are_dropped_from_others() -> None:
@@ -81,50 +80,12 @@ def test_a_message_of_the_gateway_has_the_credentials_of_its_request_and_no_head
     assert sent == {"Authorization": "t", "X-A": "1, 2", "Via": "1.1 mrtr-abc"}
 
 
-@pytest.mark.parametrize("value", ["100%", "%s", "é", "a\tb", ""])
-def test_any_value_goes_up_as_it_is_the_second_time_too(value: str) -> None:
+def test_a_value_that_cannot_be_sent_is_refused() -> None:
     rules = HeaderRules(InForce(config()), "abc")
-    assert passed(rules, {"X-A": "1", "100%": "2"}) == {"X-A": "1", "100%": "2", "Via": "1.1 mrtr-abc"}
-    assert passed(rules, {"X-A": value, "100%": value}) == {"X-A": value, "100%": value, "Via": "1.1 mrtr-abc"}
-
-
-def test_a_value_that_cannot_be_sent_is_refused_the_second_time_too() -> None:
-    rules = HeaderRules(InForce(config()), "abc")
-    assert "X-A" in passed(rules, {"X-A": "1"})
     for value in ("a\x01", "a\r\nX-B: c", b"\xff".decode("utf-8", "surrogateescape")):
         incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict({"X-A": value})), "10.0.0.1")
         with pytest.raises(InvalidRequest, match="X-A is not UTF-8"):
             _ = rules.lines(incoming, ROUTE)
-
-
-def test_what_a_list_of_names_depends_on_is_looked_at_each_time() -> None:
-    rules = HeaderRules(InForce(BEHIND_A_PROXY), "abc")
-    via = {"Via": "1.1 mrtr-abc"}
-    assert passed(rules, {"X-Hop": "1", "Connection": "close"}) == {"X-Hop": "1"} | via
-    assert passed(rules, {"X-Hop": "1", "Connection": "X-Hop"}) == via
-    assert passed(rules, {"Content-Encoding": "br"}) == via
-    assert passed(rules, {"Content-Encoding": "x"}) == {"Content-Encoding": "x"} | via
-    assert passed(rules, {"X-User": "ada"}) == {"X-User": "ada"} | via
-    assert passed(rules, {"X-User": "eve"}, "192.0.2.1") == via
-
-
-def test_another_configuration_of_a_route_has_rules_of_its_own() -> None:
-    rules = HeaderRules(InForce(config()), "abc")
-    incoming = Incoming("/mcp", CIMultiDictProxy(CIMultiDict({"X-A": "1"})), "10.0.0.1")
-    own = Route(upstream=Upstream(), set_headers={"x-a": "100%"})
-    for route, line in ((ROUTE, b"X-A: 1"), (own, b"x-a: 100%"), (ROUTE, b"X-A: 1")):
-        for _ in range(2):
-            assert rules.lines(incoming, route).text == line + b"\r\nVia: 1.1 mrtr-abc\r\n"
-
-
-def test_names_that_clients_make_up_do_not_pile_up() -> None:
-    rules = HeaderRules(InForce(config()), "abc")
-    for number in range(600):
-        assert passed(rules, {f"X-{number}": "1"})[f"X-{number}"] == "1"
-    assert len(rules._plans) <= 256
-    before = len(rules._plans)
-    assert passed(rules, {"X-" + "y" * 3000: "1"})
-    assert len(rules._plans) == before
 
 
 def known(headers: dict[str, str], remote: str = "10.0.0.1") -> Incoming:
