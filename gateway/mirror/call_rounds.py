@@ -3,12 +3,16 @@
 The upstream keeps nothing between rounds: `inputResponses` and `requestState` bring everything back. So a call can be
 continued by whoever knows its request and the round that it is in.
 
-Source: specification 2026-07-28 basic/patterns/mrtr.
+A tool that can only run as a task is called again with the extension io.modelcontextprotocol/tasks declared. The
+gateway then asks about the task until it ends, and its legacy client sees an ordinary call.
+
+Sources: specification 2026-07-28 basic/patterns/mrtr; modelcontextprotocol/ext-tasks,
+specification/2026-07-28/tasks.
 """
 
 import hashlib
 from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -17,7 +21,6 @@ from msgspec.structs import replace
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
 from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed, Question
-from gateway.mirror import server_task as tasks
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result, modern_request
 from gateway.protocol import jsonrpc, mcp
@@ -27,7 +30,10 @@ MAX_ROUNDS: Final = 32
 """Modern clients stop after ten; a server that goes on like this would never end."""
 _MAX_KEY_BYTES: Final = 1_000
 """The id of a nested request carries the key of its question."""
-
+_AT_ONCE: Final = 0.0
+_POLL_SECONDS: Final = 1.0
+_LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
+"""The bounds of the pause that a server may ask for between two polls."""
 
 T = TypeVar("T")
 NO_TRACE: Final[Mapping[str, str]] = {}
@@ -59,21 +65,11 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     task: str | None = None
 
 
-class Again(NamedTuple):
-    """The next round goes upstream."""
-
-
-class Poll(NamedTuple):
-    """The server works on the task; it is asked again after some seconds."""
-
-    seconds: float
-    is_new: bool = False
-    """Whether the call has become a task just now."""
-
-
 Ending = on.Resulted | on.Failed
-Step = Again | Poll
-"""What the link does next by itself."""
+
+
+class _Unserved(Exception):
+    """The server asked for what the gateway cannot do for a legacy client."""
 
 
 class Rounds:
@@ -150,93 +146,101 @@ class Rounds:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def received(self, data: bytes) -> on.Event | Step | None:
+    def received(self, data: bytes) -> on.Event | float | None:
         """Take a message of the upstream; None if it concerns nobody.
 
-        Raises ValueError for one that is malformed, and CallLost if it says nothing of a task that may still work.
+        A number says that the next request follows without the client, after so many seconds. Raises ValueError for a
+        message that is malformed, and CallLost if it says nothing of a task that may still work.
         """
         message = jsonrpc.message(data)
         if message.method is not None:
             notification = legacy_notification(message, data)
             return None if notification is None else on.Notified(notification)
-        if isinstance(message.error, Raw):
-            return self._refused(jsonrpc.error(message.error))
-        return self._resulted(message.result) if isinstance(message.result, Raw) else None
+        try:
+            if isinstance(message.error, Raw):
+                return self._refused(jsonrpc.error(message.error))
+            return self._resulted(message.result) if isinstance(message.result, Raw) else None
+        except _Unserved as exc:
+            return self.failed(str(exc))
 
-    def _resulted(self, result: Raw) -> on.Event | Step:
+    def _resulted(self, result: Raw) -> on.Event | float:
         opened = jsonrpc.fields(result)
         if self.progress.task is not None:
-            return self._updated(tasks.read(opened)) if not self.answers else self._taken_over()
+            return self._taken_over() if self.answers else self._updated(opened)
         match jsonrpc.text(opened.get("resultType")):
             case "input_required":
-                return self._input_required(opened)
+                state = opened.get("requestState")
+                if state is not None and jsonrpc.text(state) is None:
+                    raise ValueError("`requestState` must be a string")
+                asked = jsonrpc.fields(opened.get("inputRequests", jsonrpc.EMPTY))
+                progress = Progress(self.progress.round + 1, None if state is None else bytes(state))
+                return self._asked(asked, progress)
             case "task":
-                self.progress = Progress(self.progress.round, task=tasks.created(opened))
-                self.live_task, self._declares_tasks, self.answers = self.progress.task, True, {}
-                return Poll(tasks.pause(opened), is_new=True)
+                task_id = jsonrpc.text(opened.get("taskId"))
+                if not task_id:
+                    raise ValueError("a CreateTaskResult needs `taskId`")
+                self.progress = Progress(self.progress.round, task=task_id)
+                self.live_task, self._declares_tasks, self.answers = task_id, True, {}
+                return _pause(opened)
             case _:
                 return self._ended(result)
 
     def _ended(self, result: Raw) -> Ending:
         return on.Resulted(legacy_result(self.request.method, result))
 
-    def _refused(self, error: jsonrpc.Error) -> Ending | Step:
+    def _refused(self, error: jsonrpc.Error) -> Ending | float:
         if self.progress.task is not None:
             return self._task_refused(error)
         may_declare = self._drives_tasks and not self._declares_tasks and self.request.method == mcp.TOOLS_CALL
-        if may_declare and tasks.is_wanted(error):
+        if may_declare and _wants_tasks(error):
             self._declares_tasks = True
-            return Again()
+            return _AT_ONCE
         return legacy_error(self.request.method, error)
 
-    def _input_required(self, result: jsonrpc.Fields) -> on.Event | Step:
-        state = result.get("requestState")
-        if state is not None and jsonrpc.text(state) is None:
-            raise ValueError("`requestState` must be a string")
-        asked = jsonrpc.fields(result.get("inputRequests", jsonrpc.EMPTY))
-        return self._asked(asked, Progress(self.progress.round + 1, None if state is None else bytes(state)))
-
-    def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> on.Event | Step:
+    def _asked(self, asked: jsonrpc.Fields, progress: Progress) -> on.Asked | float:
         """Begin the round of these questions."""
         if progress.round >= MAX_ROUNDS:
-            return self.failed(
-                f"The server asked in {MAX_ROUNDS} rounds and gave no result; the gateway ended the call"
-            )
+            raise _Unserved(f"The server asked in {MAX_ROUNDS} rounds and gave no result; the gateway ended the call")
         if len(asked) > MAX_QUESTIONS:
-            return self.failed(f"The server asked {len(asked)} questions at once, more than {MAX_QUESTIONS}")
+            raise _Unserved(f"The server asked {len(asked)} questions at once, more than {MAX_QUESTIONS}")
         if any(len(key.encode("utf-8", "surrogatepass")) > _MAX_KEY_BYTES for key in asked):
-            return self.failed(f"The server asked a question whose key has more than {_MAX_KEY_BYTES} bytes")
+            raise _Unserved(f"The server asked a question whose key has more than {_MAX_KEY_BYTES} bytes")
         self.progress = progress
         self.answers = {}
-        questions = []
-        for key, raw in asked.items():
-            question = self._question(key, raw)
-            if not isinstance(question, Question):
-                return question
-            questions.append(question)
-        return on.Asked(tuple(questions)) if questions else Again()
+        questions = tuple([self._question(key, raw) for key, raw in asked.items()])
+        return on.Asked(questions) if questions else _AT_ONCE
 
-    def _updated(self, found: tasks.State) -> on.Event | Step:
+    def _updated(self, found: jsonrpc.Fields) -> on.Event | float:
         """Take what `tasks/get` says."""
-        if found.status in ("completed", "failed", "cancelled"):
-            self.live_task = None
-        if found.result is not None:
-            return self._ended(found.result)
-        if found.error is not None:
-            return legacy_error(self.request.method, found.error)
-        if found.status == "cancelled":
-            return self.failed("The server cancelled the task of this call, which may have had effects")
-        # The server may take a while to note an answer, and name its question until then.
-        asked = {key: raw for key, raw in found.asked.items() if key not in self._taken}
-        return (
-            self._asked(asked, replace(self.progress, round=self.progress.round + 1)) if asked else Poll(found.pause)
-        )
+        match jsonrpc.text(found.get("status")):
+            case "working":
+                return _pause(found)
+            case "input_required":
+                # The server may take a while to note an answer, and name its question until then.
+                named = jsonrpc.fields(found.get("inputRequests", jsonrpc.EMPTY))
+                asked = {key: raw for key, raw in named.items() if key not in self._taken}
+                progress = replace(self.progress, round=self.progress.round + 1)
+                return self._asked(asked, progress) if asked else _pause(found)
+            case "completed" if "result" in found:
+                self.live_task = None
+                return self._ended(found["result"])
+            case "failed" if "error" in found:
+                ended = legacy_error(self.request.method, jsonrpc.error(found["error"]))
+                self.live_task = None
+                return ended
+            case "cancelled":
+                self.live_task = None
+                raise _Unserved("The server cancelled the task of this call, which may have had effects")
+            case "completed" | "failed" as status:
+                raise ValueError(f"a task with the status {status} needs its result or error")
+            case status:
+                raise ValueError(f"a task cannot have the status {(status or '')[:80]!r}")
 
-    def _taken_over(self) -> Poll:
+    def _taken_over(self) -> float:
         """The server has the answers to the task's questions."""
         self._taken |= self.answers.keys()
         self.answers = {}
-        return Poll(0)
+        return _AT_ONCE
 
     def _task_refused(self, error: jsonrpc.Error) -> Ending:
         """Take an error about the task; it ends the call unless another try may succeed."""
@@ -246,24 +250,24 @@ class Rounds:
             )
         if error.code == mcp.INVALID_PARAMS and not self.answers:
             self.live_task = None
-            return self.failed(
+            raise _Unserved(
                 f"The server does not know the task of this call any more ({error.message[:200]}): its time was over, "
                 "or the server was restarted. The task may have had effects"
             )
-        return self.failed(f"The server refused {self.aim[0]} for the task of this call: {error.message[:200]}")
+        raise _Unserved(f"The server refused {self.aim[0]} for the task of this call: {error.message[:200]}")
 
-    def _question(self, key: str, raw: Raw) -> Question | Ending:
+    def _question(self, key: str, raw: Raw) -> Question:
         opened = jsonrpc.fields(raw)
         method = jsonrpc.text(opened.get("method")) or ""
         if method not in KINDS:
-            return self.failed(f"The server asked {method[:80]!r}, which the gateway cannot put to a legacy client")
+            raise _Unserved(f"The server asked {method[:80]!r}, which the gateway cannot put to a legacy client")
         try:
             read = input_requests.read(method, opened.get("params", msgspec.UNSET), self.profile.declared)
         except Malformed as exc:
-            return self.failed(f"The server asked a malformed question: {exc}")
+            raise _Unserved(f"The server asked a malformed question: {exc}") from exc
         if not read.allowed:
             needed = ", ".join(read.required)
-            return self.failed(f"The server asked {method}, and this client did not declare the capability {needed}")
+            raise _Unserved(f"The server asked {method}, and this client did not declare the capability {needed}")
         return Question(key, method, Raw(self._legacy_params(key, read.params)), None)
 
     def _legacy_params(self, key: str, params: Raw) -> bytes:
@@ -296,3 +300,18 @@ class Rounds:
 def with_trace(given: Mapping[str, T], trace: Mapping[str, T]) -> dict[str, T]:
     """Headers, or a `_meta`, with a trace context in place of their own."""
     return {**{name: value for name, value in given.items() if name.lower() not in TRACE_CONTEXT}, **trace}
+
+
+def _wants_tasks(error: jsonrpc.Error) -> bool:
+    """Whether a server refused a call because its client did not declare tasks."""
+    required = jsonrpc.members(jsonrpc.members(error.data).get("requiredCapabilities"))
+    return error.code == mcp.MISSING_CAPABILITY and mcp.TASKS in jsonrpc.members(required.get("extensions"))
+
+
+def _pause(task: jsonrpc.Fields) -> float:
+    """The seconds that the server wants between two polls."""
+    raw = task.get("pollIntervalMs")
+    milliseconds = None if raw is None else jsonrpc.value(raw)
+    if not isinstance(milliseconds, int | float) or isinstance(milliseconds, bool):
+        return _POLL_SECONDS
+    return min(max(milliseconds / 1000, _LEAST_SECONDS), _MOST_SECONDS)

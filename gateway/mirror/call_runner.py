@@ -16,7 +16,7 @@ from gateway import world
 from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import NO_TRACE, Again, Poll, Rounds, Step, with_trace
+from gateway.mirror.call_rounds import NO_TRACE, Rounds, with_trace
 from gateway.mirror.server_client import ModernRequest, ServerClient, ask
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol import jsonrpc, mcp, param_headers
@@ -29,6 +29,7 @@ from gateway.upstream.channel import Headers
 
 _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
 """The pauses after requests about a task that failed in a row; after the last one the task counts as lost."""
+_NEVER: Final = float("inf")
 
 
 class CallServer(msgspec.Struct, frozen=True, eq=False):
@@ -63,7 +64,7 @@ class Runner:
         self._is_relisted = False
         self._failures = 0
         """How many requests about the task have failed in a row."""
-        self._ends_at = self._task_end() if rounds.live_task is not None else float("inf")
+        self._ends_at = self._task_end() if rounds.live_task is not None else _NEVER
 
     def _task_end(self) -> float:
         return world.monotonic() + self._upstream.live.config.tasks.ttl_seconds
@@ -74,25 +75,28 @@ class Runner:
 
     async def _run(self) -> None:
         with telling(self._broke):
-            step: Step | None = Again()
-            while step is not None:
-                if isinstance(step, Poll):
-                    await asyncio.sleep(step.seconds)
-                step = await self._round()
+            pause: float | None = 0.0
+            while pause is not None:
+                if pause:
+                    await asyncio.sleep(pause)
+                pause = await self._round()
 
-    async def _round(self) -> Step | None:
-        """Send the request that is due; return what its response led to. Raises GatewayError."""
+    async def _round(self) -> float | None:
+        """Send the request that is due; return the pause before the next one, unless the client is to answer first.
+
+        Raises GatewayError.
+        """
         (method, target), upstream = self._rounds.aim, self._upstream
         needs_schema = method == mcp.TOOLS_CALL and upstream.server.reads_headers
         if needs_schema and not upstream.catalog.knows(upstream.caller, target):
             await upstream.catalog.read(upstream.caller, upstream.server, self._rounds.profile, self.headers)
         if world.monotonic() > self._ends_at:
             raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
-        taken: Step | None = None
+        pause: float | None = None
 
         def hear(data: bytes) -> None:
-            nonlocal taken
-            taken = self._hear(data)
+            nonlocal pause
+            pause = self._hear(data)
 
         sending = upstream.server.send(self._outgoing(method, target), hear)
         try:
@@ -101,7 +105,7 @@ class Runner:
             raise InvalidParams(f"A header of the request cannot be sent to the server: {exc}") from exc
         except GatewayError as exc:
             return self._tried_again(exc)
-        return taken
+        return pause
 
     def _outgoing(self, method: str, target: str) -> ModernRequest:
         trace = NO_TRACE if method == mcp.TASKS_GET else self._sending()
@@ -160,14 +164,14 @@ class Runner:
 
     # -- from the server ----------------------------------------------------------------------------------------
 
-    def _hear(self, data: bytes) -> Step | None:
-        """Take a message of the server; return what is to be done next, unless that is the client's."""
+    def _hear(self, data: bytes) -> float | None:
+        """Take a message of the server; return as `_round`."""
         if self._is_released:
             return None
         if self._is_stale(data):
             self._is_relisted = True
             self._upstream.catalog.forget(self._upstream.caller)
-            return Again()
+            return 0.0
         try:
             said = self._rounds.received(data)
         except CallLost as exc:
@@ -175,8 +179,8 @@ class Runner:
         if said is None:
             return None
         self._failures = 0
-        if isinstance(said, Again | Poll):
-            if isinstance(said, Poll) and said.is_new:
+        if isinstance(said, float):
+            if self._rounds.live_task is not None and self._ends_at == _NEVER:  # the call has become a task
                 self._ends_at = self._task_end()
                 _ = self._sending()
             return said
@@ -185,8 +189,8 @@ class Runner:
         self._listener.hear(said)
         return None
 
-    def _tried_again(self, error: GatewayError) -> Poll | None:
-        """The next try after a request that failed, if the server works on a task; else the call fails."""
+    def _tried_again(self, error: GatewayError) -> float | None:
+        """The pause before the next try after a request that failed, if the server works on a task; else it fails."""
         if isinstance(error, Unreachable) and self._rounds.progress.round:
             error = CallLost(f"{error.message}; the rounds before may have had effects")
         if self._rounds.live_task is None or isinstance(error, Refused) or self._failures >= len(_PAUSES):
@@ -194,7 +198,7 @@ class Runner:
             return None
         # The server works on the task all the same, and takes answers that it has taken already.
         self._failures += 1
-        return Poll(_PAUSES[self._failures - 1])
+        return _PAUSES[self._failures - 1]
 
     def _learn(self, data: bytes) -> None:
         if self._rounds.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:

@@ -18,7 +18,6 @@ from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream
 from gateway.mirror import call_rounds as mirrored
 from gateway.mirror import client_profile
-from gateway.mirror import server_task as task
 from gateway.protocol import errors, request_meta
 from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
@@ -55,7 +54,10 @@ FIXED = [
     ("values that the gateway takes out", [count(MAX_MEMBERS)]),
     ("unpaired surrogates", [count(unpaired_surrogates.MAX_HALVES)]),
     ("questions of a mirrored task", [f"{mirrored.MAX_ROUNDS} rounds of {input_requests.MAX_QUESTIONS}"]),
-    ("the pause between two polls of a mirrored task", [seconds(task._LEAST_SECONDS), seconds(task._MOST_SECONDS)]),
+    (
+        "the pause between two polls of a mirrored task",
+        [seconds(mirrored._LEAST_SECONDS), seconds(mirrored._MOST_SECONDS)],
+    ),
     ("client info, client capabilities", [size(request_meta._MAX_DECLARATION_BYTES)]),
     (
         "client info that a [mirrored]",

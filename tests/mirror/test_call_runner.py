@@ -16,7 +16,7 @@ from gateway.protocol.errors import CallLost, GatewayError, Refused, Unreachable
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from tests.mirror.test_call_rounds import ACCEPT, answer, call
-from tests.mirror.test_server_task import NEEDS_TASKS
+from tests.mirror.test_task_call import NEEDS_TASKS
 from tests.support.fake_modern import FORM
 from tests.support.fake_server import FakeServer, Sent, fake_live
 from tests.support.workbench import eventually

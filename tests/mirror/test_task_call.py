@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from gateway.exchange import events as on
-from gateway.mirror.call_rounds import MAX_ROUNDS, Again, Poll, Rounds, Step
+from gateway.mirror.call_rounds import MAX_ROUNDS, Rounds
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
 from tests.mirror.test_call_rounds import ACCEPT, ALL, answered, call, encoded, ended, required
-from tests.mirror.test_server_task import NEEDS_TASKS
 from tests.support.fake_modern import FORM
 
 DECLARED = {"extensions": {mcp.TASKS: {}}}
+NEEDS_TASKS = {"requiredCapabilities": DECLARED}
 
 
-def refusal() -> bytes:
-    return encoded(error={"code": mcp.MISSING_CAPABILITY, "message": "needs tasks", "data": NEEDS_TASKS})
+def refusal(code: int = mcp.MISSING_CAPABILITY, data: Any = NEEDS_TASKS) -> bytes:
+    return encoded(error={"code": code, "message": "needs tasks", **({} if data is None else {"data": data})})
 
 
 def created(**members: Any) -> bytes:
@@ -41,16 +41,38 @@ def declared(it: Rounds) -> Any:
 
 def task() -> Rounds:
     it = call()
-    assert it.received(created(pollIntervalMs=500)) == Poll(0.5, is_new=True)
+    assert it.received(created(pollIntervalMs=500)) == 0.5
     return it
 
 
 def test_tasks_are_declared_only_after_the_server_has_asked_for_them() -> None:
     it = call()
     assert "extensions" not in declared(it)
-    assert it.received(refusal()) == Again()
+    assert it.received(refusal()) == 0.0
     assert declared(it) == {**json.loads(ALL), **DECLARED}
     assert it.aim == ("tools/call", "t")
+
+
+@pytest.mark.parametrize(
+    ("code", "data", "wanted"),
+    [
+        (mcp.MISSING_CAPABILITY, {"requiredCapabilities": {"elicitation": {}, **DECLARED}}, True),
+        (mcp.MISSING_CAPABILITY, {"requiredCapabilities": {"extensions": {"other": {}}}}, False),
+        (mcp.MISSING_CAPABILITY, {"requiredCapabilities": 7}, False),
+        (mcp.MISSING_CAPABILITY, [], False),
+        (mcp.MISSING_CAPABILITY, None, False),
+        (mcp.INTERNAL_ERROR, NEEDS_TASKS, False),
+    ],
+)
+def test_only_the_error_that_names_tasks_asks_for_them(code: int, data: Any, wanted: bool) -> None:  # noqa: FBT001
+    assert (call().received(refusal(code, data)) == 0) is wanted
+
+
+@pytest.mark.parametrize(
+    ("interval", "seconds"), [(500, 0.5), (0, 0.1), (-1, 0.1), (10**9, 60), (None, 1), ("1", 1), (True, 1)]
+)
+def test_the_pause_is_the_servers_within_bounds(interval: Any, seconds: float) -> None:
+    assert call().received(created(pollIntervalMs=interval)) == seconds
 
 
 def test_tasks_are_declared_once() -> None:
@@ -75,7 +97,7 @@ def test_a_task_is_asked_about_until_its_result() -> None:
     assert sent(it).keys() == {"taskId", "_meta"}
     assert declared(it) == {**json.loads(ALL), **DECLARED}
     assert mcp.META_LOG_LEVEL not in sent(it)["_meta"]
-    assert it.received(state("working", pollIntervalMs=2000)) == Poll(2)
+    assert it.received(state("working", pollIntervalMs=2000)) == 2
     assert it.live_task == "t1"
     message = ended(it.received(state("completed", result={"resultType": "complete", "content": []})))
     assert message["result"] == {"content": []}
@@ -104,7 +126,7 @@ def test_the_questions_of_a_task_are_asked_and_answered_with_an_update() -> None
         assert answered(it, step, key, result=ACCEPT) is None
     assert it.aim == ("tasks/update", "t1")
     assert sent(it)["inputResponses"] == {"a": ACCEPT, "b": ACCEPT}
-    assert it.received(encoded(result={"resultType": "complete"})) == Poll(0)
+    assert it.received(encoded(result={"resultType": "complete"})) == 0
     assert it.aim == ("tasks/get", "t1")
     assert "inputResponses" not in sent(it)
 
@@ -113,7 +135,7 @@ def test_a_question_whose_answer_the_server_has_is_not_asked_again() -> None:
     it = task()
     _ = answered(it, it.received(state("input_required", inputRequests={"a": FORM})), "a", result=ACCEPT)
     _ = it.received(encoded(result={"resultType": "complete"}))
-    assert it.received(state("input_required", inputRequests={"a": FORM})) == Poll(1)
+    assert it.received(state("input_required", inputRequests={"a": FORM})) == 1
     step = it.received(state("input_required", inputRequests={"a": FORM, "b": FORM}))
     assert isinstance(step, on.Asked)
     assert [each.key for each in step.questions] == ["b"]
@@ -121,10 +143,10 @@ def test_a_question_whose_answer_the_server_has_is_not_asked_again() -> None:
 
 def test_rounds_may_come_before_the_task_with_keys_of_their_own() -> None:
     it = call()
-    assert it.received(refusal()) == Again()
+    assert it.received(refusal()) == 0.0
     assert answered(it, it.received(required("s", a=FORM)), "a", result=ACCEPT) is None
     assert (sent(it)["requestState"], declared(it)["extensions"]) == ("s", {mcp.TASKS: {}})
-    assert isinstance(it.received(created()), Poll)
+    assert it.received(created()) == 1
     assert sent(it).keys() == {"taskId", "_meta"}
     assert isinstance(it.received(state("input_required", inputRequests={"a": FORM})), on.Asked)
 
@@ -140,7 +162,7 @@ def test_a_task_goes_on_from_any_place() -> None:
 
 
 def test_an_error_of_the_task_ends_the_call_or_is_tried_again() -> None:
-    def refused(code: int, *, answering: bool = False) -> tuple[Rounds, on.Event | Step | None]:
+    def refused(code: int, *, answering: bool = False) -> tuple[Rounds, on.Event | float | None]:
         it = task()
         if answering:
             _ = answered(it, it.received(state("input_required", inputRequests={"a": FORM})), "a", result=ACCEPT)
@@ -174,8 +196,37 @@ def test_a_task_that_asks_for_ever_is_stopped() -> None:
     assert ended(it.received(state("input_required", inputRequests={"last": FORM})))["result"]["isError"] is True
 
 
-def test_a_malformed_task_is_an_error_of_the_server() -> None:
+@pytest.mark.parametrize("named", [{}, {"taskId": ""}, {"taskId": 7}])
+def test_a_task_needs_an_id(named: Any) -> None:
     with pytest.raises(ValueError, match="taskId"):
-        call().received(encoded(result={"resultType": "task"}))
-    with pytest.raises(ValueError, match="status"):
-        task().received(encoded(result={"resultType": "complete"}))
+        call().received(encoded(result={"resultType": "task", **named}))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"status": "odd"},
+        {"status": "completed", "error": {"code": -1, "message": "m"}},
+        {"status": "failed", "result": {}},
+        {"status": "input_required", "inputRequests": 7},
+    ],
+)
+def test_a_malformed_task_is_an_error_of_the_server(odd: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        task().received(encoded(result={"resultType": "complete", **odd}))
+
+
+@pytest.mark.parametrize("status", ["working", "completed", "failed", "cancelled"])
+def test_a_task_is_read_as_its_status_says(status: str) -> None:
+    everything = {"result": {"a": 1}, "error": {"code": -1, "message": "m"}, "inputRequests": {"k": FORM}}
+    said = task().received(state(status, **everything))
+    match status:
+        case "working":
+            assert said == 1
+        case "failed":
+            assert ended(said)["error"]["code"] == -1
+        case "completed":
+            assert ended(said)["result"] == {"a": 1}
+        case _:
+            assert ended(said)["result"]["isError"] is True

@@ -8,7 +8,7 @@ from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, sealed
 from tests.mirror.streamable.test_front import ACCEPT, text
 from tests.mirror.streamable.test_replica_routing import MIRROR, asked, session
-from tests.mirror.test_server_task import NEEDS_TASKS
+from tests.mirror.test_task_call import NEEDS_TASKS
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.replicas import Cluster
