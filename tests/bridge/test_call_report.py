@@ -217,7 +217,7 @@ async def test_the_span_of_a_lost_call_says_nothing_of_the_run_that_follows(
     asked = await client.call()
     (driver,) = stand.gateway.lot.waiting()
     lost.set()
-    await eventually(lambda: driver._exchange.state is State.BROKEN)
+    await eventually(lambda: driver.glance(0.0).state == State.BROKEN)
     assert (await client.answer(asked)).text == "ok"
     assert "ended span" not in caplog.text
 

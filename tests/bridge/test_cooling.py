@@ -13,7 +13,7 @@ from gateway.telemetry import SessionState
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
 from tests.support.logs import Lines
-from tests.support.replicas import later, steps
+from tests.support.replicas import later, opened, steps
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration, eventually, jwt
 
@@ -51,7 +51,8 @@ async def test_a_call_may_be_cold_in_each_of_its_rounds(begin: Start, upstream: 
         assert list(asked.questions) == [f"q{rounds}"]
         await eventually(lambda: cold(stand) == 1, "the call is cold")
         await eventually(upstream.of("resume")[-1].cut.is_set, "its stream is closed")
-        (record,) = stand.gateway.lot.cold._calls.values()
+        record = stand.gateway.lot.cold.find(opened(asked.state).exchange)
+        assert record is not None
         assert not record.is_taken_over, "no other replica sent it"
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT] * 3
     assert store.resumed == 3
@@ -69,7 +70,9 @@ async def test_two_retries_of_a_cold_call_at_once_get_one_result_and_send_its_an
     await upstream.saw("answer")
     await eventually(lambda: stand.gateway.downstream.in_flight == 5)
     (driver,) = stand.gateway.downstream.legs.running
-    assert driver._deadline(Timer.COLD) is None, "a call whose client waits does not go cold"
+    assert driver.live.deadlines.shared[Timer.COLD].deadline(driver) is None, (
+        "a call whose client waits does not go cold"
+    )
     store.hold.set()
     for retry in retries:
         assert json.loads((await retry).text) == [ACCEPT]
@@ -206,9 +209,10 @@ async def test_a_call_without_an_answer_that_came_back_from_the_cold_is_cancelle
 async def looked_at(stand: Stand) -> None:
     """Wait until it was decided again whether the one held call may go cold."""
     (driver,) = stand.gateway.lot.waiting()
-    first = driver._deadline(Timer.COLD)
+    timer = driver.live.deadlines.shared[Timer.COLD]
+    first = timer.deadline(driver)
     assert first is not None
-    await eventually(lambda: driver._deadline(Timer.COLD) not in (first, None), "its time began anew")
+    await eventually(lambda: timer.deadline(driver) not in (first, None), "its time began anew")
 
 
 STAYS: dict[str, dict[str, Any]] = {
@@ -271,10 +275,10 @@ async def test_a_call_stays_held_if_its_client_may_have_read_only_the_first_of_t
     first = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
     goes_on.set()
-    await eventually(lambda: bool(driver._exchange.questions), "the question is here")
+    await eventually(lambda: driver.glance(0.0).asked, "the question is here")
     second = await stand.client().call(state=first.state, answers={})
     await looked_at(stand)
-    assert (stand.held, cold(stand), driver._exchange.round) == (1, 0, 1)
+    assert (stand.held, cold(stand), driver.glance(0.0).round) == (1, 0, 1)
     assert (await stand.client().call(state=first.state, answers={})).questions == second.questions
     assert json.loads((await stand.client().answer(second)).text) == ACCEPT
 
@@ -285,7 +289,7 @@ async def test_no_call_goes_cold_unless_the_configuration_says_so(
     stand = await begin()
     asked = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
-    assert driver._deadline(Timer.COLD) is None
+    assert Timer.COLD not in driver.live.deadlines.shared
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
 
 

@@ -52,10 +52,14 @@ def world() -> FakeNameService:
 
 
 @pytest.fixture
-def dns(world: FakeNameService, tasks: Tasks) -> Membership:
-    replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081")
-    found = Membership(InForce(replica), None, tasks, world.ask_name, world.resolve)
-    found.discovery._born = float("-inf")  # it has run for long
+def replica() -> InForce[Replica]:
+    return InForce(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="peers.example:8081"))
+
+
+@pytest.fixture
+def dns(world: FakeNameService, tasks: Tasks, clock: FakeClock, replica: InForce[Replica]) -> Membership:
+    found = Membership(replica, None, tasks, world.ask_name, world.resolve)
+    clock.now += 10  # it is not young any more
     return found
 
 

@@ -52,7 +52,7 @@ async def orphaned(cluster: Cluster, *names: str, **sections: Any) -> tuple[Repl
     await cluster.crash(one)
     again = await ask_again(others[0], asked)
     (holder,) = [stand for stand in others if len(stand.gateway.lot)]
-    assert only(holder)._exchange.state is State.RESTORED
+    assert only(holder).glance(0.0).state == State.RESTORED
     others.remove(holder)
     return again, holder, others
 
@@ -95,7 +95,7 @@ async def test_a_cold_call_that_was_asked_again_survives_the_death_of_its_owner(
 ) -> None:
     one, two = await cluster.begin("gw-1", "gw-2", hold={**SOON, "cold_seconds": 0.3})
     again = await ask_again(one, await cool(one, upstream))
-    assert only(one)._exchange.state is State.RESTORED
+    assert only(one).glance(0.0).state == State.RESTORED
     await cluster.crash(one)
     assert json.loads((await two.client().answer(again)).text) == [ACCEPT]
     assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
@@ -111,7 +111,8 @@ async def test_a_call_that_was_only_asked_again_goes_cold(
         assert ended(holder) == ({"resumed": taken} if taken else {})
         again = await ask_again(holder, again)
     await eventually(lambda: cold(holder) == 1, "it is cold")
-    (record,) = holder.gateway.lot.cold._calls.values()
+    record = holder.gateway.lot.cold.find(opened(again.state).exchange)
+    assert record is not None
     assert record.is_taken_over
     assert json.loads((await holder.client().answer(again)).text) == [ACCEPT]
     assert (store.resumed, len(upstream.of("answer"))) == (1, 1)
@@ -124,7 +125,8 @@ async def test_a_cold_call_that_finds_no_session_is_kept_as_long_as_its_newest_s
     hold = {**SOON, "cold_seconds": 0.3}
     (one,) = await cluster.begin("gw-1", hold=hold, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
     asked = await cool(one, upstream)
-    (record,) = one.gateway.lot.cold._calls.values()
+    record = one.gateway.lot.cold.find(opened(asked.state).exchange)
+    assert record is not None
     again = await ask_again(one, asked)
     only(one)._takeover.cold = replace(record, due=0)  # as if the first state was sealed long ago
     again = await ask_again(one, again)
@@ -133,7 +135,8 @@ async def test_a_cold_call_that_finds_no_session_is_kept_as_long_as_its_newest_s
     working = later(one.client().answer(other))
     await upstream.saw("answer")
     assert (await one.client().answer(again)).status == 503
-    (record,) = one.gateway.lot.cold._calls.values()
+    record = one.gateway.lot.cold.find(opened(asked.state).exchange)
+    assert record is not None
     assert record.due > 0
     store.hold.set()
     assert json.loads((await working).text) == [ACCEPT]

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster import discovery, membership
+from gateway import world as seam
+from gateway.cluster import discovery
 from gateway.cluster.discovery import resolve
 from gateway.cluster.membership import Membership
-from gateway.cluster.worker import Address
-from gateway.config import Replica
+from gateway.cluster.worker import Address  # noqa: TC001  (one import style)
+from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
 from gateway.runtime.tasks import Tasks
 from tests.parts.launch import free_port
@@ -59,7 +60,7 @@ async def test_a_missing_id_is_looked_up_at_most_once_per_pause(
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     assert await dns.address("gw-3") == "10.0.0.3:1"
     assert slept[0] == 0
-    assert 0 < slept[1] <= discovery._PAUSE_SECONDS, "it waited until it may look again"
+    assert 0 < slept[1] <= 0.5, "it waited until it may look again"
     for _ in range(100):
         assert await dns.address("gw-3") == "10.0.0.3:1"
     assert len(world.resolved) == 2, "a known member needs no lookup"
@@ -70,11 +71,11 @@ async def test_a_replica_that_introduces_itself_is_known_before_the_name_service
 ) -> None:
     world.names["10.0.0.9:8081"] = "gw-9"
     dns.discovery.greeted("gw-9", "10.0.0.9")
-    await eventually(lambda: "gw-9" in dns.discovery._greeted)
+    await eventually(lambda: "gw-9" in dns.discovery.known())
     assert (await dns.address("gw-9"), world.resolved) == ("10.0.0.9:8081", [])
     assert world.greeted == [], "verifying an introduction does not introduce, or two replicas would never stop"
     assert await dns.is_back("gw-9")
-    clock.now += discovery._GREETED_SECONDS
+    clock.now += 60
     assert await dns.is_unlisted("gw-9"), "it was known once, and is not new"
     assert await dns.address("gw-9") == "10.0.0.9:8081", "it may live there all the same"
 
@@ -91,7 +92,7 @@ async def test_an_introduction_is_believed_only_after_its_senders_address_confir
     dns.discovery.greeted(host, remote)
     await eventually(lambda: world.asked == ["10.0.0.9:8081"])
     await eventually(lambda: not len(tasks))
-    assert dns.discovery._greeted == {}
+    assert dns.discovery.known() == {}
 
 
 async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> None:
@@ -104,18 +105,18 @@ async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> 
 
 
 async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
-    world: FakeNameService, dns: Membership, clock: FakeClock
+    world: FakeNameService, tasks: Tasks, clock: FakeClock, replica: InForce[Replica]
 ) -> None:
-    dns.discovery._born = clock.now
+    dns = Membership(replica, None, tasks, world.ask_name, world.resolve)
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
     assert not await dns.is_unlisted("gw-3")
     dns.forget_address("gw-2")
     world.has()
-    clock.now += discovery._PAUSE_SECONDS
+    clock.now += 0.5
     assert await dns.is_unlisted("gw-2"), "this one it knew"
     assert not await dns.is_unlisted("gw-3")
-    clock.now += discovery._NAMELESS_SECONDS
+    clock.now += 9.5
     assert await dns.is_unlisted("gw-3")
 
 
@@ -146,7 +147,7 @@ async def test_candidates_are_looked_up_again_when_the_last_lookup_is_old(
     world.has(gw_2="10.0.0.2:1")
     assert sorted(await dns.candidates("e")) == ["gw-1", "gw-2"]
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
-    clock.now += discovery._FRESH_SECONDS
+    clock.now += 5
     assert sorted(await dns.candidates("e")) == ["gw-1", "gw-2"]
     clock.now += 0.001
     assert sorted(await dns.candidates("e")) == ["gw-1", "gw-2", "gw-3"]
@@ -219,7 +220,7 @@ async def test_addresses_without_a_process_are_skipped(world: FakeNameService, d
 
 
 async def test_an_unlisted_replica_keeps_its_last_address(
-    world: FakeNameService, dns: Membership, clock: FakeClock
+    world: FakeNameService, dns: Membership, clock: FakeClock, replica: InForce[Replica]
 ) -> None:
     world.has(gw_2="10.0.0.2:1", gw_3="10.0.0.3:1")
     await dns.candidates("e")
@@ -228,7 +229,7 @@ async def test_an_unlisted_replica_keeps_its_last_address(
     assert sorted(await dns.candidates("e")) == ["gw-1", "gw-3"]
     assert await dns.is_unlisted("gw-2")
     assert await dns.address("gw-2") == "10.0.0.2:1", "a name service may drop one that lives"
-    dns._in_force.replace(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
+    replica.replace(Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="other.example:8081"))
     clock.now += 60
     with pytest.raises(OwnerSilent):
         await dns.address("gw-2")
@@ -245,10 +246,10 @@ async def test_a_dead_member_is_found_again_under_another_address(
     assert len(world.resolved) == 2, "it was looked up anew: its address may belong to another replica by now"
     dns.note_silent(noted)
     world.has(gw_2="10.0.0.77:1", gw_3="10.0.0.3:1")
-    clock.now += discovery._PAUSE_SECONDS
+    clock.now += 0.5
     assert await dns.address(noted) == "10.0.0.77:1"
     assert dns.was_silent(noted), "but it has its pause"
-    clock.now += membership._SILENT_SECONDS
+    clock.now += 2
     assert not dns.was_silent(noted)
 
 
@@ -280,19 +281,25 @@ async def test_a_name_resolves_to_addresses_with_the_port(monkeypatch: pytest.Mo
 # -- real replicas --------------------------------------------------------------------------------------------------
 
 
-async def test_replicas_find_one_another_through_a_name_service(upstream: FakeUpstream, cluster: Cluster) -> None:
-    names = {name: f"127.0.0.1:{free_port()}" for name in ("gw-1", "gw-2", "gw-3")}
-    dead = f"127.0.0.1:{free_port()}"
+async def test_replicas_find_one_another_through_a_name_service(
+    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "_NAMELESS_SECONDS", 0)
+    port = free_port()
+    dead, *hosts = [f"127.0.0.{number}" for number in range(1, 5)]
 
-    async def resolve(host: str, port: int) -> list[Address]:
-        assert (host, port) == ("peers.example", 8081)
-        return [dead, *names.values()]
+    lookup = seam.resolve
 
-    section = {"peers": {}, "peers_dns": "peers.example:8081"}
-    for name, listen in names.items():
-        stand = await cluster.start(name, listen, replica=section, timeouts={"peer_accept_seconds": 2}, **TWICE)
-        stand.gateway.members.discovery._resolve = resolve
-        stand.gateway.members.discovery._born = float("-inf")  # it has run for long
+    async def resolve(host: str, service: int, **options: Any) -> list[Any]:
+        if host != "peers.example":
+            return await lookup(host, service, **options)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (each, service)) for each in (dead, *hosts)]
+
+    monkeypatch.setattr(seam, "resolve", resolve)
+    section = {"peers": {}, "peers_dns": f"peers.example:{port}"}
+    for number, host in enumerate(hosts, 1):
+        timeouts = {"peer_accept_seconds": 2}
+        await cluster.start(f"gw-{number}", f"{host}:{port}", replica=section, timeouts=timeouts, **TWICE)
     one, two, three = cluster.stands.values()
     upstream.tool(ask)
     asked = await one.client().call()

@@ -136,7 +136,7 @@ async def test_a_call_taken_over_runs_again_once_if_its_stream_and_its_answer_bo
 
 
 def calls_of(stand: Stand) -> list[str]:
-    return [task.get_name() for task in stand.gateway.tasks._running if task.get_name() == "call"]
+    return [name for name in stand.tasks() if name == "call"]
 
 
 async def test_concurrent_retries_at_two_replicas_reach_the_same_candidate(
@@ -153,7 +153,7 @@ async def test_concurrent_retries_at_two_replicas_reach_the_same_candidate(
     replies = [later(stand.client().answer(asked)) for stand in (two, three, two, three)]
     first = cluster.stands[candidates[0]]
     await eventually(
-        lambda: [len(each._exchange.legs) for each in first.gateway.lot] == [4], "all wait at the first candidate"
+        lambda: len(first.gateway.routes.live["/mcp"].deadlines.silence) == 4, "all wait at the first candidate"
     )
     await eventually(gate.answered.is_set)
     gate.go.set()

@@ -96,7 +96,7 @@ async def test_a_retry_that_is_sent_ahead_waits_for_the_one_before(upstream: Fak
         await raw.send(sent)
         await in_time(taken.wait())
         await raw.send(sent)
-        await eventually(lambda: one.gateway._traffic.bodies.budget.used, "the second one is here")
+        await eventually(lambda: one.gateway.routes.process.traffic.bodies.budget.used, "the second one is here")
         assert (one.gateway.downstream.in_flight, len(peer.asked)) == (1, 4)
         go.set()
         for _ in range(2):

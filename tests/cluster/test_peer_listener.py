@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from yarl import URL
 
 from gateway.cluster import peer_connections, peer_listener
-from gateway.cluster.peer_listener import PeerHeads, PeerReply
+from gateway.cluster.peer_listener import PeerHeads, PeerListener, PeerReply
 from gateway.config import InForce
 from gateway.exchange.machine import DETACHED
 from gateway.http.outbox import FinalMessage
@@ -23,7 +23,7 @@ from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from tests.support.fake_peer import KEY, Asked, FakePeer
-from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn
+from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
     TOKEN,
@@ -214,16 +214,13 @@ async def whole(raw: RawConnection, peer_request: PeerRequest) -> list[Frame]:
     head = await raw.until(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
-    async with asyncio.timeout(DEADLINE):
-        return Frames(RING, peer_request.nonce, 1 << 24).feed(await raw._reader.readexactly(length))
+    return Frames(RING, peer_request.nonce, 1 << 24).feed(await raw.exactly(length))
 
 
 async def streamed(raw: RawConnection, frames: Frames) -> list[Frame]:
     """The frames of the next chunk; none if it is the last one."""
     size = int(await raw.line(), 16)
-    async with asyncio.timeout(DEADLINE):
-        data = await raw._reader.readexactly(size + 2)
-    return frames.feed(data[:-2])
+    return frames.feed((await raw.exactly(size + 2))[:-2])
 
 
 @pytest.fixture
@@ -294,7 +291,7 @@ async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
         peer_connection(one).wire.end()
         replies[-1]._accept_late()
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
-        assert driver._exchange.state is DETACHED, "the leg has ended"
+        assert driver.glance(0.0).state == DETACHED, "the leg has ended"
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done"
 
@@ -312,7 +309,8 @@ async def test_a_reply_keeps_the_keys_of_its_request(
         await in_time(gate.answered.wait())
         if is_late:
             assert b"chunked" in await raw.until(b"\r\n\r\n")
-        one.gateway._peer_sealer._keyring.replace(Keyring((bytes(32), KEY), "peer"))
+        config, state = one.gateway.config, one.gateway.config.state
+        one.gateway.apply(replace(config, state=replace(state, keys=("ab" * 32, *state.keys))))
         gate.go.set()
         if is_late:
             assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
@@ -375,7 +373,7 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
     await eventually(lambda: one.gateway.downstream.in_flight == 0)
     assert not one.gateway.downstream.legs.relayed
     (driver,) = one.gateway.lot
-    assert driver._exchange.state is DETACHED
+    assert driver.glance(0.0).state == DETACHED
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done", "the client may come back"
 
@@ -404,14 +402,17 @@ def peer_connection(stand: Stand) -> connections.Connection:
 async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadline(cluster: Cluster) -> None:
     """The task of the connection would wait for it for ever."""
 
-    (one,) = await cluster.begin("gw-1")
-    async with raw_connection(one, cluster.peers["gw-1"]):
-        await eventually(lambda: one.gateway._listeners[0].connections and peer_connection(one))
-        connection = peer_connection(one)
-        out = Mock(write=lambda _: connection.pause_writing(), **{"is_closing.return_value": False})
-        connection.wire._out = out
-        connection.data_received(head_of(b"x" * 100))
-        await eventually(lambda: connection.wire.unread._stall_timer)
+    (one,) = await cluster.begin("gw-1", timeouts={"send_seconds": 0.01})
+    process = one.gateway.routes.process
+    sealer = PeerSealer(InForce(Keys((KEY,))))
+    listener = PeerListener(InForce(one.gateway.config), sealer, Mock(), process.witness, Mock(), process.traffic)
+    connection = connections.Connection(connections.Service(listener.handle, process.traffic, PeerHeads()))
+    known = {"is_closing.return_value": False, "get_write_buffer_size.return_value": 1}
+    out = Mock(write=lambda _: connection.pause_writing(), **known)
+    connection.connection_made(out)
+    connection.data_received(head_of(b"x" * 100))
+    await eventually(lambda: out.abort.called)
+    connection.connection_lost(None)
 
 
 @pytest.mark.parametrize("sends_ahead", [False, True])
@@ -463,9 +464,10 @@ async def test_a_whole_reply_is_not_accepted_once_more() -> None:
     """The time to accept its request may end before the reply is written."""
     wire = Mock()
     http = HttpRequest(ReceivedHead("POST", "/peer", NO_HEADERS, URL("/peer")), RequestBody(), wire)
-    reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), 1, accept_seconds=60)
+    reply = PeerReply(http, Frames(RING, messages.nonce(), 1 << 24), 1, accept_seconds=1e-9)
     whole_reply = await reply.only(FinalMessage(b"{}"))
-    reply._accept_late()
+    for _ in range(3):
+        await asyncio.sleep(0)  # the time ends
     reply.stop_timer()
     assert await reply.close() is whole_reply
     wire.write.assert_not_called()

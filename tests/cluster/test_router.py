@@ -146,9 +146,8 @@ async def test_the_same_retry_through_two_replicas_gets_one_result(upstream: Fak
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3")
     gate = Gate(upstream)
     asked = await one.client().call()
-    (driver,) = one.gateway.lot
     replies = [later(stand.client().answer(asked)) for stand in (two, three, one)]
-    await eventually(lambda: len(driver._exchange.legs) == 3)
+    await eventually(lambda: len(one.gateway.routes.live["/mcp"].deadlines.silence) == 3)
     gate.go.set()
     assert [reply.text for reply in await in_time(asyncio.gather(*replies))] == ["done"] * 3
     late = await two.client().answer(asked)

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from gateway.cluster.worker import Address
 from gateway.exchange.commands import Timer
-from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Told
 from gateway.tasks.legacy_tasks import Created
@@ -268,7 +267,7 @@ async def test_a_task_that_is_made_while_its_owner_is_silent_is_followed_beside_
     assert len(upstream.of("answer")) == len(upstream.of(mcp.TOOLS_CALL)) == 1
     assert steps(two).get("resumed", 0) + steps(three).get("resumed", 0) == 1
     assert len(upstream.of(mcp.TASKS_GET)) == 2, "tasks/result would take the questions from the owner"
-    await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner has the result too")
+    await eventually(lambda: only(one).is_finished, "the owner has the result too")
     for stand in (one, two, three):
         await is_quiet(stand)
     ended = [seen.session for seen in upstream.of("DELETE")]

@@ -99,7 +99,7 @@ async def test_a_silent_owners_call_is_resumed_if_a_witness_confirms_the_silence
     assert is_unharmed(upstream)
     resumed = steps(two).get("resumed", 0) + steps(three).get("resumed", 0)
     assert resumed == 1
-    await eventually(lambda: only(one)._exchange.state is State.FINISHED, "the owner hears the result too")
+    await eventually(lambda: only(one).is_finished, "the owner hears the result too")
     await eventually(lambda: not (two.busy_tasks() or three.busy_tasks()))
     ended = [seen.session for seen in upstream.of("DELETE")]
     assert upstream.of("tools/call")[0].session not in ended, (ended, "the session is the owner's")
@@ -117,7 +117,7 @@ async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_strea
     retry = later(one.client().answer(asked))
     (answered,) = await upstream.saw("answer")
     await leave(retry)
-    await eventually(lambda: only(one)._exchange.state is State.DETACHED)
+    await eventually(lambda: only(one).glance(0.0).state == State.DETACHED)
     sides = len(upstream.of("GET"))
 
     async def refuse(turn: Turn) -> None:
@@ -130,7 +130,7 @@ async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_strea
     (session,) = group.sessions
     await eventually(lambda: session.lost, "the side stream has ended for good")
     store.hold.set()
-    await eventually(lambda: only(one)._exchange.state is State.FINISHED)
+    await eventually(lambda: only(one).is_finished)
     await is_quiet(one)
     assert "DELETE" not in upstream.words, "another replica may still read the result"
     assert json.loads((await one.client().answer(asked)).text) == [ACCEPT]
@@ -164,7 +164,7 @@ async def test_a_silent_owners_call_that_cannot_be_continued_waits_for_its_owner
     assert "answer" not in upstream.words
     assert [len(list(stand.gateway.lot)) for stand in (one, two, three)] == [1, 0, 0], "nor is the error kept"
     for stand in (two, three):
-        stand.gateway.members._replica.peers["gw-1"] = cluster.peers["gw-1"]
+        stand.gateway.config.replica.peers["gw-1"] = cluster.peers["gw-1"]
     assert json.loads((await two.client().answer(asked)).text) == ACCEPT, "the network is whole again"
     assert len(upstream.of("tools/call")) == 1
 
@@ -451,7 +451,7 @@ async def test_an_owner_does_not_cancel_a_call_that_another_replica_has_resumed(
     store = Store(upstream, rounds=3)
     asked = await two.client().answer(await one.client().call())
     assert list(asked.questions) == ["q1"]
-    await eventually(lambda: "q1" in only(one)._exchange.questions, "the owner heard the question too")
+    await eventually(lambda: only(one).glance(0.0).asked, "the owner heard the question too")
     await expire(one)
     assert (len(one.gateway.lot), one.held) == (0, 0)
     asked = await three.client().answer(asked)
@@ -489,11 +489,11 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsew
     retry = asyncio.get_running_loop().create_task(two.client().answer(asked))
     await upstream.saw("answer")
     retry.cancel()
-    await eventually(lambda: driver._exchange.state is State.DETACHED)
+    await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
     driver.fire(Timer.GRACE)
     await is_quiet(one)
     go.set()
-    assert driver._exchange.state is State.ENDED
+    assert driver.glance(0.0).state == State.ENDED
     assert (mcp.CANCELLED in upstream.words) is cancelled
     assert third.kinds == ["holds"] * (3 if word == "unknown" else 1), "asked again if it could not tell"
 
@@ -504,7 +504,7 @@ async def test_an_owner_that_cannot_ask_does_not_cancel(
     one, two, _ = await cut_off(cluster, hole, ("gw-1", "gw-2", "gw-3"))
     _ = Store(upstream, rounds=2)
     asked = await two.client().answer(await one.client().call())
-    one.gateway.members._replica.peers.update({"gw-2": hole, "gw-3": hole})
+    one.gateway.config.replica.peers.update({"gw-2": hole, "gw-3": hole})
     await expire(one)
     assert (await two.client().answer(asked)).text == "done"
     assert is_unharmed(upstream)
@@ -577,7 +577,7 @@ async def test_a_client_that_comes_while_its_owner_waits_to_ask_again_finds_its_
     await eventually(lambda: peer.kinds == ["holds"])
     assert (await one.client().answer(asked)).text == "done"
     assert is_unharmed(upstream)
-    for task in one.gateway.tasks._running:
+    for task in asyncio.all_tasks():
         if task.get_name() == "ask about an expired call":
             task.cancel()
 

@@ -30,8 +30,7 @@ async def reply(raw: RawConnection) -> tuple[bytes, bytes]:
     """The head and the body of one reply."""
     head = await raw.until(b"\r\n\r\n")
     length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    async with asyncio.timeout(3):
-        return head, await raw._reader.readexactly(length)
+    return head, await raw.exactly(length)
 
 
 async def known(stand: Stand, raw: RawConnection, sent: bytes) -> None:
@@ -101,7 +100,7 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
         await known(stand, raw, second)
         await gate.catch(stand, raw, first)
         await raw.send(second[:10])
-        budget = stand.gateway._traffic.bodies.budget
+        budget = stand.gateway.routes.process.traffic.bodies.budget
         await eventually(lambda: budget.used == 20, "the part of a head is counted")
         for part in (second[10:], first + second):
             await raw.send(part)
@@ -126,7 +125,7 @@ async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand
 
 async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(stand: Stand, gate: Gate) -> None:
     sent, padded = request(stand), request(stand, f"X-Padding: {'x' * 5_000}")
-    budget = stand.gateway._traffic.bodies.budget
+    budget = stand.gateway.routes.process.traffic.bodies.budget
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         held = connection(stand)

@@ -46,8 +46,8 @@ async def answered(stand: Stand, upstream: FakeUpstream) -> AsyncIterator[tuple[
 async def test_a_retry_whose_client_leaves_goes_on_for_the_grace_period(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin(hold={"grace_seconds": 30})
     async with answered(stand, upstream) as (_, params, gate):
-        (driver,) = [each for each in stand.gateway.lot if each._exchange.state is State.RUNNING]
-    await eventually(lambda: driver._exchange.state is State.DETACHED)
+        (driver,) = [each for each in stand.gateway.lot if each.glance(0.0).state == State.RUNNING]
+    await eventually(lambda: driver.glance(0.0).state == State.DETACHED)
     assert stand.gateway.downstream.in_flight == 0
     gate.go.set()
     async with raw_connection(stand) as raw:
@@ -121,7 +121,7 @@ async def test_a_retry_gets_a_keep_alive_while_it_waits(upstream: FakeUpstream, 
 async def test_a_drain_sees_the_leg_of_a_retry(upstream: FakeUpstream, stand: Stand) -> None:
     async with answered(stand, upstream) as (raw, _, gate):
         (driver,) = stand.gateway.downstream.legs.running
-        assert driver._exchange.state is State.RUNNING
+        assert driver.glance(0.0).state == State.RUNNING
         gate.go.set()
         assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
     assert not stand.gateway.downstream.legs.running
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_while_questions_gather_cancels_its_call(
         await known(stand, raw, request(stand))
         asks.set()
         await raw.send(request(stand))
-        await eventually(lambda: any(each._exchange.questions for each in stand.gateway.downstream.legs.running))
+        await eventually(lambda: any(each.glance(0.0).asked for each in stand.gateway.downstream.legs.running))
         assert (stand.gateway.downstream.in_flight, len(silence)) == (1, 1)
     await upstream.saw(mcp.CANCELLED)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)

@@ -56,11 +56,11 @@ async def test_each_question_starts_the_quiet_window_anew(upstream: FakeUpstream
     for count in (1, 2):
         await eventually(
             lambda count=count: (
-                [len(each._exchange.questions) for each in stand.gateway.downstream.legs.running] == [count]
+                [len(each.glance(0.0).asked) for each in stand.gateway.downstream.legs.running] == [count]
             )
         )  # type: ignore[misc]
         (driver,) = stand.gateway.downstream.legs.running
-        ends.append(driver._deadline(Timer.QUIET) or 0.0)
+        ends.append(driver.live.deadlines.shared[Timer.QUIET].deadline(driver) or 0.0)
         more.set()
     assert 0 < ends[0] < ends[1]
     await leave(waiting)
@@ -216,10 +216,14 @@ async def test_a_held_call_expires_no_more_once_it_is_answered(
     gate = Gate(upstream)
     asked = await client.call()
     (driver,) = stand.gateway.lot.waiting()
-    assert [timer for timer in Timer if driver._deadline(timer) is not None] == [Timer.TTL]
+
+    def running() -> list[Timer]:
+        return [timer for timer, shared in driver.live.deadlines.shared.items() if shared.deadline(driver) is not None]
+
+    assert running() == [Timer.TTL]
     retry = later(client.answer(asked))
     await gate.answered.wait()
-    assert [timer for timer in Timer if driver._deadline(timer) is not None] == [Timer.LEG]
+    assert running() == [Timer.LEG]
     gate.go.set()
     assert (await retry).text == "done"
-    assert [timer for timer in Timer if driver._deadline(timer) is not None] == [Timer.LINGER]
+    assert running() == [Timer.LINGER]

@@ -597,7 +597,7 @@ def test_a_url_that_must_be_visited_first_becomes_a_round_and_the_call_is_sent_a
 
 def test_a_declined_url_ends_in_a_result_that_says_so() -> None:
     play = referred(FIRST) >> answered(SECOND, 1, **{"elicitation-1": DECLINE})
-    (reply,) = [command for command in play._pending if isinstance(command, do.Reply)]
+    (reply,) = [command for command in play.pending if isinstance(command, do.Reply)]
     assert play << do.Reply((SECOND,), ANY) << do.ReleaseSession(clean=True)
     result = assert_modern_result(mcp.TOOLS_CALL, reply.result)
     assert result["isError"] is True
@@ -925,9 +925,9 @@ def logged(level: str) -> on.Logged:
 
 
 def forwarded(play: Playbook) -> dict[str, Any]:
-    (command,) = play._pending
+    (command,) = play.pending
     assert isinstance(command, do.Forward)
-    play._pending.clear()
+    play.pending.clear()
     return assert_modern_message(command.message)
 
 

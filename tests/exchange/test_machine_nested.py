@@ -8,7 +8,7 @@ from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
 from gateway.exchange.commands import Timer
-from gateway.exchange.machine import Snapshot, State
+from gateway.exchange.machine import Policy, Snapshot, State
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import InvalidState, Stopping
 from tests.support.playbook import ACCEPT, FORM, LOST, RESULT, Playbook, leg, opened, raw
@@ -116,7 +116,7 @@ def test_a_call_that_is_stopped_fails_with_one_error() -> None:
 
 
 def test_the_call_of_a_dead_replica_waits_for_its_client() -> None:
-    play = Playbook(policy=opened(FIRST).exchange._policy)
+    play = Playbook(policy=Policy(returns=True))
     play.exchange.restore(Snapshot(State.AWAY, 0, {"a": A}, None, 0))
     assert (play.exchange.timers, play.exchange.calling) == ((Timer.TTL,), True)
     assert play >> on.Responded("a", ACCEPT) << do.SendAnswers(((A, ACCEPT),))

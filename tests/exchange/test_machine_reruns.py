@@ -528,7 +528,7 @@ def test_a_retry_that_ran_the_call_again_may_come_twice() -> None:
 
 def test_answers_too_large_for_the_record_end_a_broken_exchange() -> None:
     play = broken(FIRST) >> answered(SECOND, 1, **{key(1): HUGE})
-    (fail,) = [command for command in play._pending if isinstance(command, do.Fail)]
+    (fail,) = [command for command in play.pending if isinstance(command, do.Fail)]
     assert isinstance(fail.error, CallLost)
     assert play << do.Fail((SECOND,), ANY) << do.ReleaseSession(clean=False)
     assert play >> answered(THIRD, 1, **{key(1): HUGE}) << do.Fail((THIRD,), ANY)
@@ -1322,7 +1322,7 @@ def test_an_exchange_that_is_over_ignores_being_let_go(cancel: bool) -> None:  #
 @pytest.mark.parametrize("cancel", [True, False])
 def test_a_call_that_may_not_ask_cannot_be_let_go_while_its_leg_waits(cancel: bool) -> None:  # noqa: FBT001
     play = Playbook(policy=Policy(may_ask=False)) >> on.Called(FIRST) << do.SendCall() >> on.LetGo(cancel)
-    (fail,) = [command for command in play._pending if isinstance(command, do.Fail)]
+    (fail,) = [command for command in play.pending if isinstance(command, do.Fail)]
     assert isinstance(fail.error, Stopping)
     assert play << do.CancelCall(ANY) << do.Fail((FIRST,), ANY) << do.ReleaseSession(clean=False)
     assert play.state is State.ENDED

@@ -111,11 +111,24 @@ class Mutator:
         self.random = Random(seed)
         self._others = list(others)
         self._max = max_bytes
+        self._edits = (
+            self._flip,
+            self._overwrite,
+            self._insert,
+            self._insert,
+            self._replace,
+            self._replace,
+            self._delete,
+            self._repeat,
+            self._move,
+            self._truncate,
+            self._splice,
+        )
 
     def mutate(self, data: bytes) -> bytes:
         """A mutant of `data`, which may by chance be equal to it."""
         for _ in range(self.random.choice((1, 1, 2, 3, 6))):
-            data = self.random.choice(_EDITS)(self, data)[: self._max]
+            data = self.random.choice(self._edits)(data)[: self._max]
         return data
 
     def mutate_json(self, data: bytes) -> bytes:
@@ -190,18 +203,3 @@ class Mutator:
             return self._move(data)
         other = self.random.choice(self._others)
         return data[: self.random.randint(0, len(data))] + other[self.random.randint(0, len(other)) :]
-
-
-_EDITS = (
-    Mutator._flip,
-    Mutator._overwrite,
-    Mutator._insert,
-    Mutator._insert,
-    Mutator._replace,
-    Mutator._replace,
-    Mutator._delete,
-    Mutator._repeat,
-    Mutator._move,
-    Mutator._truncate,
-    Mutator._splice,
-)

@@ -201,7 +201,7 @@ async def unfinished(stand: Stand, raw: RawConnection, encoding: str | None = No
         packer = zlib.compressobj(wbits=31)
         data = packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)
         assert len(data) < 100
-    budget = stand.gateway._traffic.bodies.budget
+    budget = stand.gateway.routes.process.traffic.bodies.budget
     before = budget.used + 9000 * budget.given_way
     await raw.send(request_head(stand, sent, None) + b"%x\r\n%b\r\n" % (len(data), data))
     await eventually(lambda: budget.used + 9000 * budget.given_way == before + 9000, "the body is counted")
@@ -225,7 +225,9 @@ async def test_the_oldest_unfinished_body_gives_way(
         assert b" 400 " in await third.line()  # the body is whole, and is not JSON
         _ = second
     assert upstream.seen == []
-    await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
+    await eventually(
+        lambda: not stand.gateway.routes.process.traffic.bodies.budget.used, "nothing is counted any more"
+    )
     name = "limits.receiving_bytes"
     assert stand.gateway.metrics.render()
     assert sample(stand, "mcp_gateway_budget_given_way_total", budget=name) == 1
@@ -238,7 +240,9 @@ async def test_a_body_may_be_as_large_as_the_budget_for_all(stand: Stand, begin:
     headers, body = stand.client().build("tools/call", {"name": "tool", "arguments": {"x": "y" * 90_000}})
     async with raw_connection(small) as raw:
         await raw.send(request_head(small, headers | {"Content-Length": str(len(body))}, None))
-        await eventually(lambda: len(small.gateway._traffic.bodies.budget) == 1, "the body is being read")
+        await eventually(
+            lambda: len(small.gateway.routes.process.traffic.bodies.budget) == 1, "the body is being read"
+        )
         await raw.send(body)
         assert b" 200 " in await raw.line()
 
@@ -251,7 +255,9 @@ async def test_unfinished_heads_count_too(begin: Start) -> None:
         assert await one.rest() == b""
         await two.send(b"\r\n\r\n")
         assert b" 404 " in await two.line()
-    await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
+    await eventually(
+        lambda: not stand.gateway.routes.process.traffic.bodies.budget.used, "nothing is counted any more"
+    )
 
 
 async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream: FakeUpstream, begin: Start) -> None:
@@ -269,11 +275,15 @@ async def test_what_a_client_sends_before_its_reply_is_complete_counts(upstream:
         await raw.send(head)
         await upstream.saw("tools/call")
         await raw.send(request_head(stand, headers | {"Content-Length": "9000"}, None) + b" " * 8000)
-        await eventually(lambda: stand.gateway._traffic.bodies.budget.used > 16_000, "the next request is counted")
+        await eventually(
+            lambda: stand.gateway.routes.process.traffic.bodies.budget.used > 16_000, "the next request is counted"
+        )
         await raw.send(b" " * 3000)
         assert await raw.rest() == b""
     go.set()
-    await eventually(lambda: not stand.gateway._traffic.bodies.budget.used, "nothing is counted any more")
+    await eventually(
+        lambda: not stand.gateway.routes.process.traffic.bodies.budget.used, "nothing is counted any more"
+    )
 
 
 def packed(how: str, data: bytes) -> tuple[str, bytes]:

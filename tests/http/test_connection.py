@@ -50,7 +50,7 @@ async def chatty(turn: Turn) -> None:
 
 def fill(stand: Stand) -> None:
     """Use up the budget, as another client would that began to fall behind just now."""
-    budget = stand.gateway._traffic.sending
+    budget = stand.gateway.routes.process.traffic.sending
     share = budget.share(lambda: None)
     share.grow(budget.limit)
     share.release()
@@ -61,7 +61,7 @@ async def behind(stand: Stand, raw: RawConnection, params: dict[str, Any] | None
     params = params or {"name": "tool"}
     headers, body = stand.client().build("tools/call", params, meta={"progressToken": 1})
     await raw.send(request_head(stand, headers, body))
-    await eventually(lambda: stand.gateway._traffic.sending.used > 500_000, "the client is behind")
+    await eventually(lambda: stand.gateway.routes.process.traffic.sending.used > 500_000, "the client is behind")
 
 
 @pytest.mark.parametrize("tool", [large, large_stream, chatty])
@@ -76,7 +76,7 @@ async def test_the_client_that_is_behind_longest_is_cut_off(
         fill(stand)
         await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the call ends")
         assert not (await raw.rest()).endswith((b"}", b"\r\n0\r\n\r\n")), "the reply is cut, not complete"
-    traffic = stand.gateway._traffic
+    traffic = stand.gateway.routes.process.traffic
     await eventually(lambda: not len(traffic.sending), "nothing is counted any more")
     assert traffic.sending.used == 0
     assert traffic.sending.given_way == (2 if tool is chatty else 1), "the connection, and the notifications"
@@ -94,8 +94,8 @@ async def test_a_client_that_reads_at_last_gets_everything(
         reply = await raw.rest()
     assert reply.count(b"x") >= 12_000_000
     assert reply.endswith(b"}" if tool is large else b"\r\n0\r\n\r\n")
-    await eventually(lambda: not len(stand.gateway._traffic.sending), "nothing is counted any more")
-    assert stand.gateway._traffic.sending.used == 0
+    await eventually(lambda: not len(stand.gateway.routes.process.traffic.sending), "nothing is counted any more")
+    assert stand.gateway.routes.process.traffic.sending.used == 0
 
 
 async def test_a_result_whose_reply_was_cut_is_there_for_a_repeated_retry(
@@ -131,7 +131,7 @@ async def test_the_rest_of_a_large_reply_is_counted_over_tls_too(
     host, port = stand.gateway.listen.split(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
     writer.write(request_head(stand, headers, body))
-    await eventually(lambda: stand.gateway._traffic.sending.used > 5_000_000, "the client is behind")
+    await eventually(lambda: stand.gateway.routes.process.traffic.sending.used > 5_000_000, "the client is behind")
     fill(stand)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the call ends")
     writer.transport.abort()

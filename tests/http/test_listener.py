@@ -61,13 +61,13 @@ async def test_connections_over_the_cap_are_closed_and_the_others_stay(begin: St
     async with raw_connection(stand) as one, raw_connection(stand) as two:
         request = b"GET /mcp HTTP/1.1\r\nHost: localhost\r\nMCP-Protocol-Version: 2026-07-28\r\n\r\n"
         await one.send(request)
-        assert b"405" in await one._reader.readline()
+        assert b"405" in await one.line()
         await two.send(request)
-        assert b"405" in await two._reader.readline()
+        assert b"405" in await two.line()
         async with raw_connection(stand) as three:
             assert await three.rest() == b""
         await one.send(request)
-        assert await one._reader.readline()
+        assert await one.line()
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -154,8 +154,7 @@ async def test_two_requests_that_wait_for_the_same_get_their_own_ids(
         await answered.wait()
         two = group.create_task(client.answer(asked, headers={"X-Request-Id": "two"}))
         await eventually(lambda: stand.gateway.downstream.in_flight == 2)
-        (driver,) = stand.gateway.downstream.legs.running
-        await eventually(lambda: len(driver._exchange.legs) == 2)
+        await eventually(lambda: len(stand.gateway.routes.live["/mcp"].deadlines.silence) == 2)
         go.set()
     for name, reply in (("one", one.result()), ("two", two.result())):
         assert (reply.headers["X-Request-Id"], reply.error["data"]["requestId"]) == (name, name)

@@ -626,10 +626,10 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.is_open = True
-        self._socket = socket.socket()
+        self.socket = socket.socket()
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return self._socket if name == "socket" else default
+        return self.socket if name == "socket" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
@@ -642,7 +642,7 @@ class FakeTransport(asyncio.Transport):
 
     def abort(self) -> None:
         self.is_open = False
-        self._socket.close()
+        self.socket.close()
 
 
 def silent(*parts: bytes) -> tuple[Recorder, Connection, Mock]:
@@ -655,7 +655,7 @@ def silent(*parts: bytes) -> tuple[Recorder, Connection, Mock]:
     connection.start(pending, b"", b"", is_head=False)
     for part in parts:
         connection.data_received(part)
-    transport._socket.close()
+    transport.socket.close()
     return heard, connection, owner
 
 

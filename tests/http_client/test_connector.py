@@ -88,7 +88,7 @@ async def test_a_certificate_that_is_not_accepted_is_explained_and_nothing_is_se
 
 async def test_a_self_signed_certificate_is_explained(client: HttpClient, ca: Authority, tmp_path: Path) -> None:
     key_and_certificate = tmp_path / "self.pem"
-    key = ca._key.private_bytes(*_pem())
+    key = ca.key.private_bytes(*_pem())
     key_and_certificate.write_bytes(key + ca.file.read_bytes())
     async with FakeHttp(answers(OK), server_context(key_and_certificate)) as server:
         heard = await Sender(client, server.url).send()

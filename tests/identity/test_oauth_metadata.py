@@ -6,7 +6,7 @@ from gateway.identity import oauth_metadata
 from gateway.identity.oauth_metadata import Place
 
 PLACE = Place("https://mcp.example.com", "/files", "http://10.0.0.7:9000")
-ROOT = PLACE._replace(suffix="")
+ROOT = Place(PLACE.public, "", PLACE.upstream)
 UPSTREAM, PUBLIC = PLACE.upstream, PLACE.public
 
 ORIGINS = [

@@ -71,9 +71,9 @@ class Bench:
         self.backends: list[FakeBackend] = []
         self.chosen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.asked: list[bytes] = []
-        self.fallback = FallbackBackend(self.link, self._connect, self._mirror_if_modern, tasks, ROOM)
+        self.fallback = FallbackBackend(self.link, self.connect, self._mirror_if_modern, tasks, ROOM)
 
-    def _connect(self, link: ClientLink) -> Backend:
+    def connect(self, link: ClientLink) -> Backend:
         self.backends.append(FakeBackend(link))
         return self.backends[-1]
 
@@ -81,7 +81,7 @@ class Bench:
         assert greeting.opened.method == "initialize"
         self.asked.append(response)
         await refusing.close()
-        return self._connect if await self.chosen else None
+        return self.connect if await self.chosen else None
 
     def say(self, *messages: bytes) -> None:
         for message in messages:
@@ -271,14 +271,14 @@ async def test_what_the_mirror_refuses_is_answered(bench: Bench) -> None:
     bench.backends[0].link.send(REFUSAL, b"0")
     await asyncio.sleep(0)
     error = InvalidParams("no protocolVersion")
-    connect = bench._connect
+    connect = bench.connect
 
     def refusing(link: ClientLink) -> Backend:
         backend = connect(link)
         bench.backends[-1].error = error
         return backend
 
-    bench._connect = refusing  # type: ignore[method-assign]
+    bench.connect = refusing  # type: ignore[method-assign]
     await bench.choose(is_modern=True)
     assert bench.link.refused == [(b"0", error), (b"1", error)]
 

@@ -15,11 +15,9 @@ import pytest
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
-from gateway.config import Config, ConfigError, InForce, Replica, decode_key, parse
+from gateway.config import Config, ConfigError, InForce, Replica, parse
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
-from gateway.seal.keyring import Keys
-from gateway.seal.peer_messages import PeerSealer
 from gateway.server.process import Gateway
 from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
@@ -215,15 +213,15 @@ async def test_the_same_keys_are_the_same_ring(upstream: FakeUpstream, stand: St
 
 
 @asynccontextmanager
-async def two(begin: Start, **more: Any) -> AsyncIterator[tuple[Stand, Stand, Any]]:
-    """Two replicas, and the configuration of each by number."""
+async def two(begin: Start, other: Any = None, **more: Any) -> AsyncIterator[tuple[Stand, Stand, Any]]:
+    """Two replicas, the second one with `other` sections, and the configuration of each by number."""
     peers = {"gw-1": f"127.0.0.1:{free_port()}", "gw-2": f"127.0.0.1:{free_port()}"}
 
     def member(name: str) -> dict[str, Any]:
         return {"id": name, "listen": peers[name], "peers": peers}
 
     one = await begin(replica=member("gw-1"), **more)
-    two = await begin(replica=member("gw-2"), **more)
+    two = await begin(replica=member("gw-2"), **{**more, **(other or {})})
 
     def again(number: int, url: str, **sections: Any) -> None:
         stand = (one, two)[number - 1]
@@ -269,13 +267,11 @@ async def test_a_replica_with_new_keys_speaks_to_one_that_began_with_them(
     upstream: FakeUpstream, begin: Start
 ) -> None:
     upstream.tool(ask)
-    async with two(begin) as (one, other, again):
-        again(1, upstream.url, state={"keys": [OTHER_KEY]})
-        fresh = PeerSealer(InForce(Keys((decode_key(OTHER_KEY),))))
-        assert one.gateway._peer_sealer.keyring.key_ids == fresh.keyring.key_ids
+    keys = {"state": {"keys": [OTHER_KEY]}}
+    async with two(begin, keys) as (one, other, again):
+        again(1, upstream.url, **keys)
+        assert one.gateway.key_ids == other.gateway.key_ids
         asked = await one.client().call()
-        again(2, upstream.url, state={"keys": [OTHER_KEY]})
-        other.gateway._peer_sealer._keyring.replace(fresh.keyring)
         assert (await other.client().answer(asked)).text
         assert other.metric(CONTINUED, step="forwarded") == 1
 
@@ -601,7 +597,7 @@ async def test_the_body_limit_follows_in_both_directions(upstream: FakeUpstream,
 
 
 async def test_the_budgets_for_bytes_follow(upstream: FakeUpstream, stand: Stand) -> None:
-    traffic = stand.gateway._traffic
+    traffic = stand.gateway.routes.process.traffic
     most = {"receiving_bytes": 5_000_000, "sending_bytes": 20_000_000}
     stand.gateway.apply(reconfigured(upstream.url, limits=most))
     assert (traffic.bodies.budget.limit, traffic.sending.limit) == (5_000_000, 20_000_000)

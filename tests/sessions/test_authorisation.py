@@ -31,7 +31,7 @@ async def ask(turn: Turn) -> None:
 @pytest.fixture(autouse=True)
 def _one_credential(upstream: FakeUpstream) -> None:
     upstream.tool(ask)
-    plain = dict(upstream._scripts)
+    plain = dict(upstream.scripts)
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
         upstream.on(word, challenge(401, only=REAL, plain=plain.get(word)))
 
@@ -254,7 +254,7 @@ async def test_a_forwarded_key_is_checked_as_any_credential(
     upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream._scripts.pop(word)
+        upstream.scripts.pop(word)
     upstream.tool(ask)
     monkeypatch.setattr(groups, "_ACCEPTED_SECONDS", 0.0)
     client = (await begin(route={"forward_headers": ["x-api-key"]})).client(headers={"x-api-key": "one"})
@@ -356,7 +356,7 @@ async def test_what_the_gateway_answers_by_itself_never_carries_an_unproven_cred
 
 async def test_a_kept_result_survives_the_restart_of_its_server(upstream: FakeUpstream, begin: Start) -> None:
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream._scripts.pop(word)
+        upstream.scripts.pop(word)
     upstream.tool(ask)
     upstream.on("GET", refuse_session)  # without a side stream, nothing tells that the sessions are gone
     stand = await begin()
@@ -383,7 +383,7 @@ def keyed(stand: Stand, key: str | None = "mine") -> Client:
 
 def serve_all(upstream: FakeUpstream) -> None:
     for word in ("initialize", mcp.PING, "tools/list", "tools/call", "answer"):
-        upstream._scripts.pop(word, None)
+        upstream.scripts.pop(word, None)
     upstream.tool(ask)
 
 

@@ -8,7 +8,6 @@ each run and each cancellation.
 """
 
 import json
-import os
 import sys
 from collections.abc import Generator, Iterable
 from typing import Any
@@ -141,7 +140,7 @@ class Child:
                     pass
                 return None
             elif word == "die":
-                os._exit(7)
+                sys.exit(7)
             else:
                 return self.say({"id": call["id"], **what})
 
@@ -180,7 +179,7 @@ class Child:
                         hanging.append(id_)
                         break
                     elif word == "die":
-                        os._exit(7)
+                        sys.exit(7)
                     else:
                         self.say({"id": id_, **(asked(what, past) if word == "ask" else complete(what))})
                         break

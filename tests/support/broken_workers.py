@@ -1,7 +1,6 @@
 """Workers that go wrong at their start; a fresh interpreter has to find them by name."""
 
 import errno
-import os
 import time
 from typing import Any, NoReturn
 
@@ -23,13 +22,13 @@ def one_cannot_listen(config: Config, worker: Worker, error: Any) -> None:
 
 def one_crashes(config: Config, worker: Worker, error: Any) -> None:
     if worker.number == BROKEN:
-        os._exit(CODE)
+        raise SystemExit(CODE)
     supervisor._work(config, worker, error)
 
 
 def one_crashes_and_the_other_hangs(_: Config, worker: Worker, __: Any) -> NoReturn:
     supervisor._die_with_supervisor()
     if worker.number == BROKEN:
-        os._exit(CODE)
+        raise SystemExit(CODE)
     while True:  # with its signals blocked, as it was born
         time.sleep(60)

@@ -97,9 +97,9 @@ def main() -> None:
                     answer = {"jsonrpc": "2.0", "id": id_, "result": {"resultType": "complete", "content": content}}
                     sys.stdout.write(json.dumps(answer))
                     sys.stdout.flush()
-                    os._exit(0)
+                    sys.exit(0)
                 case "die":
-                    os._exit(7)
+                    sys.exit(7)
                 case name:
                     say({"id": id_, "error": {"code": -32602, "message": f"Unknown tool: {name}"}})
         elif method in ("tasks/get", "tasks/update", "tasks/cancel"):

@@ -57,7 +57,7 @@ def start_family() -> list[int]:
             for file in (0, 1, 2):
                 os.close(file)
             time.sleep(600)
-        os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
     os.wait()
     return [os.getppid(), os.getpid(), int(os.read(told, 20))]
 
@@ -85,14 +85,14 @@ def call(name: str, given: JSON) -> JSON:
         case "die":
             sys.stderr.write("these are my last words\n")
             sys.stderr.flush()
-            os._exit(7)
+            sys.exit(7)
         case "ask_die":
             name = ask()
             try:
                 os.close(os.open(given["marker"], os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return text(name)
-            os._exit(7)
+            sys.exit(7)
         case "noise":
             sys.stdout.write(
                 'listening\n\n{"level":"info","msg":"ready"}\n[1,2]\n{"jsonrpc":"2.0","id"\n\u2028 \x00\n'
@@ -166,13 +166,13 @@ def serve() -> None:
             if params.get("arguments", {}).get("then") == "end unfinished":
                 sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": id_, "result": result}))
                 sys.stdout.flush()
-                os._exit(0)
+                sys.exit(0)
             late = [{"id": "late", "method": "roots/list"}] if params["name"] == "late" else []
             say({"id": id_, "result": result}, *late)
             if params["name"] in {"deaf", "shut"}:
                 time.sleep(600)
             if params.get("arguments", {}).get("then") == "die":
-                os._exit(0)
+                sys.exit(0)
 
 
 serve()

@@ -186,7 +186,7 @@ class FakeUpstream:
         self.known: set[str] = set()
         self.ids = itertools.count()
         self.tools: list[dict[str, Any]] = []
-        self._scripts: dict[str, Script] = {}
+        self.scripts: dict[str, Script] = {}
         self._sides: dict[str | None, asyncio.Queue[bytes | None]] = {}
         self._answers: dict[tuple[str | None, str], asyncio.Future[Any]] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -198,7 +198,7 @@ class FakeUpstream:
 
     def on(self, word: str, script: Script) -> None:
         """Answer requests of that kind with this script."""
-        self._scripts[word] = script
+        self.scripts[word] = script
 
     def tool(self, script: Script) -> Script:
         """Answer tools/call with this script; also a decorator."""
@@ -207,16 +207,16 @@ class FakeUpstream:
 
     def once(self, word: str, script: Script) -> None:
         """Answer the next request of that kind with this script, and later ones as before."""
-        before = self._scripts.get(word)
+        before = self.scripts.get(word)
 
         async def first(turn: Turn) -> None:
             if before is None:
-                del self._scripts[word]
+                del self.scripts[word]
             else:
-                self._scripts[word] = before
+                self.scripts[word] = before
             await script(turn)
 
-        self._scripts[word] = first
+        self.scripts[word] = first
 
     def each(self, word: str, *scripts: Script) -> None:
         """Answer requests of that kind with these scripts in turn, and all later ones with the last."""
@@ -298,7 +298,7 @@ class FakeUpstream:
                 waiter.set_result(None)
         turn = Turn(self, http, seen)
         try:
-            await self._scripts.get(seen.word, self.plain)(turn)
+            await self.scripts.get(seen.word, self.plain)(turn)
         except Reset:
             return web.Response()
         except (asyncio.CancelledError, ConnectionError):

@@ -107,25 +107,26 @@ class Playbook:
     ) -> None:
         self.exchange = Exchange(declared, policy or Policy(), given)
         self.counts: list[str] = []
-        self._pending: list[do.Command] = []
+        self.pending: list[do.Command] = []
+        """What was commanded and is not named yet."""
 
     def __rshift__(self, event: on.Event) -> Self:
-        assert not self._pending, f"not expected: {self._pending}"
+        assert not self.pending, f"not expected: {self.pending}"
         for command in self.exchange.handle(event):
             if isinstance(command, do.Count):
                 self.counts.append(command.outcome)
             else:
-                self._pending.append(command)
+                self.pending.append(command)
         return self
 
     def __lshift__(self, wanted: do.Command) -> Self:
-        assert self._pending, f"nothing more was commanded, wanted {wanted}"
-        found = self._pending.pop(0)
+        assert self.pending, f"nothing more was commanded, wanted {wanted}"
+        found = self.pending.pop(0)
         assert same(found, wanted), f"\ncommanded {found}\nwanted    {wanted}"
         return self
 
     def __bool__(self) -> bool:
-        assert not self._pending, f"not expected: {self._pending}"
+        assert not self.pending, f"not expected: {self.pending}"
         return True
 
     def refuses(self, event: on.Event, error: type[Exception], match: str | None = None) -> Self:
