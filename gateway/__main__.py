@@ -22,6 +22,7 @@ from gateway.config import (
     ConfigError,
     Era,
     Level,
+    Problem,
     cautions,
     for_command,
     for_upstream,
@@ -212,11 +213,12 @@ def _given(options: argparse.Namespace) -> Config:
     if options.stdio:
         return for_command(options.command, options.env, options.listen, options.admin)
     if options.env:
-        raise ConfigError(("--env: needs --stdio; with --config, set upstream.env in the file",))
+        raise ConfigError([Problem("--env", "needs --stdio; with --config, set upstream.env in the file")])
     if options.config is None:
         return for_upstream(options.upstream, options.listen, options.admin)
     if options.listen or options.admin:
-        raise ConfigError(("--listen, --admin: not allowed with --config; set listen and admin in the file",))
+        problem = Problem("--listen, --admin", "not allowed with --config; set listen and admin in the file")
+        raise ConfigError([problem])
     return load(options.config)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.auth.jwks import JwksVerifier
-from gateway.config import Config, ConfigError, InForce, contents, jwks_context
+from gateway.config import Config, ConfigError, InForce, Problem, contents, jwks_context
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import AUTHORIZATION, check_once
@@ -53,7 +53,7 @@ class Authenticator:
         try:
             return JwksVerifier(config.principal, client, self._tasks)
         except (OSError, ValueError) as exc:
-            raise ConfigError((f"principal.jwks_file: {exc}",)) from exc
+            raise ConfigError([Problem("principal.jwks_file", str(exc))]) from exc
 
     async def caller(self, incoming: Incoming, *, is_checked: bool) -> Caller:
         """Return the caller of a request, determined at the first call only.

@@ -97,7 +97,7 @@ def _unusable(config: Config) -> list[Problem]:
         try:
             _ = make()
         except ConfigError as exc:
-            problems += [Problem(*text.split(": ", 1)) for text in exc.problems]
+            problems += exc.found
     return problems
 
 
@@ -108,9 +108,9 @@ def _jwks(principal: Principal) -> None:
     try:
         _ = read_keys(Path(principal.jwks_file).read_bytes())
     except OSError as exc:
-        raise ConfigError((f"{path}: {unreadable(principal.jwks_file, exc)}",)) from exc
+        raise ConfigError([Problem(path, unreadable(principal.jwks_file, exc))]) from exc
     except ValueError as exc:
-        raise ConfigError((f"{path}: {exc}; fetch it from the issuer again",)) from exc
+        raise ConfigError([Problem(path, f"{exc}; fetch it from the issuer again")]) from exc
 
 
 def contents(config: Config) -> dict[str, bytes]:

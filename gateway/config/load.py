@@ -13,8 +13,8 @@ from gateway.config.model.config import Config
 from gateway.config.model.value_types import Level
 from gateway.config.parsing.decoder import Walker
 from gateway.config.parsing.environment import override
-from gateway.config.parsing.problems import ConfigError, Given, Problem, parent, touches
-from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, lines, read_tree
+from gateway.config.parsing.problems import ConfigError, Given, Problem, touches
+from gateway.config.parsing.yaml_tree import MAX_TEXT_CHARACTERS, Document, read_tree
 from gateway.config.rules import broken_rules
 
 
@@ -27,9 +27,9 @@ def load(path: Path | str, env: Mapping[str, str] | None = None, *, log_level: L
         with Path(path).open("rb") as file:
             text = file.read(MAX_TEXT_CHARACTERS * 4 + 1).decode("utf-8")
     except OSError as exc:
-        raise ConfigError([f"{path}: cannot be read ({exc.strerror}); check --config"], str(path)) from exc
+        raise ConfigError([Problem(str(path), f"cannot be read ({exc.strerror}); check --config")], str(path)) from exc
     except UnicodeDecodeError as exc:
-        raise ConfigError([f"{path}: is not UTF-8 text; save it as UTF-8"], str(path)) from exc
+        raise ConfigError([Problem(str(path), "is not UTF-8 text; save it as UTF-8")], str(path)) from exc
     return with_log_level(parse(text, str(path), env), log_level)
 
 
@@ -40,23 +40,7 @@ def with_log_level(config: Config, level: Level | None) -> Config:
 
 def parse(text: str, source: str, env: Mapping[str, str] | None = None) -> Config:
     """Return the configuration in a YAML text; `*_file` paths are relative to the folder of `source`."""
-    tree, problems = read_tree(text)
-    try:
-        return _finish(tree, problems, source, os.environ if env is None else env)
-    except ConfigError as exc:
-        raise ConfigError(exc.problems, source, _places(exc.problems, lines(text))) from None
-
-
-def _places(problems: Sequence[str], found: Mapping[str, int]) -> dict[int, int]:
-    """Return the line of each problem, by its place in the list; a value of the environment is in no line."""
-    places = {}
-    for place, problem in enumerate(problems):
-        path = problem.partition(": ")[0]
-        while path and path not in found:
-            path = parent(path)
-        if path and "(from GATEWAY_" not in problem:
-            places[place] = found[path]
-    return places
+    return _finish(read_tree(text), source, os.environ if env is None else env)
 
 
 def for_upstream(
@@ -82,7 +66,8 @@ def for_command(
     for word in given:
         name, has_value, value = word.partition("=")
         if not has_value and name not in own:
-            raise ConfigError([f"--env {name}: is not set; export {name}, or write {name}=VALUE"], "command line")
+            problem = Problem(f"--env {name}", f"is not set; export {name}, or write {name}=VALUE")
+            raise ConfigError([problem], "command line")
         variables[name] = Given(value if has_value else own[name], "--env")
     words = [Given(word, "--stdio") for word in command]
     return _for_one({"command": words, "env": variables}, listen, admin, env)
@@ -97,7 +82,7 @@ def _for_one(
     unset = {name: text for name, text in env.items() if name not in overruled}
     tree: dict[str, object] = {name: Given(text, f"--{name}") for name, text in flags.items()}
     tree["routes"] = [{"upstream": upstream}]
-    return _finish(tree, [], "command line", unset)
+    return _finish(Document(tree, [], {}), "command line", unset)
 
 
 def config_shape() -> inspect.StructType:
@@ -107,18 +92,18 @@ def config_shape() -> inspect.StructType:
     return shape
 
 
-def _finish(tree: object, problems: list[Problem], source: str, env: Mapping[str, str]) -> Config:
+def _finish(document: Document, source: str, env: Mapping[str, str]) -> Config:
     """Build and check the configuration; a broken rule is not reported if a refused value explains it."""
     walker, shape = Walker(env), config_shape()
-    problems += override(tree, shape, env)
-    read = walker.read(shape, tree)
+    problems = document.problems + override(document.tree, shape, env)
+    read = walker.read(shape, document.tree)
     config, unreadable = with_files(read if isinstance(read, Config) else Config(routes=()), Path(source).parent)
     problems += walker.problems + unreadable
     # An unreadable `keys_file` leaves `keys` empty, which must not count as a second problem.
     spoilt = [*walker.spoilt, *(problem.path.removesuffix("_file") for problem in unreadable)]
     problems += [rule for rule in broken_rules(config) if not any(touches(rule.path, path) for path in spoilt)]
     if problems:
-        raise ConfigError((str(problem) for problem in problems), source)
+        raise ConfigError((problem.placed(document.lines) for problem in problems), source)
     return config
 
 

@@ -16,14 +16,6 @@ from gateway.config.parsing.problems import ConfigError, Problem, unreadable
 _ENCRYPTED: Final = "is encrypted; write the key without a password"
 
 
-class BadFile(ValueError):
-    """A file that cannot be used; `key` is the configuration key that names it."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
-
-
 class Contexts(NamedTuple):
     """The contexts of one configuration."""
 
@@ -39,46 +31,46 @@ def contexts(config: Config) -> Contexts:
     listener: ssl.SSLContext | None = None
     try:
         listener = listener_context(config.tls)
-    except BadFile as exc:
-        problems.append(Problem(f"tls.{exc.key}", str(exc)))
+    except ConfigError as exc:
+        problems += exc.found
     upstreams: dict[str, ssl.SSLContext | None] = {}
     for place, route in enumerate(config.routes):
         try:
-            upstreams[route.path] = upstream_context(route.upstream.tls)
-        except BadFile as exc:
-            problems.append(Problem(f"routes[{place}].upstream.tls.{exc.key}", str(exc)))
+            upstreams[route.path] = upstream_context(route.upstream.tls, f"routes[{place}].upstream.tls.")
+        except ConfigError as exc:
+            problems += exc.found
     if problems:
-        raise ConfigError(map(str, problems))
+        raise ConfigError(problems)
     return Contexts(listener, upstreams)
 
 
 def listener_context(tls: Tls) -> ssl.SSLContext | None:
-    """Return the listener's context; None for plain HTTP. Raises BadFile."""
+    """Return the listener's context; None for plain HTTP. Raises ConfigError."""
     if tls.cert_file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    _show(context, tls.cert_file, tls.key_file)
+    _show(context, "tls.", tls.cert_file, tls.key_file)
     if tls.client_ca_file is not None:
-        _trust(context, "client_ca_file", tls.client_ca_file)
+        _trust(context, "tls.client_ca_file", tls.client_ca_file)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def upstream_context(tls: UpstreamTls) -> ssl.SSLContext | None:
-    """Return the context for an upstream; None for the default. Raises BadFile."""
+def upstream_context(tls: UpstreamTls, section: str) -> ssl.SSLContext | None:
+    """Return the context for an upstream; None for the default. Raises ConfigError, with keys of this section."""
     if tls == UpstreamTls(server_name=tls.server_name):
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if tls.ca_file is not None:
-        _trust(context, "ca_file", tls.ca_file)
+        _trust(context, f"{section}ca_file", tls.ca_file)
     else:
         context.load_default_certs()
     if tls.cert_file is not None:
-        _show(context, tls.cert_file, tls.key_file)
+        _show(context, section, tls.cert_file, tls.key_file)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -87,10 +79,7 @@ def upstream_context(tls: UpstreamTls) -> ssl.SSLContext | None:
 
 def jwks_context(principal: Principal) -> ssl.SSLContext | None:
     """Return the context for fetching the issuer's keys; None for the default. Raises ConfigError."""
-    try:
-        return upstream_context(UpstreamTls(ca_file=principal.jwks_ca_file))
-    except BadFile as exc:
-        raise ConfigError((f"principal.jwks_ca_file: {exc}",)) from exc
+    return upstream_context(UpstreamTls(ca_file=principal.jwks_ca_file), "principal.jwks_")
 
 
 def expiries(config: Config) -> dict[str, float]:
@@ -121,28 +110,28 @@ def _trust(context: ssl.SSLContext, key: str, path: str) -> None:
     try:
         context.load_verify_locations(cafile=_readable(key, path))
     except ssl.SSLError as exc:
-        raise BadFile(key, "contains no readable certificate; give certificates as PEM") from exc
+        raise _unusable(key, "contains no readable certificate; give certificates as PEM") from exc
 
 
-def _show(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+def _show(context: ssl.SSLContext, section: str, cert_file: str, key_file: str | None) -> None:
     """Load a certificate and its key; the checks tell which file is wrong, because OpenSSL does not."""
-    cert = _readable("cert_file", cert_file)
-    key = None if key_file is None else _readable("key_file", key_file)
-    key_name = "cert_file" if key is None else "key_file"
+    cert = _readable(f"{section}cert_file", cert_file)
+    key = None if key_file is None else _readable(f"{section}key_file", key_file)
+    key_name = f"{section}{'cert_file' if key is None else 'key_file'}"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert)
     except ssl.SSLError as exc:
-        raise BadFile("cert_file", "contains no readable certificate; give it as PEM") from exc
+        raise _unusable(f"{section}cert_file", "contains no readable certificate; give it as PEM") from exc
 
     def refuse() -> str:
-        raise BadFile(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
+        raise _unusable(key_name, _ENCRYPTED)  # without this, OpenSSL would ask at the terminal
 
     try:
         context.load_cert_chain(cert, key, password=refuse)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
-            raise BadFile(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc
-        raise BadFile(key_name, "contains no readable private key; give it as PEM") from exc
+            raise _unusable(key_name, "is not the key of the certificate in cert_file; give a matching pair") from exc
+        raise _unusable(key_name, "contains no readable private key; give it as PEM") from exc
 
 
 def _readable(key: str, path: str) -> str:
@@ -151,5 +140,9 @@ def _readable(key: str, path: str) -> str:
         with open(path, "rb") as file:  # noqa: PTH123 - the path is a text
             _ = file.read(1)
     except OSError as exc:
-        raise BadFile(key, unreadable(path, exc)) from exc
+        raise _unusable(key, unreadable(path, exc)) from exc
     return path
+
+
+def _unusable(key: str, text: str) -> ConfigError:
+    return ConfigError([Problem(key, text)])

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from gateway import world
-from gateway.config import Config, ConfigError, Replica, Route, State
+from gateway.config import Config, ConfigError, Problem, Replica, Route, State
 
 _OWN: Final = ("GATEWAY_", "MRTR_STATE_KEY")
 """How the names of the gateway's own variables begin."""
@@ -51,7 +51,7 @@ def _route(config: Config, path: str | None) -> Route:
         if path is None or route.path == path:
             return route
     known = ", ".join(route.path for route in config.routes)
-    raise ConfigError((f"--route {path}: the configuration has no such route; it has {known}",))
+    raise ConfigError([Problem(f"--route {path}", f"the configuration has no such route; it has {known}")])
 
 
 def _passed_on(config: Config, served: Route, environment: Mapping[str, str]) -> list[str]:

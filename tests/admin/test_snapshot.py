@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gateway.admin.snapshot import about, known_peers
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
-from gateway.config import ConfigError, InForce, parse
+from gateway.config import ConfigError, InForce, Problem, parse
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
@@ -137,7 +137,10 @@ async def test_a_bug_is_shown_as_a_problem(stand: Stand) -> None:
 
 async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
-    found: list[ConfigError | str] = [ConfigError(["routes[0].upstream.url: is no URL"]), configuration(upstream.url)]
+    found: list[ConfigError | str] = [
+        ConfigError([Problem("routes[0].upstream.url", "is no URL")]),
+        configuration(upstream.url),
+    ]
 
     def read() -> Any:
         next_ = found.pop(0)

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
-from gateway.config import Config, ConfigError, InForce, Replica, parse
+from gateway.config import Config, ConfigError, InForce, Problem, Replica, parse
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.server.process import Gateway
@@ -877,7 +877,7 @@ async def test_a_signal_before_the_start_waits_for_it() -> None:
 
 async def test_a_file_that_needs_a_restart_is_refused_as_a_whole() -> None:
     files = Files(ONE)
-    files.next = [STUCK, ConfigError(["routes: is empty"]), TWO]
+    files.next = [STUCK, ConfigError([Problem("routes", "is empty")]), TWO]
     files.reload.begin()
     for _ in range(3):
         files.reload.ask()
@@ -925,7 +925,7 @@ async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() ->
 
     def apply(config: Config) -> None:
         if config is TWO:
-            raise ConfigError(("tls.cert_file: cannot be read",))
+            raise ConfigError([Problem("tls.cert_file", "cannot be read")])
         files.applied.append(config)
 
     files.reload = Reload(files.read, ONE, apply, files.tasks, files.counted.append)

@@ -16,35 +16,38 @@ _QUERY = re.compile(r'([?#]).*(?="$)', re.DOTALL)
 _SHOWN_CHARACTERS = 60
 
 
-class ConfigError(Exception):
-    """The configuration cannot be used: `problems` holds every reason as `path: what; fix`."""
-
-    def __init__(
-        self, problems: Iterable[str], source: str = "configuration", lines: Mapping[int, int] | None = None
-    ) -> None:
-        """`lines` has line numbers by the places of the problems."""
-        self.problems = tuple(problems)
-        self.source = source
-        self._lines = lines or {}
-        super().__init__("\n".join(self.problems))
-
-    @property
-    def located(self) -> tuple[str, ...]:
-        """The reasons, each beginning with its line in the file if it has one there."""
-        return tuple(
-            f"line {self._lines[place]}: {problem}" if place in self._lines else problem
-            for place, problem in enumerate(self.problems)
-        )
-
-
 class Problem(NamedTuple):
     """One error: its path in the configuration, and a text that ends with the fix."""
 
     path: str
     text: str
+    line: int | None = None
+    """In the file, if it is known."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}" if self.path else self.text
+
+    def placed(self, lines: Mapping[str, int]) -> Self:
+        """Return the problem with the line of its path, or of what that is in; a value of the environment has none."""
+        path = self.path
+        while path and path not in lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self._replace(line=lines[path]) if path and "(from GATEWAY_" not in self.text else self
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used, for every reason in `found`."""
+
+    def __init__(self, found: Iterable[Problem], source: str = "configuration") -> None:
+        self.found = tuple(found)
+        self.source = source
+        self.problems = tuple(map(str, self.found))
+        super().__init__("\n".join(self.problems))
+
+    @property
+    def located(self) -> tuple[str, ...]:
+        """The reasons, each beginning with its line in the file if it has one there."""
+        return tuple(f"line {each.line}: {each}" if each.line else str(each) for each in self.found)
 
 
 def touches(one: str, other: str) -> bool:
@@ -102,11 +105,6 @@ def joined(path: str, key: str | int) -> str:
         return f"{path}[{key}]"
     name = key if re.fullmatch(r"[\w.-]{1,31}", key) else shown(key)
     return f"{path}.{name}" if path else name
-
-
-def parent(path: str) -> str:
-    """Return the path of what `path` is in: `routes[0]` for `routes[0].path`."""
-    return path[: max(path.rfind("."), path.rfind("["), 0)]
 
 
 def unreadable(file: str | Path, exc: OSError) -> str:

@@ -7,7 +7,7 @@ and None, with `Surprise` for a scalar that YAML 1.1 reads unexpectedly, and `UN
 
 import re
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -34,51 +34,34 @@ class Unreadable(Enum):
 UNREAD: Final = Unreadable.UNREAD
 
 
-def read_tree(text: str) -> tuple[object, list[Problem]]:
-    """Return the tree of a YAML document, and its problems; an empty document is an empty mapping."""
+class Document(NamedTuple):
+    """A document as far as it can be read."""
+
+    tree: object
+    problems: list[Problem]
+    lines: dict[str, int]
+    """The line of each key and of each item of a list, by its path."""
+
+
+def read_tree(text: str) -> Document:
+    """Read a YAML document; an empty one is an empty mapping."""
     if len(text) > MAX_TEXT_CHARACTERS:
-        return UNREAD, [Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes")]
+        return _unread(Problem("document", f"has over {MAX_TEXT_CHARACTERS} characters; split the routes"))
     try:
-        node, problems = _compose(text)
+        reader = _Reader(text)
+        try:
+            node = reader.get_single_node()
+        finally:
+            reader.dispose()  # it references itself
     except _TooDeepError:
-        return UNREAD, [Problem("document", f"is nested deeper than {_MAX_DEPTH} levels; flatten it")]
+        return _unread(Problem("document", f"is nested deeper than {_MAX_DEPTH} levels; flatten it"))
     except yaml.YAMLError as exc:
-        return UNREAD, [_syntax_problem(exc)]
-    return ({} if node is None else _build(node, problems)), problems
+        return _unread(_syntax_problem(exc))
+    return Document({} if node is None else reader.build(node, ""), reader.problems, reader.lines)
 
 
-def lines(text: str) -> dict[str, int]:
-    """Return the line of each key and of each item of a list, by its path; nothing for a text that cannot be read."""
-    found: dict[str, int] = {}
-    try:
-        node, _ = _compose(text)
-    except (yaml.YAMLError, _TooDeepError):
-        return found
-    if node is not None:
-        _note_lines(node, "", found)
-    return found
-
-
-def _note_lines(node: Node, path: str, found: dict[str, int]) -> None:
-    if isinstance(node, MappingNode):
-        for key, value in node.value:
-            if isinstance(key, ScalarNode):
-                place = joined(path, key.value)
-                found[place] = key.start_mark.line + 1
-                _note_lines(value, place, found)
-    elif isinstance(node, SequenceNode):
-        for number_, item in enumerate(node.value):
-            place = joined(path, number_)
-            found[place] = item.start_mark.line + 1
-            _note_lines(item, place, found)
-
-
-def _compose(text: str) -> tuple[Node | None, list[Problem]]:
-    composer = _Composer(text)
-    try:
-        return composer.get_single_node(), composer.refused
-    finally:
-        composer.dispose()  # it references itself
+def _unread(problem: Problem) -> Document:
+    return Document(UNREAD, [problem], {})
 
 
 def number(text: str) -> int | float | None:
@@ -92,17 +75,21 @@ class _TooDeepError(Exception):
     """The document is nested too deeply."""
 
 
-class _Composer(yaml.SafeLoader):
+class _Reader(yaml.SafeLoader):
     """Composes nodes; notes aliases instead of following them, and stops at `_MAX_DEPTH`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.refused: list[Problem] = []
+        self.problems: list[Problem] = []
+        self.lines: dict[str, int] = {}
         self.depth = 0
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         if self.check_event(yaml.AliasEvent):
-            return self._refuse_alias()
+            event = self.get_event()  # type: ignore[no-untyped-call]
+            line = f"line {event.start_mark.line + 1}"
+            self.problems.append(Problem(line, f"alias {shown(event.anchor)} is not allowed; write the value out"))
+            return ScalarNode(_ALIAS, "", event.start_mark, event.end_mark)
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise _TooDeepError
@@ -110,11 +97,36 @@ class _Composer(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def _refuse_alias(self) -> Node:
-        event = self.get_event()  # type: ignore[no-untyped-call]
-        line = f"line {event.start_mark.line + 1}"
-        self.refused.append(Problem(line, f"alias {shown(event.anchor)} is not allowed; write the value out"))
-        return ScalarNode(_ALIAS, "", event.start_mark, event.end_mark)
+    def build(self, node: Node, path: str) -> object:
+        """Return the plain tree of a node."""
+        if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
+            return [self._item(item, item, joined(path, number_)) for number_, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
+            return _scalar(node)
+        return self._refuse(node, "has a YAML tag, which is not supported; remove it")
+
+    def _item(self, begin: Node, node: Node, path: str) -> object:
+        self.lines[path] = begin.start_mark.line + 1
+        return self.build(node, path)
+
+    def _mapping(self, node: MappingNode, path: str) -> dict[str, object]:
+        tree: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str) or key_node.tag != f"{_TAG}str":
+                what = f"{shown(key)} is not a text key" if isinstance(key, str) else "has a key that is not text"
+                self._refuse(key_node, f"{what}; put it in quotes if that is the intended key")
+            elif key in tree:
+                self._refuse(key_node, f"duplicate key {shown(key)}; keep one of them")
+            else:
+                tree[key] = self._item(key_node, value_node, joined(path, key))
+        return tree
+
+    def _refuse(self, node: Node, text: str) -> Unreadable:
+        self.problems.append(Problem(f"line {node.start_mark.line + 1}", text))
+        return UNREAD
 
 
 def _syntax_problem(exc: yaml.YAMLError) -> Problem:
@@ -123,35 +135,6 @@ def _syntax_problem(exc: yaml.YAMLError) -> Problem:
     where = f"line {mark.line + 1}" if mark else "document"
     what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
     return Problem(where, f"is not YAML: {what}; check indentation, colons and quotes here")
-
-
-def _build(node: Node, problems: list[Problem]) -> object:
-    if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
-        return _mapping(node, problems)
-    if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
-        return [_build(item, problems) for item in node.value]
-    if isinstance(node, ScalarNode) and node.tag in _SCALARS:
-        return _scalar(node)
-    problems.append(Problem(_line(node), "has a YAML tag, which is not supported; remove it"))
-    return UNREAD
-
-
-def _line(node: Node) -> str:
-    return f"line {node.start_mark.line + 1}"
-
-
-def _mapping(node: MappingNode, problems: list[Problem]) -> dict[str, object]:
-    tree: dict[str, object] = {}
-    for key_node, value_node in node.value:
-        key = key_node.value
-        if not isinstance(key, str) or key_node.tag != f"{_TAG}str":
-            what = f"{shown(key)} is not a text key" if isinstance(key, str) else "has a key that is not text"
-            problems.append(Problem(_line(key_node), f"{what}; put it in quotes if that is the intended key"))
-        elif key in tree:
-            problems.append(Problem(_line(key_node), f"duplicate key {shown(key)}; keep one of them"))
-        else:
-            tree[key] = _build(value_node, problems)
-    return tree
 
 
 def _scalar(node: ScalarNode) -> object:

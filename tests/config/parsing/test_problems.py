@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from gateway.config.parsing.problems import ConfigError, Given, Surprise, nearest, shown, touches, unreadable
+from gateway.config.parsing.problems import ConfigError, Given, Problem, Surprise, nearest, shown, touches, unreadable
 from tests.support.configurations import (
     problems,
 )
@@ -14,7 +14,7 @@ SECRET = "C4naryC4naryC4naryC4naryC4naryC4naryC4naryC4"
 
 
 def test_a_problem_begins_with_its_line_if_it_is_in_one() -> None:
-    assert ConfigError(["a: b", "c: d"], lines={1: 7}).located == ("a: b", "line 7: c: d")
+    assert ConfigError([Problem("a", "b"), Problem("c", "d", 7)]).located == ("a: b", "line 7: c: d")
 
 
 LEAKS = [

@@ -86,7 +86,7 @@ def test_an_alias_in_place_of_a_value_is_one_problem() -> None:
 
 
 def test_the_values_that_both_versions_of_yaml_read_alike_are_read() -> None:
-    tree, found = read_tree("{a: true, b: False, c: null, d: -5, e: 1.5, f: x, g: [1], h: '5'}")
+    tree, found, _ = read_tree("{a: true, b: False, c: null, d: -5, e: 1.5, f: x, g: [1], h: '5'}")
     assert tree == {"a": True, "b": False, "c": None, "d": -5, "e": 1.5, "f": "x", "g": [1], "h": "5"}
     assert not found
-    assert read_tree("# nothing") == ({}, [])
+    assert read_tree("# nothing") == ({}, [], {})
