@@ -79,10 +79,8 @@ class StdioForwarding:
         server, headers, repeated = HttpServerClient(live), own_headers(live.route), dict[str, str]()
         if parsed.method == mcp.TOOLS_CALL:
             caller = incoming.path, incoming.caller.principal
-            if not self._catalog.knows(caller, target):
-                await self._catalog.read(caller, server, _profile(parsed), headers)
-            mirrored = self._catalog.find(caller, target).mirrored
-            repeated = param_headers.headers_for(mirrored, parsed.params.get("arguments")) if mirrored else {}
+            tool = await self._catalog.tool(caller, server, _profile(parsed), headers, target)
+            repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
         is_long = parsed.method == mcp.LISTEN
         request = ModernRequest(
             bytes(parsed.id), incoming.body, parsed.method, target, headers, repeated, is_long=is_long

@@ -21,6 +21,7 @@ from gateway.mirror.server_client import ModernRequest, ServerClient, ask
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol import jsonrpc, mcp, param_headers
 from gateway.protocol.errors import CallLost, GatewayError, InvalidParams, Refused, Unreachable
+from gateway.protocol.param_headers import Tool
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import telling
@@ -87,9 +88,10 @@ class Runner:
         Raises GatewayError.
         """
         (method, target), upstream = self._rounds.aim, self._upstream
-        needs_schema = method == mcp.TOOLS_CALL and upstream.server.reads_headers
-        if needs_schema and not upstream.catalog.knows(upstream.caller, target):
-            await upstream.catalog.read(upstream.caller, upstream.server, self._rounds.profile, self.headers)
+        tool = Tool()
+        if method == mcp.TOOLS_CALL and upstream.server.reads_headers:
+            profile, headers = self._rounds.profile, self.headers
+            tool = await upstream.catalog.tool(upstream.caller, upstream.server, profile, headers, target)
         if world.monotonic() > self._ends_at:
             raise CallLost("The task did not end within tasks.ttl_seconds; it was cancelled and may have had effects")
         pause: float | None = None
@@ -98,7 +100,7 @@ class Runner:
             nonlocal pause
             pause = self._hear(data)
 
-        sending = upstream.server.send(self._outgoing(method, target), hear)
+        sending = upstream.server.send(self._outgoing(method, target, tool), hear)
         try:
             await sending
         except ValueError as exc:
@@ -107,13 +109,15 @@ class Runner:
             return self._tried_again(exc)
         return pause
 
-    def _outgoing(self, method: str, target: str) -> ModernRequest:
+    def _outgoing(self, method: str, target: str, tool: Tool) -> ModernRequest:
         trace = NO_TRACE if method == mcp.TASKS_GET else self._sending()
         try:
             id_ = new_id()
             body = self._rounds.sent(id_, trace)
             headers = with_trace(self.headers, trace) if trace else self.headers
-            return ModernRequest(id_, body, method, target, headers, self._param_headers(method, target))
+            arguments = jsonrpc.fields(self._rounds.request.params).get("arguments") if tool.mirrored else None
+            repeated = param_headers.headers_for(tool.mirrored, arguments)
+            return ModernRequest(id_, body, method, target, headers, repeated)
         except ValueError as exc:
             raise InvalidParams(f'"params._meta" cannot be read: {exc}') from exc
 
@@ -121,14 +125,6 @@ class Runner:
         """Say that the server may run the call from here on; returns the trace context."""
         self._listener.hear(on.Sent())
         return self._report.sending()
-
-    def _param_headers(self, method: str, target: str) -> dict[str, str]:
-        if method != mcp.TOOLS_CALL:
-            return {}
-        mirrored = self._upstream.catalog.find(self._upstream.caller, target).mirrored
-        if not mirrored:
-            return {}
-        return param_headers.headers_for(mirrored, jsonrpc.fields(self._rounds.request.params).get("arguments"))
 
     def deliver(self, answers: Iterable[tuple[Question, Raw | jsonrpc.Error]], *, is_whole: bool) -> None:
         """Keep the client's answers; `is_whole` if they are the last ones of the round, which goes upstream then."""
@@ -204,7 +200,8 @@ class Runner:
         if self._rounds.request.method == mcp.TOOLS_LIST and self._upstream.server.reads_headers:
             result = jsonrpc.message(data).result
             if isinstance(result, Raw):
-                self._upstream.catalog.learn(self._upstream.caller, result)
+                params = jsonrpc.fields(self._rounds.request.params)
+                self._upstream.catalog.learn(self._upstream.caller, params, result)
 
     def _is_stale(self, data: bytes) -> bool:
         """Whether the server refused the call, unrun, because its headers are not those of the tool's schema."""

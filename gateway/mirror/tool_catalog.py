@@ -8,7 +8,6 @@ schema tells which these are. So the first call of a tool lists the tools, unles
 
 import asyncio
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -21,7 +20,7 @@ from gateway.protocol.errors import GatewayError
 from gateway.protocol.param_headers import Tool
 from gateway.runtime.newest import Newest
 from gateway.runtime.own_ids import new_id
-from gateway.sessions.pool.tool_schemas import read_pages
+from gateway.sessions.pool.tool_schemas import only_page, read_pages
 from gateway.upstream.channel import Headers
 
 _MAX_CALLERS: Final = 1_000
@@ -34,87 +33,63 @@ CallerKey = tuple[str, bytes]
 """The path of a route with a principal: servers may show each caller other tools."""
 
 
-class _Known:
-    """The tools of one caller."""
-
-    def __init__(self) -> None:
-        self.tools: dict[str, Tool] = {}
-        self.is_whole = False
-        """Whether the list was read to its end: a tool that it does not name is not looked for again."""
-
-
 class ToolCatalog:
-    """The tools by caller; what was used longest ago is forgotten first."""
+    """The tools by caller, as whole lists name them; what was used longest ago is forgotten first."""
 
     def __init__(self) -> None:
-        self._callers: Newest[CallerKey, _Known] = Newest(_MAX_CALLERS)
+        self._callers: Newest[CallerKey, dict[str, Tool]] = Newest(_MAX_CALLERS)
         self._count = 0
         """Of all tools."""
         self._reading: dict[CallerKey, asyncio.Future[None]] = {}
 
-    def knows(self, caller: CallerKey, tool: str) -> bool:
-        """Whether a list named the tool, or a whole list did not."""
-        known = self._callers.get(caller)
-        if known is None:
-            return False
+    async def tool(
+        self, caller: CallerKey, server: ServerClient, profile: Profile, headers: Headers, name: str
+    ) -> Tool:
+        """What is known of a tool, once they were listed; a server that lists none repeats no argument."""
+        if caller not in self._callers:
+            await self._read(caller, server, profile, headers)
+        if (tools := self._callers.get(caller)) is None:
+            return _UNKNOWN
         self._callers.move_to_end(caller)
-        return known.is_whole or tool in known.tools
+        return tools.get(name, _UNKNOWN)
 
-    def find(self, caller: CallerKey, tool: str) -> Tool:
-        """What is known of a tool."""
-        known = self._callers.get(caller)
-        return _UNKNOWN if known is None else known.tools.get(tool, _UNKNOWN)
+    def learn(self, caller: CallerKey, params: jsonrpc.Fields, result: Raw) -> None:
+        """Take over a tools/list that was complete in one page; `tool` reads the longer ones."""
+        if (tools := only_page(params, result)) is not None:
+            self._keep(caller, tools)
 
-    def learn(self, caller: CallerKey, result: Raw | bytes) -> None:
-        """Take over a page of a tools/list result, whichever it is."""
-        try:
-            found = param_headers.of_tools(bytes(result))
-        except ValueError:
-            return
-        tools = self._known(caller).tools
-        before = len(tools)
-        tools.update((name, tool) for name, tool in found.items() if len(name) <= _MAX_NAME)
-        self._count += len(tools) - before
+    def _keep(self, caller: CallerKey, tools: dict[str, Tool]) -> None:
+        self.forget(caller)
+        kept = {name: tool for name, tool in tools.items() if len(name) <= _MAX_NAME}
+        self._count += len(kept) - len(self._callers.keep(caller, kept) or ())
         while self._count > _MAX_TOOLS:
             self.forget(next(iter(self._callers)))
 
-    def _known(self, caller: CallerKey) -> _Known:
-        known = self._callers.get(caller) or _Known()
-        oldest = self._callers.keep(caller, known)
-        if oldest is not None:
-            self._count -= len(oldest.tools)
-        return known
+    async def _read(self, caller: CallerKey, server: ServerClient, profile: Profile, headers: Headers) -> None:
+        """List the tools. Calls that need the list at the same time share it.
 
-    async def read(self, caller: CallerKey, server: ServerClient, profile: Profile, headers: Headers) -> None:
-        """List the tools; a server that does not list them repeats no argument.
-
-        Calls that need the list at the same time share it. What comes too late is missing: the server then refuses a
-        call whose headers are missing, without running it.
+        If it comes too late, the server refuses a call whose headers are missing, without running it.
         """
-        reading = self._reading.get(caller)
-        if reading is not None:
+        if (reading := self._reading.get(caller)) is not None:
             _ = await asyncio.wait((reading,))
             return
-        reading = self._reading[caller] = asyncio.get_running_loop().create_future()
-        try:
-            with suppress(GatewayError, ValueError, TimeoutError):
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._read(caller, server, profile, headers)
-        finally:
-            del self._reading[caller]
-            reading.set_result(None)
+        tools: dict[str, Tool] = {}
 
-    async def _read(self, caller: CallerKey, server: ServerClient, profile: Profile, headers: Headers) -> None:
         async def page(params: dict[str, object]) -> Raw | jsonrpc.Error:
             id_ = new_id()
             body = modern_request(id_, mcp.TOOLS_LIST, jsonrpc.fields(jsonrpc.encode(params)), profile)
             return await ask(server, ModernRequest(id_, body, mcp.TOOLS_LIST, "", headers))
 
-        _ = await read_pages(page, partial(self.learn, caller))
-        self._known(caller).is_whole = True
+        reading = self._reading[caller] = asyncio.get_running_loop().create_future()
+        try:
+            with suppress(GatewayError, ValueError, TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    _ = await read_pages(page, lambda result: tools.update(param_headers.of_tools(bytes(result))))
+                self._keep(caller, tools)
+        finally:
+            del self._reading[caller]
+            reading.set_result(None)
 
     def forget(self, caller: CallerKey) -> None:
         """Forget the tools of a caller, because the server says that their headers have changed."""
-        known = self._callers.pop(caller, None)
-        if known is not None:
-            self._count -= len(known.tools)
+        self._count -= len(self._callers.pop(caller, ()))

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
@@ -61,7 +62,7 @@ class Stage:
         if is_child:
             self.server.reads_headers = False
         else:
-            catalog.learn(("/mcp", b"ada"), b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}')
+            catalog.learn(("/mcp", b"ada"), {}, Raw(b'{"tools":[{"name":"t","inputSchema":{"type":"object"}}]}'))
         upstream, rounds = CallServer(fake_live(tasks, seconds), self.server, catalog, ("/mcp", b"ada")), call()
         report = CallReport(upstream.live, rounds, None)
         self.link = self.hears.link = Runner(rounds, upstream, self.hears, report, HEADERS)

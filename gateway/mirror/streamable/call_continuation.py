@@ -118,9 +118,8 @@ class CallContinuation:
             return is_proven
         if allows_rerun(at.live.route, request.method, request.target):
             return True
-        if not catalog.knows(at.caller_key, request.target):
-            await catalog.read(at.caller_key, server_of(at.live), session.profile, at.headers)
-        return catalog.find(at.caller_key, request.target).ephemeral
+        server, profile = server_of(at.live), session.profile
+        return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
 
 
 def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: NestedId) -> None:

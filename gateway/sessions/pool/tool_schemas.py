@@ -51,13 +51,19 @@ def _report(pool: Pool, left_out: Iterable[OmittedTool]) -> None:
 
 def learn(group: Group[Session], params: Params, result: Raw, headers: Headers) -> None:
     """Take over a tools/list that was complete in one page; `know` reads the longer ones."""
+    if (tools := only_page(params, result)) is not None:
+        group.learn(tools, headers)
+
+
+def only_page(params: Params, result: Raw) -> dict[str, Tool] | None:
+    """The tools of a tools/list that was complete in one page; None if it was not, or if it is malformed."""
     try:
         opened = jsonrpc.fields(result)
         if "cursor" in params or ("nextCursor" in opened and not jsonrpc.is_null(opened["nextCursor"])):
-            return
-        group.learn(param_headers.of_tools(bytes(result)), headers)
+            return None
+        return param_headers.of_tools(bytes(result))
     except ValueError:
-        return
+        return None
 
 
 def mirrors_nothing(group: Group[Session], request: Request, headers: Headers) -> bool:
