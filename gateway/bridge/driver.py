@@ -11,7 +11,7 @@ from gateway import world
 from gateway.bridge.call_context import ClientCall, Context, may_run_twice
 from gateway.bridge.call_report import HELD, Report
 from gateway.bridge.input_required import input_required
-from gateway.bridge.modern_to_legacy import modern_event
+from gateway.bridge.modern_to_legacy import modern_event, modern_notification
 from gateway.bridge.request_call import RequestCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.bridge.takeover import Takeover, cooled
@@ -57,7 +57,6 @@ _ASKED: Final = Ending(Outcome.INPUT_REQUIRED)
 _STATE_ONLY: Final = Ending(Outcome.STATE_ONLY)
 _NEVER_ASKING: Final = Policy(may_ask=False)
 _WAITING: Final = (RUNNING, ASKING)
-_NOTICES: Final[dict[type[on.Event], str]] = {on.Progressed: mcp.PROGRESS, on.Logged: mcp.LOG}
 _outcome: Final = cache(NestedOutcome)
 _FIRED: Final[dict[Timer, on.Event]] = {
     QUIET: on.QuietPassed(),
@@ -319,16 +318,28 @@ class Driver(Engine):
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the upstream call."""
-        if isinstance(event, on.Nested):
-            self._feed(event)
-            return
-        if isinstance(event, on.Stopped):
-            self._feed_unless_resumed_elsewhere(event)
-            return
-        translated = modern_event(self._context, self._report, event)
-        if isinstance(event, on.Resulted | on.Failed):
-            self._report.answered(event, translated)
-        self._feed(translated)
+        match event:
+            case on.Nested():
+                self._feed(event)
+            case on.Progressed() | on.Logged():
+                self._notify(event)
+            case on.Stopped():
+                self._feed_unless_resumed_elsewhere(event)
+            case _:
+                translated = modern_event(self._context, self._report, event)
+                if isinstance(event, on.Resulted | on.Failed):
+                    self._report.answered(event, translated)
+                self._feed(translated)
+
+    def _notify(self, event: on.Progressed | on.Logged) -> None:
+        """Pass a notification on to the newest leg that waits, if its client wants it."""
+        newest: tuple[Any, ...] = self._exchange.legs[-1:]
+        is_wanted = False
+        for leg in newest:
+            if is_wanted := (message := modern_notification(event, leg)) is not None:
+                leg.send(message)
+        method = mcp.PROGRESS if isinstance(event, on.Progressed) else mcp.LOG
+        self.live.process.metrics.notification(self.live.route.path, method, forwarded=is_wanted)
 
     # -- the end of a wait --------------------------------------------------------------------------------------
 
@@ -411,11 +422,6 @@ class Driver(Engine):
                 self._feed(event)  # but a result that came within the grace period is kept as usual
 
     # -- the exchange ---------------------------------------------------------------------------------------------
-
-    def _handled(self, event: on.Event, commands: list[do.Command]) -> None:
-        """See `Engine`."""
-        if (notice := _NOTICES.get(type(event))) is not None:
-            self.live.process.metrics.notification(self.live.route.path, notice, forwarded=bool(commands))
 
     def _forget(self) -> None:
         """See `Engine`."""
@@ -523,7 +529,6 @@ class Driver(Engine):
             self.live.route.path, it.method, _outcome(it.outcome)
         ),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
-        do.Forward: lambda _, it: it.leg.send(it.message),
         do.ReleaseSession: lambda self, it: self._upstream_call.release(clean=it.clean),
         do.Reply: lambda self, it: self._end(it.legs, it.result, self._report.completed()),
         do.Respond: lambda self, it: self._upstream_call.respond(it.upstream_id, it.answer),

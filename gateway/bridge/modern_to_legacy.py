@@ -69,6 +69,17 @@ def modern_event(context: Context, report: Report, event: on.Event) -> on.Event:
             return event
 
 
+def modern_notification(event: on.Progressed | on.Logged, leg: on.Leg) -> bytes | None:
+    """The notification as the client of a leg gets it; None if it did not ask for any like this."""
+    if isinstance(event, on.Progressed):
+        token = leg.progress_token
+        return None if token is None else jsonrpc.notification(mcp.PROGRESS, {**event.params, "progressToken": token})
+    levels = mcp.LOG_LEVELS
+    if leg.log_level is None or event.level not in levels[levels.index(leg.log_level) :]:
+        return None
+    return b'{"jsonrpc":"2.0","method":"%b","params":%b}' % (mcp.LOG.encode(), bytes(event.params))
+
+
 def modern_result(
     call: ClientCall,
     result: bytes | Raw,

@@ -80,7 +80,7 @@ class Engine(ABC):
                 if (after := exchange.state) is not settled:
                     before, settled = settled, after
                     self._moved(before, after)
-                self._handled(each, commands)
+                self._handled()
         except Exception as exc:
             if is_taken or not isinstance(exc, _REFUSALS):
                 self._crashed(settled)
@@ -88,8 +88,8 @@ class Engine(ABC):
         finally:
             self._later = None
 
-    def _handled(self, event: on.Event, commands: list[do.Command]) -> None:  # noqa: B027  (not all note anything)
-        """An event was handled, and led to these commands."""
+    def _handled(self) -> None:  # noqa: B027  (not all note anything)
+        """An event was handled, and its commands were obeyed."""
 
     def _crashed(self, settled: State) -> None:
         """End the exchange after a bug, with one error to each leg that waits, and give back what it has.

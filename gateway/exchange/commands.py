@@ -67,13 +67,6 @@ class ReleaseSession(Command, frozen=True):
     clean: bool
 
 
-class Forward(Command, frozen=True):
-    """Send one notification to a leg."""
-
-    leg: Leg
-    message: bytes
-
-
 class Ask(Command, frozen=True):
     """Seal the state of `round` and end these legs with an InputRequiredResult.
 
@@ -93,10 +86,6 @@ class Put(Command, frozen=True):
     """Put these questions to the client, each as a nested request; it gets them later if no leg waits."""
 
     questions: tuple[Question, ...]
-
-
-class Move(Command, frozen=True):
-    """The place has moved at which the client could come back to its stream."""
 
 
 class Close(Command, frozen=True):

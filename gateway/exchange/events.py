@@ -22,6 +22,33 @@ class Event(msgspec.Struct, frozen=True, eq=False):
     """The base of all events."""
 
 
+class Notice(Event, frozen=True):
+    """What changes no exchange: it goes past it, to the newest leg."""
+
+
+class Progressed(Notice, frozen=True):
+    """The upstream reported progress of the call; `params` are those of the notification."""
+
+    params: dict[str, Raw]
+
+
+class Logged(Notice, frozen=True):
+    """The upstream sent a log message while the call ran."""
+
+    level: str
+    params: Raw
+
+
+class Notified(Notice, frozen=True):
+    """The upstream sent a notification, here as the client reads it."""
+
+    message: bytes
+
+
+class Sent(Notice, frozen=True):
+    """A request of the call goes upstream: from here on the upstream may have run it."""
+
+
 class Called(Event, frozen=True):
     """The client sent the first request of the exchange."""
 
@@ -62,16 +89,6 @@ class Asked(Event, frozen=True):
     questions: tuple[Question, ...]
 
 
-class Sent(Event, frozen=True):
-    """A request of the call goes upstream: from here on the upstream may have run it."""
-
-
-class Notified(Event, frozen=True):
-    """The upstream sent a notification, here as the client reads it."""
-
-    message: bytes
-
-
 class Nested(Event, frozen=True):
     """The upstream sent a nested request inside the call; `id` is its JSON-RPC id, as JSON."""
 
@@ -85,19 +102,6 @@ class Withdrawn(Event, frozen=True):
 
     id: Raw
     replayable: bool = False
-
-
-class Progressed(Event, frozen=True):
-    """The upstream reported progress of the call; `params` are those of the notification."""
-
-    params: dict[str, Raw]
-
-
-class Logged(Event, frozen=True):
-    """The upstream sent a log message while the call ran."""
-
-    level: str
-    params: Raw
 
 
 class Became(Event, frozen=True):

@@ -446,20 +446,6 @@ class Exchange:
             self.state = RUNNING
         return out
 
-    def _progress(self, event: on.Progressed) -> Commands:
-        leg = self.legs[-1]
-        if leg.progress_token is None:
-            return []
-        params = {**event.params, "progressToken": leg.progress_token}
-        return [do.Forward(leg, jsonrpc.notification(mcp.PROGRESS, params))]
-
-    def _log(self, event: on.Logged) -> Commands:
-        leg, levels = self.legs[-1], mcp.LOG_LEVELS
-        if leg.log_level is None or event.level not in levels[levels.index(leg.log_level) :]:
-            return []
-        message = b'{"jsonrpc":"2.0","method":"%b","params":%b}' % (mcp.LOG.encode(), bytes(event.params))
-        return [do.Forward(leg, message)]
-
     def _result(self, event: on.Resulted) -> Commands:
         return self._complete(do.Reply((), event.result))
 
@@ -591,12 +577,6 @@ class Exchange:
         if question is None:
             return []
         return [do.SendAnswers(((question, event.answer),)), do.Count(question.method, "answered")]
-
-    def _move(self, _: on.Sent) -> Commands:
-        return [do.Move()]
-
-    def _notify(self, event: on.Notified) -> Commands:
-        return [do.Forward(leg, event.message) for leg in self.legs]
 
     def _lose_stream(self, event: on.Left) -> Commands:
         """A broken connection is no cancellation (2025-11-25 basic/transports); a tool may have effects."""
@@ -832,15 +812,11 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Cancelled, _STREAMED, _X._hang_up),
     (on.Left, _STREAMED, _X._lose_stream),
     (on.Asked, _STREAMED, _X._put),
-    (on.Sent, _STREAMED, _X._move),
-    (on.Notified, _STREAMED, _X._notify),
     (on.Cancelled, (ENDED,), _X._late),
     # the upstream
     (on.Became, _CALLING, _X._become),
     (on.Nested, (*_CALLING, OWNED), _X._nested),
     (on.Withdrawn, (*_CALLING, OWNED), _X._withdraw),
-    (on.Progressed, _WAITING, _X._progress),
-    (on.Logged, _WAITING, _X._log),
     (on.Resulted, (*_CALLING, *_STREAMED, OWNED), _X._result),
     (on.Failed, (*_CALLING, *_STREAMED, OWNED), _X._failure),
     (on.Broke, (*_CALLING, *_STREAMED, OWNED), _X._break),
@@ -866,8 +842,6 @@ _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Updated, (SETTLED,), _X._late),
     (on.Cancelled, (SETTLED,), _X._late),
     (on.Undelivered, (*_BETWEEN, FINISHED), _X._late),
-    (on.Logged, (*_LEFT, *_AFTER), _X._late),
-    (on.Progressed, (*_LEFT, BROKEN, *_OVER), _X._late),
     (on.HandedOver, (*_LEFT, RESTORED, *_AFTER), _X._late),
     (on.LetGo, _OVER, _X._late),
     # a call that was given up may still end, or break; one that ended with urls has ended

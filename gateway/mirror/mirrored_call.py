@@ -47,7 +47,15 @@ class MirroredCall(Engine):
 
     def hear(self, event: on.Event) -> None:
         """Take one event of the server's side."""
-        self._feed(event)
+        match event:
+            case on.Sent():
+                self._move()
+            case on.Notified(message=message):
+                legs: tuple[Any, ...] = self._exchange.legs
+                for leg in legs:
+                    leg.notify(message)
+            case _:
+                self._feed(event)
 
     # -- from the client's side -----------------------------------------------------------------------------------
 
@@ -106,15 +114,13 @@ class MirroredCall(Engine):
         """Ask the client, as soon as it has a leg."""
 
     def _move(self) -> None:
-        """See `Move`; a stream that breaks may be the end of the call."""
+        """The place has moved at which the client could come back to its stream."""
 
     OBEY: ClassVar[dict[type[do.Command], Callable[[Any, Any], None]]] = {
         do.CancelCall: lambda self, it: self._drop(it.reason),
         do.Close: lambda self, it: self._finish(it.legs, _LET_GO),
         do.Count: lambda self, it: self.report.count(it),
         do.Fail: lambda self, it: self._fail(it.legs, it.error),
-        do.Forward: lambda _, it: it.leg.notify(it.message),
-        do.Move: lambda self, _: self._move(),
         do.Put: lambda self, it: self._put(it.questions),
         do.ReleaseSession: lambda self, _: self._link.release(),
         do.Reply: lambda self, it: self._answer(it.legs, jsonrpc.result(self._rounds.request.id, it.result)),

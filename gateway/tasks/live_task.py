@@ -53,8 +53,8 @@ from gateway.upstream.channel import Headers
 
 log = get_logger()
 
-_OF_LEGS: Final = (on.Left, on.HandedOver, on.Progressed, on.Logged)
-"""What concerns a leg that waits; the holder of a handle has none, and a task has no progress and no log messages."""
+_OF_LEGS: Final = (on.Left, on.HandedOver)
+"""What concerns a leg that waits; the holder of a handle has none."""
 _TARGET_CHARACTERS: Final = 200
 
 
@@ -227,6 +227,8 @@ class LiveTask(Driver):
         match event:
             case _ if not self._is_task:
                 super().hear(event)
+            case on.Notice():
+                pass  # a task has no progress and no log messages
             case _ if self.is_over and not isinstance(event, on.Nested):
                 pass  # as it was on its way, its client cancelled the task
             case on.Resulted(result=result):

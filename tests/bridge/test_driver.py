@@ -193,22 +193,28 @@ async def _breaks(turn: Turn) -> None:
     ("ends", "code"), [(lambda turn: turn.result(text("done")), None), (_fails, -7), (_breaks, -32603)]
 )
 async def test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under_its_own_ids(
-    upstream: FakeUpstream, client: Client, ends: Any, code: int | None
+    upstream: FakeUpstream, stand: Stand, client: Client, ends: Any, code: int | None
 ) -> None:
     answered, go = asyncio.Event(), asyncio.Event()
 
     async def tool(turn: Turn) -> None:
+        token = turn.body["params"]["_meta"]["progressToken"]
         await turn.elicit("q")
         answered.set()
         await go.wait()
+        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
         await ends(turn)
 
     upstream.tool(tool)
-    asked = await client.call()
-    both = [later(client.answer(asked)) for _ in range(2)]
+    asked = await client.call(meta={"progressToken": 0})
+    first = later(client.answer(asked, meta={"progressToken": 1}))
     await answered.wait()
+    second = later(client.answer(asked, meta={"progressToken": 2}))
+    await eventually(lambda: stand.metric("mcp_gateway_continuations_total", step="held") == 2)
     go.set()
-    replies = [await reply for reply in both]
+    replies = [await first, await second]
+    told = [[note["params"]["progressToken"] for note in reply.notifications] for reply in replies]
+    assert told == [[], [2]], "progress goes to the newest leg"
     assert len({reply.final["id"] for reply in replies}) == 2
     assert len(upstream.of("answer")) == 1
     for reply in replies:
@@ -288,7 +294,7 @@ async def test_an_error_32042_is_a_round_of_urls_and_the_call_runs_again(
 
 def test_every_command_is_obeyed() -> None:
     assert set(LiveTask.OBEY) | set(MirroredCall.OBEY) == set(do.Command.__subclasses__())
-    assert set(MirroredCall.OBEY) - set(LiveTask.OBEY) == {do.Put, do.Move, do.Close}, "only of a stream"
+    assert set(MirroredCall.OBEY) - set(LiveTask.OBEY) == {do.Put, do.Close}, "only of a stream"
     assert set(LiveTask.OBEY) - set(Driver.OBEY) == {do.Give, do.Keep}, "only of a task there is a handle"
 
 
@@ -300,9 +306,8 @@ ASKED: tuple[type[do.Command], ...] = (
     do.SendAnswers,
     do.Reply,
     do.ReleaseSession,
-    do.Forward,
 )
-"""The commands of a call that says how far it is, asks and is answered."""
+"""The commands of a call that asks and is answered."""
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -316,9 +321,6 @@ async def test_a_bug_ends_a_call_with_one_error_and_gives_back_what_it_held(
     warm: bool,  # noqa: FBT001
 ) -> None:
     async def tool(turn: Turn) -> None:
-        await turn.notify(
-            mcp.PROGRESS, {"progress": 1, "progressToken": turn.body["params"]["_meta"]["progressToken"]}
-        )
         await turn.elicit("name")
         await turn.result(text("ok"))
 
@@ -336,7 +338,7 @@ async def test_a_bug_ends_a_call_with_one_error_and_gives_back_what_it_held(
     obey = Driver.OBEY[command]
     monkeypatch.setitem(Driver.OBEY, command, broken)
     async with asyncio.timeout(5):
-        reply = await client.call(meta={"progressToken": "p"})
+        reply = await client.call()
         if "result" in reply.final:
             reply = await client.answer(reply)
     assert planted

@@ -7,10 +7,12 @@ from unittest.mock import Mock
 import pytest
 from msgspec import Raw
 
-from gateway.bridge.modern_to_legacy import legacy_call, modern_event
+from gateway.bridge.modern_to_legacy import legacy_call, modern_event, modern_notification
 from gateway.exchange import events as on
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn
+from tests.support.playbook import leg, raw
+from tests.support.schema import assert_modern_message
 from tests.support.workbench import ALL, Client, Stand
 
 HALF = "cut \ud83d"
@@ -98,6 +100,26 @@ def test_a_call_has_no_meta_unless_something_is_in_it_and_a_progress_token_only_
     call = legacy_call(context.request, b'"id"', Mock())
     assert json.loads(call.message)["params"] == {"_meta": {"progressToken": "id"}}
     assert call.progress_token == b'"id"'
+
+
+@pytest.mark.parametrize(
+    ("wanted", "level", "sent"),
+    [
+        (None, "emergency", False),
+        ("debug", "debug", True),
+        ("warning", "notice", False),
+        ("warning", "warning", True),
+        ("warning", "error", True),
+        ("emergency", "alert", False),
+        ("debug", "trace", False),
+    ],
+)
+def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level: str, *, sent: bool) -> None:
+    event = on.Logged(level, raw({"level": level, "data": "x"}))
+    message = modern_notification(event, leg(1, level=wanted))
+    assert (message is not None) == sent
+    if message is not None:
+        assert assert_modern_message(message)["params"] == {"level": level, "data": "x"}
 
 
 @pytest.mark.parametrize(("continuation", "replayable"), [("replay", True), ("hold", False)])

@@ -57,11 +57,10 @@ from tests.support.playbook import (
     url_required,
     waiting,
 )
-from tests.support.schema import assert_modern_message, assert_modern_result
+from tests.support.schema import assert_modern_result
 
 FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
-EVENTS = [event for event in vars(on).values() if isinstance(event, type) and issubclass(event, on.Event)]
-EVENTS.remove(on.Event)
+EVENTS = [event for event in on.Event.__subclasses__() if event is not on.Notice]
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
 QUESTION = input_requests.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
@@ -913,70 +912,6 @@ def test_stopping_after_the_end_does_nothing() -> None:
     assert play >> answered(SECOND, 1) << do.Reply((SECOND,), RESULT) << ANY >> on.Stopped(STOPPING)
 
 
-# -- notifications ----------------------------------------------------------------------------------------------------
-
-
-def progress(**params: Any) -> on.Progressed:
-    return on.Progressed({key: raw(value) for key, value in params.items()})
-
-
-def logged(level: str) -> on.Logged:
-    return on.Logged(level, raw({"level": level, "data": "x"}))
-
-
-def forwarded(play: Playbook) -> dict[str, Any]:
-    (command,) = play.pending
-    assert isinstance(command, do.Forward)
-    play.pending.clear()
-    return assert_modern_message(command.message)
-
-
-def test_progress_carries_the_token_of_the_leg_that_waits() -> None:
-    first, second = leg(1, token="one"), leg(2, token=2)
-    play = waiting(first) >> progress(progressToken="ours", progress=1, total=2)
-    assert forwarded(play)["params"] == {"progressToken": "one", "progress": 1, "total": 2}
-    play = play >> asked(0) << ANY >> on.QuietPassed() << ANY
-    play = play >> answered(second, 1, **{"elicitation-1": ACCEPT}) << ANY
-    assert forwarded(play >> progress(progressToken="ours", progress=2))["params"]["progressToken"] == 2
-
-
-def test_progress_goes_to_the_newest_of_two_legs() -> None:
-    newest = leg(3, token="new")
-    play = resumed(FIRST, leg(2, token="old")) >> answered(newest, 1, **{"elicitation-1": ACCEPT})
-    assert play >> progress(progressToken=0, progress=1) << do.Forward(newest, ANY)
-
-
-def test_progress_that_the_client_did_not_ask_for_is_dropped() -> None:
-    assert waiting(FIRST) >> progress(progressToken="ours", progress=1)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "level", "sent"),
-    [
-        (None, "emergency", False),
-        ("debug", "debug", True),
-        ("warning", "notice", False),
-        ("warning", "warning", True),
-        ("warning", "error", True),
-        ("emergency", "alert", False),
-        ("debug", "trace", False),
-    ],
-)
-def test_logs_are_sent_at_or_above_the_level_asked_for(wanted: str | None, level: str, *, sent: bool) -> None:
-    play = waiting(leg(1, level=wanted)) >> logged(level)
-    if sent:
-        assert forwarded(play)["params"] == {"level": level, "data": "x"}
-    assert play
-
-
-@pytest.mark.parametrize("event", [progress(progressToken=0, progress=1), logged("error")], ids=["progress", "log"])
-def test_notifications_while_no_leg_waits_are_dropped(event: on.Event) -> None:
-    chatty = leg(1, token="one", level="debug")
-    assert parked(chatty) >> event
-    assert detached(chatty, leg(2, token="two", level="debug")) >> event
-    assert parked(chatty) >> on.Resulted(RESULT) << ANY >> event
-
-
 # -- late events and the table ----------------------------------------------------------------------------------------
 
 
@@ -1002,9 +937,7 @@ def test_what_the_upstream_says_after_the_end_changes_nothing(event: on.Event) -
         assert attributes(play.exchange) == before
 
 
-@pytest.mark.parametrize(
-    "event", [on.Withdrawn(raw(0)), logged("error"), on.Left(SECOND)], ids=lambda event: type(event).__name__
-)
+@pytest.mark.parametrize("event", [on.Withdrawn(raw(0)), on.Left(SECOND)], ids=lambda event: type(event).__name__)
 def test_what_is_said_while_a_client_visits_its_urls_changes_nothing(event: on.Event) -> None:
     play = referred(FIRST)
     before = attributes(play.exchange)
@@ -1066,13 +999,9 @@ def event_of(kind: type[on.Event]) -> on.Event:
         on.Left(SECOND),
         on.Opened(THIRD),
         on.Asked((QUESTION,)),
-        on.Sent(),
-        on.Notified(b"{}"),
         on.Responded("name", ACCEPT),
         asked(8),
         on.Withdrawn(raw(0)),
-        progress(progressToken=0, progress=1),
-        logged("error"),
         on.Became(),
         on.Updated(((QUESTION, ACCEPT),)),
         on.Cancelled(),

@@ -43,16 +43,6 @@ def test_an_answer_counts_once_and_only_to_an_open_question() -> None:
     assert list(play.questions) == ["b"]
 
 
-def test_a_request_that_goes_upstream_moves_the_place_to_come_back_to() -> None:
-    assert opened(FIRST) >> on.Sent() << do.Move() >> on.Left(FIRST) >> on.Sent() << do.Move()
-
-
-def test_notifications_go_to_the_stream_that_is_open() -> None:
-    play = opened(FIRST) >> on.Notified(b"{}") << do.Forward(FIRST, b"{}")
-    assert play >> on.Left(FIRST) >> on.Notified(b"{}")
-    assert play >> on.Opened(SECOND) >> on.Notified(b"{}") << do.Forward(SECOND, b"{}")
-
-
 def test_a_client_that_comes_back_before_its_stream_broke_gets_one_reply() -> None:
     play = opened(FIRST) >> on.Opened(SECOND) << do.Close((FIRST,))
     assert play >> on.Left(FIRST)

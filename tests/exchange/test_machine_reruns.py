@@ -367,12 +367,6 @@ def test_a_call_is_run_again_only_so_often() -> None:
     assert play >> BROKE << do.Fail((SECOND,), LOST) << do.ReleaseSession(clean=False)
 
 
-def test_progress_of_the_second_run_goes_to_the_leg_that_waits() -> None:
-    chatty = leg(2, token="two")
-    play = rerun(resumed(FIRST, chatty) >> BROKE)
-    assert play >> on.Progressed({"progressToken": raw(0), "progress": raw(1)}) << do.Forward(chatty, ANY)
-
-
 # -- answers that do not arrive --------------------------------------------------------------------------------------
 
 
@@ -561,8 +555,6 @@ def test_a_broken_exchange_is_not_broken_again_after_as_many_runs_as_it_has() ->
     "event",
     [
         on.Withdrawn(raw(0), replayable=True),
-        on.Progressed({}),
-        on.Logged("error", raw({})),
         on.Resulted(RESULT),
         on.Failed(jsonrpc.Error(1)),
         BROKE,

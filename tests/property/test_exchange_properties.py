@@ -147,7 +147,7 @@ class World:
             (16 if asked else 3, bool(self.asked), self.answer),
             (8 if state is State.DETACHED else 2, bool(self.said), self.repeat),
             (2, heard and bool(self.nested), self.withdraw),
-            (2, heard, self.notify),
+            (2, heard, self.pass_by),
             (3, bool(self.sent), self.fail_to_deliver),
             (2, heard and self.running and self.round > 0, self.finish_call),
             (1, heard and self.running, self.refer),
@@ -308,11 +308,9 @@ class World:
         self.replayable |= replayable and self.exchange.state is State.PARKED
         self.take(on.Withdrawn(Raw(id_), replayable))
 
-    def notify(self) -> None:
-        level = self.random.choice(["debug", "info", "error"])
-        if self.exchange.state is not State.REFERRED:
-            self.take(on.Progressed({"progressToken": raw(0), "progress": raw(1)}))
-        self.take(on.Logged(level, raw({"level": level, "data": 1})))
+    def pass_by(self) -> None:
+        """A notification goes past the exchange; this one is drawn only to keep the seeds of the examples."""
+        _ = self.random.choice(range(3))
 
     def finish_call(self) -> None:
         event = self.random.choice(ENDS)
@@ -511,9 +509,6 @@ class World:
                     assert not self.running, "its session was given back while the call runs"
                     assert not (clean and self.cancels)
                     assert not (clean and not self.referrals and "moot" in self.nested.values())
-                case do.Forward(leg=leg):
-                    assert leg in self.waiting, "a notification after the final message"
-                    assert leg is self.exchange.legs[-1]
                 case do.Ask(legs=legs, questions=questions, round=round_):
                     self.check_asked(command)
                     self.finish(legs)

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_exchange import Replied
-from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange.commands import LINGER
 from gateway.exchange.events import Leg
@@ -156,10 +155,11 @@ class StreamedCall(MirroredCall):
         self._asked.clear()
         self._tell_place(self._mark())
         self._mark_running = self._mark_now
+        self._weigh()
 
     # -- the exchange ---------------------------------------------------------------------------------------------
 
-    def _handled(self, _event: on.Event, _commands: list[do.Command]) -> None:
+    def _handled(self) -> None:
         """See `Engine`."""
         self._weigh()
 
