@@ -32,7 +32,7 @@ class ClientMessage(msgspec.Struct, frozen=True, eq=False):
     """The message as the client wrote it."""
     opened: Message
     headers: Headers = NO_HEADERS
-    """The headers that may go upstream with it: credentials, `forward_headers`, the route's own. Empty over stdio."""
+    """The headers that may go upstream with it: credentials, `forward_headers`, and the route's own."""
 
     @property
     def request_id(self) -> RequestId | None:

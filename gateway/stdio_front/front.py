@@ -79,7 +79,7 @@ class StdioFront:
         elif self._modern is None and self._legacy is None:
             self._modern = ModernHost(self._host, self._handler, self._live)
         if self._legacy is not None:
-            self._legacy.receive(ClientMessage(line, opened))
+            self._legacy.receive(ClientMessage(line, opened, own_headers(self._live.route)))
         elif self._modern is not None:
             self._modern.receive(line)
 

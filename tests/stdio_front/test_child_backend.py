@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.config import InForce, Limits, Timeouts
+from gateway.config import InForce, Limits, Route, Timeouts, Upstream
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc
 from gateway.runtime.call_bytes import CallBytes
@@ -100,7 +100,7 @@ def fake_route(tasks: Tasks, launcher: FakeLauncher, era: str) -> Any:
     return SimpleNamespace(
         process=SimpleNamespace(tasks=tasks, calls=CallBytes(InForce(1 << 20), InForce(1 << 20))),
         config=SimpleNamespace(limits=Limits(body_bytes=10_000)),
-        route=SimpleNamespace(era=era, path="/mcp"),
+        route=Route(upstream=Upstream(), era=era),
         upstream=SimpleNamespace(stdio=SimpleNamespace(launcher=launcher)),
     )
 

@@ -1,14 +1,23 @@
 """The link between a legacy host and the backend of its session."""
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
+import pytest
 from msgspec import Raw
 
 from gateway.config import InForce
 from gateway.legacy_front.backend import ClientMessage
 from gateway.protocol import jsonrpc, mcp
 from gateway.runtime.call_bytes import CallBytes
+from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.legacy_host import LegacyHost
+from tests.support import host
+from tests.support.fake_upstream import FakeUpstream
+from tests.support.stand import Start
+from tests.support.workbench import eventually
 
 
 def test_two_open_requests_cannot_have_the_same_id() -> None:
@@ -71,3 +80,37 @@ def test_questions_are_remembered_no_longer_than_their_request() -> None:
     bench.legacy.send(b'{"jsonrpc":"2.0","id":1,"result":{}}', None)
     assert not bench.legacy._asked
     assert not bench.legacy.is_busy
+
+
+class Pipes:
+    """A FAKE host whose lines are those of the test."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[host.JSON | None] = asyncio.Queue()
+        self.heard: list[host.JSON] = []
+
+    def send(self, message: bytes) -> None:
+        self.heard.append(json.loads(message))
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        while (message := await self.said.get()) is not None:
+            yield json.dumps(message).encode()
+
+
+@pytest.mark.parametrize("era", ["bridge", "auto"])
+async def test_a_server_behind_a_url_gets_the_credential_and_the_headers_of_the_route(
+    upstream: FakeUpstream, begin: Start, era: str
+) -> None:
+    credentials = {"mode": "replace", "token": "t"}
+    stand = await begin(route={"era": era, "credentials": credentials, "set_headers": {"X-Key": "k"}})
+    pipes = Pipes()
+    front = StdioFront(pipes, Mock(), stand.gateway.routes.live["/mcp"])  # type: ignore[arg-type]
+    running = asyncio.get_running_loop().create_task(front.run())
+    for number, message in enumerate((host.initialize(0), host.legacy("tools/list", 1))):
+        pipes.said.put_nowait(message)
+        await eventually(lambda: len(pipes.heard) > number)  # noqa: B023  (it is awaited here)
+    sent = [(seen.headers["Authorization"], seen.headers["X-Key"]) for seen in upstream.seen]
+    assert sent == [("Bearer t", "k")] * 3, "initialize, the standalone stream, the request"
+    pipes.said.put_nowait(None)
+    await running
+    await front.close()
