@@ -11,6 +11,7 @@ may still ask on the side stream, so there it counts as one more call in flight.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.sessions.call import Watcher
@@ -41,23 +42,21 @@ class Member(Protocol):
 S = TypeVar("S", bound=Member)
 
 
+@dataclass(slots=True, eq=False)
 class SharedSession(Generic[S]):
     """One upstream session with the session objects that speak in it."""
 
-    __slots__ = ("asked_aside", "asked_in_call", "has_stray", "joiners", "must_not_end", "owner")
-
-    def __init__(self, owner: S) -> None:
-        self.owner = owner
-        self.joiners: Collection[S] = ()
-        """Replaced with each change: nearly all sessions have none."""
-        self.asked_in_call = False
-        """The server has asked on the stream of a call, which names the call."""
-        self.asked_aside = False
-        """The server has asked on the side stream, where nothing names the call."""
-        self.has_stray = False
-        """A call of it that nothing here reads may still ask."""
-        self.must_not_end = False
-        """A call may run in it that nothing here reads, or the server has forgotten it."""
+    owner: S
+    joiners: Collection[S] = ()
+    """Replaced with each change: nearly all sessions have none."""
+    asked_in_call: bool = False
+    """The server has asked on the stream of a call, which names the call."""
+    asked_aside: bool = False
+    """The server has asked on the side stream, where nothing names the call."""
+    has_stray: bool = False
+    """A call of it that nothing here reads may still ask."""
+    must_not_end: bool = False
+    """A call may run in it that nothing here reads, or the server has forgotten it."""
 
     @property
     def names_calls(self) -> bool:

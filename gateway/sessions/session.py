@@ -8,6 +8,7 @@ tells what a message means.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
 from gateway.runtime.own_ids import new_id
-from gateway.runtime.tasks import Tasks
+from gateway.runtime.tasks import Tasks, telling
 from gateway.sessions import inbound, pool_errors
 from gateway.sessions.affinity import SharedSession
 from gateway.sessions.call import Call, OwnListener, Watcher
@@ -36,82 +37,58 @@ _NOTHING: Final[Collection[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """One session of a legacy server, for one call at a time."""
 
-    __slots__ = (
-        "_headers",
-        "_is_shared",
-        "_log_level",
-        "_metrics",
-        "_odd",
-        "_owes",
-        "_own_answers",
-        "_route",
-        "_settled",
-        "_subscribed",
-        "_tasks",
-        "adopted",
-        "channel",
-        "group",
-        "idle_since",
-        "in_flight",
-        "is_forgotten",
-        "lost",
-        "opened",
-        "resting",
-        "shaken",
-        "shared",
-        "standing",
-        "state",
-        "turned_away",
-        "watchers",
-    )
+    group: "Group[Session]"
+    channel: Channel
+    _route: str
+    _metrics: Metrics
+    _tasks: Tasks
+    lost: bool = False
+    """Whether the upstream forgot the session, or its side stream ended for good."""
+    shared: "SharedSession[Session]" = field(init=False)
+    """Its own, unless it joins that of another one."""
+    watchers: tuple[Watcher, ...] = ()
+    """Those beside its group."""
+    in_flight: Call | None = None
+    """The call that was sent and not answered yet."""
+    standing: Call | None = None
+    """A task, as the call that questions belong to while no request of the task is in flight (SEP-2260)."""
+    _owes: bool = False
+    """Whether the call of the process that opened the session may still run."""
+    _settled: asyncio.Event | None = None
+    """Made for those that wait for the call's end."""
+    _own_answers: OwnAnswers | None = None
+    """Made when the server first asks something that reaches no client."""
+    _odd: tuple[bytes, jsonrpc.Message] | None = None
+    """A message that was not the answer, until it is heard as what it is."""
+    _headers: Headers = field(init=False)
+    """The newest headers that the upstream served; the gateway's own answers need a credential too."""
+    shaken: Handshake = field(init=False)
+    """Once its handshake is done."""
+    adopted: bool = False
+    """Whether another process opened it for a call of its own."""
+    _is_shared: bool = False
+    """Whether that process may still be alive and use it."""
+    opened: bool = False
+    """Whether its handshake is done."""
+    resting: bool = False
+    """Whether its call is parked."""
+    turned_away: bool = False
+    """Whether the server refused the credential of the last call, and so did not run it."""
+    is_forgotten: bool = False
+    """Whether the server does not know it any more."""
+    idle_since: float = 0.0
+    _log_level: str | None = None
+    _subscribed: Collection[str] = _NOTHING
+    """The resources that `set_subscriptions` subscribed to, or tried to."""
+    state: SessionState | None = None
+    """As its pool counts it; None before its opening and after its end."""
 
-    def __init__(self, group: "Group[Session]", channel: Channel, route: str, metrics: Metrics, tasks: Tasks) -> None:
-        self.group = group
-        self.channel = channel
-        self.lost = False
-        """Whether the upstream forgot the session, or its side stream ended for good."""
-        self.shared: SharedSession[Session] = SharedSession(self)
-        self.watchers: tuple[Watcher, ...] = ()
-        """Those beside its group."""
-        self._route = route
-        self._metrics = metrics
-        self._tasks = tasks
-        self.in_flight: Call | None = None
-        """The call that was sent and not answered yet."""
-        self.standing: Call | None = None
-        """A task, as the call that questions belong to while no request of the task is in flight (SEP-2260)."""
-        self._owes = False
-        """Whether the call of the process that opened the session may still run."""
-        self._settled: asyncio.Event | None = None
-        """Made for those that wait for the call's end."""
-        self._own_answers: OwnAnswers | None = None
-        """Made when the server first asks something that reaches no client."""
-        self._odd: tuple[bytes, jsonrpc.Message] | None = None
-        """A message that was not the answer, until it is heard as what it is."""
-        self._headers = NO_HEADERS
-        """The newest headers that the upstream served; the gateway's own answers need a credential too."""
-        self.shaken: Handshake
-        self.adopted = False
-        """Whether another process opened it for a call of its own."""
-        self._is_shared = False
-        """Whether that process may still be alive and use it."""
-        self.opened = False
-        """Whether its handshake is done."""
-        self.resting = False
-        """Whether its call is parked."""
-        self.turned_away = False
-        """Whether the server refused the credential of the last call, and so did not run it."""
-        self.is_forgotten = False
-        """Whether the server does not know it any more."""
-        self.idle_since = 0.0
-        self._log_level: str | None = None
-        self._subscribed = _NOTHING
-        """The resources that `set_subscriptions` subscribed to, or tried to."""
-        self.state: SessionState | None = None
-        """As its pool counts it; None before its opening and after its end."""
+    def __post_init__(self) -> None:
+        self.shared, self._headers = SharedSession(self), NO_HEADERS
 
     def watch(self, watcher: Watcher) -> None:
         """Tell one more watcher of changes."""
@@ -258,18 +235,15 @@ class Session:
     async def _ask(
         self, call: Call, method: str, headers: Headers, timeout_seconds: float, failures: list[GatewayError]
     ) -> None:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self.run(call, headers)
-        except TimeoutError:
-            failures.append(
-                CallLost(
+        with telling(failures.append):
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self.run(call, headers)
+            except TimeoutError as exc:
+                raise CallLost(
                     f"The upstream of route {self._route} did not answer {method} in {timeout_seconds:g} s "
                     "(timeouts.handshake_seconds)"
-                )
-            )
-        except GatewayError as exc:
-            failures.append(exc)
+                ) from exc
 
     def run(self, call: Call, headers: Headers) -> Coroutine[Any, Any, None]:
         """Send a call and feed its listener until it is answered. Raises what `Channel.request` raises.

@@ -7,6 +7,7 @@ from the same place, and the events that were handed over already are recognised
 Rule: no I/O and no clock here. The caller reports what happened and sleeps as long as the answer says.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.upstream.http.http_upstream import StreamTimes
@@ -23,39 +24,26 @@ def asked_seconds(retry_ms: int | None) -> float:
     return min((retry_ms or 0) / 1000, _MAX_ASKED_SECONDS)
 
 
+@dataclass(slots=True, eq=False)
 class Resumption:
     """The place of one request in its event stream, with the failures to resume it."""
 
-    __slots__ = (
-        "_counts_local",
-        "_failures",
-        "_is_given_up",
-        "_pauses",
-        "_seen",
-        "_silences",
-        "_times",
-        "cursor",
-        "place",
-    )
-
-    def __init__(self, times: StreamTimes, cursor: str | None = None) -> None:
-        """`cursor` is the place where another process left the request."""
-        self.cursor = cursor
-        """The last event id: the place after everything that was handed over. None if the stream cannot be resumed."""
-        self.place = ""
-        """The event id that a GET names: the stream continues behind it."""
-        self._times = times
-        self._seen: set[int] | None = None
-        """Hashes of the ids of the events that were handed over since `place`, if there are any."""
-        self._counts_local = False
-        self._is_given_up = False
-        """Whether the answer is not wanted any more."""
-        self._failures = 0
-        """GETs that the server failed in a row."""
-        self._pauses = 0
-        """Pauses since the last new message."""
-        self._silences = 0
-        """Streams that were silent or cut since the server accepted an answer."""
+    _times: StreamTimes
+    cursor: str | None = None
+    """The last event id: the place after everything that was handed over. None if the stream cannot be resumed."""
+    place: str = ""
+    """The event id that a GET names: the stream continues behind it."""
+    _seen: set[int] | None = None
+    """Hashes of the ids of the events that were handed over since `place`, if there are any."""
+    _counts_local: bool = False
+    _is_given_up: bool = False
+    """Whether the answer is not wanted any more."""
+    _failures: int = 0
+    """GETs that the server failed in a row."""
+    _pauses: int = 0
+    """Pauses since the last new message."""
+    _silences: int = 0
+    """Streams that were silent or cut since the server accepted an answer."""
 
     def start(self, place: str, *, counts_local: bool = False) -> None:
         """The stream of the request broke: resume it behind this event id.

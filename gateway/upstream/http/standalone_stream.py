@@ -8,6 +8,7 @@ Each held call has such a stream, which is mostly silent. So no task reads it: i
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway import world
@@ -28,46 +29,30 @@ _TAKEN: Final = 409
 """The server may still count the stream of a dead process as open."""
 
 
+@dataclass(slots=True, eq=False)
 class StandaloneStream:
     """Keeps the GET stream of one session open."""
 
-    __slots__ = (
-        "_attempts",
-        "_began",
-        "_failures",
-        "_head",
-        "_headers",
-        "_is_closing",
-        "_listener",
-        "_owner",
-        "_reply",
-        "_timer",
-        "_upstream",
-        "_was_open",
-        "is_open",
-    )
-
-    def __init__(self, upstream: HttpUpstream, owner: ResumableChannel) -> None:
-        self.is_open = False
-        """Whether there is a stream, perhaps between its end and the next GET, or may be: no answer came in time."""
-        self._upstream = upstream
-        self._owner = owner
-        self._headers: Headers
-        self._listener: SideListener | None = None
-        """Until the stream has ended for good."""
-        self._head: asyncio.Future[None] | None = None
-        """While `open` waits for the answer to the first GET."""
-        self._was_open = False
-        """Whether there ever was a stream: `is_open` may be a guess."""
-        self._is_closing = False
-        self._reply: StreamReply | None = None
-        """To the GET in flight."""
-        self._timer: asyncio.TimerHandle | None = None
-        """The pause before the next GET."""
-        self._attempts = 0
-        self._failures = 0
-        """GETs in a row that brought no stream, or a short one."""
-        self._began = 0.0
+    _upstream: HttpUpstream
+    _owner: ResumableChannel
+    is_open: bool = False
+    """Whether there is a stream, perhaps between its end and the next GET, or may be: no answer came in time."""
+    _headers: Headers = field(init=False)
+    _listener: SideListener | None = None
+    """Until the stream has ended for good."""
+    _head: asyncio.Future[None] | None = None
+    """While `open` waits for the answer to the first GET."""
+    _was_open: bool = False
+    """Whether there ever was a stream: `is_open` may be a guess."""
+    _is_closing: bool = False
+    _reply: StreamReply | None = None
+    """To the GET in flight."""
+    _timer: asyncio.TimerHandle | None = None
+    """The pause before the next GET."""
+    _attempts: int = 0
+    _failures: int = 0
+    """GETs in a row that brought no stream, or a short one."""
+    _began: float = 0.0
 
     async def open(self, headers: Headers, listener: SideListener) -> None:
         """Open the stream and keep it open until `close`."""
