@@ -4,6 +4,7 @@ Beside the call stand the key of the sessions that may serve it, its listener, a
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -89,21 +90,28 @@ class Call(msgspec.Struct, eq=False):
 
 
 class OwnListener:
-    """The listener of a request that the gateway makes on its own account."""
+    """The listener of a request that the gateway makes on its own account: it keeps the answer."""
 
-    request_id: str | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, beside: Listener | None = None, ended: Callable[[Raw], None] = lambda _: None) -> None:
+        """`beside` hears everything else. `ended` is called with a result, before anything else is heard."""
+        self._beside = beside
+        self._ended = ended
         self.outcome: Raw | jsonrpc.Error | None = None
 
+    @property
+    def request_id(self) -> str | None:
+        """See `Listener`."""
+        return None if self._beside is None else self._beside.request_id
+
     def hear(self, event: on.Event) -> None:
-        """Keep the outcome; questions do not come here, because no client could answer them."""
+        """Keep the answer."""
         match event:
             case on.Resulted(result=result):
-                self.outcome = Raw(result)
+                self.outcome = found = Raw(result)
+                self._ended(found)
             case on.Failed(error=error):
                 self.outcome = error
-            case on.Stopped(error=broken):
-                raise broken
+            case _ if self._beside is not None:
+                self._beside.hear(event)
             case _:
                 pass

@@ -17,11 +17,10 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import Context
-from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.own_ids import new_id
-from gateway.sessions.call import Call, Listener
+from gateway.sessions.call import Call, Listener, OwnListener
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks
 from gateway.tasks.legacy_tasks import Ended, Status
@@ -33,29 +32,6 @@ _PAUSES: Final = (0.2, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0)
 """The pauses after failures in a row; after the last one the task counts as lost."""
 _CUT_SECONDS: Final = 5.0
 """A request that lasted longer was not refused but cut, as balancers do after a minute; it does not count."""
-
-
-class _Answer:
-    """The listener of one request of a task: it keeps the answer, and passes everything else on."""
-
-    def __init__(self, listener: Listener, ended: Callable[[Raw], None]) -> None:
-        self._listener = listener
-        self._ended = ended
-        self.outcome: Raw | jsonrpc.Error | None = None
-
-    @property
-    def request_id(self) -> str | None:
-        return self._listener.request_id
-
-    def hear(self, event: on.Event) -> None:
-        match event:
-            case on.Resulted(result=result):
-                self.outcome = found = Raw(result)
-                self._ended(found)
-            case on.Failed(error=error):
-                self.outcome = error
-            case _:
-                self._listener.hear(event)
 
 
 def standing(listener: Listener) -> Call:
@@ -70,7 +46,7 @@ async def answer_to(
 
     `ended` is called with a result before anything else is heard.
     """
-    answer = call.listener = _Answer(call.listener, ended)
+    answer = call.listener = OwnListener(call.listener, ended)
     await reading
     if answer.outcome is None:
         raise CallLost("The upstream did not answer a request of a task; the task may have had effects")
