@@ -11,12 +11,11 @@ from typing import Final
 from gateway.http.incoming import Incoming
 from gateway.http.server.response import Response, WholeResponse
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.legacy_front.backend import Connect
 from gateway.legacy_front.front import LegacyFront, beginning
 from gateway.legacy_front.session import session_gone
 from gateway.legacy_front.session_ids import Front, given_id
 from gateway.mirror.fallback import FallbackBackend
-from gateway.mirror.server_client import is_modern
 from gateway.mirror.streamable.front import Mirror
 from gateway.passthrough.forwarder import Passthrough
 from gateway.passthrough.sse_endpoint import PARAMETER
@@ -170,16 +169,7 @@ class LegacyRouting:
         relay = partial(SessionRelay, live)
         if live.route.era == "bridge" or live.upstream.stdio is not None:
             return relay
-        mirror = self.mirror.connect(at)
-
-        async def mirror_if_modern(refusing: Backend, greeting: ClientMessage, _response: bytes) -> Connect | None:
-            await refusing.close()
-            return mirror if await is_modern(live, greeting.headers) else None
-
-        def either(link: ClientLink) -> Backend:
-            return FallbackBackend(link, relay, mirror_if_modern, live.process.tasks, live.config.limits.body_bytes)
-
-        return either
+        return partial(FallbackBackend, live, relay, self.mirror.connect(at))
 
     async def _is_modern(self, at: Arrival) -> bool:
         return at.live.route.era != "bridge" and await self._passthrough.finds_modern(at.incoming, at.live)

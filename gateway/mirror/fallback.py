@@ -3,25 +3,24 @@
 Nothing else tells a modern-only server from one that speaks both protocols.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
 
 from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.mirror.server_client import is_modern
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, GatewayError, Refused
 from gateway.protocol.jsonrpc import RequestId, request_id
-from gateway.runtime.tasks import Tasks
+from gateway.routes.live_route import LiveRoute
 
 _MESSAGE_BYTES: Final = 512
 """What a message costs besides its text."""
 
-MirrorIfModern = Callable[[Backend, ClientMessage, bytes], Awaitable[Connect | None]]
-"""Given what refused `initialize`, that message and the response (empty without one), returns the mirror.
-
-That is None if the server is not modern. It closes the backend that refused.
-"""
+TellsModern = Callable[[Backend, ClientMessage, bytes], bool]
+"""Given what refused `initialize`, that message and the response (empty without one), returns whether they alone show
+that the server is modern."""
 
 
 class FallbackBackend:
@@ -32,17 +31,24 @@ class FallbackBackend:
     """
 
     def __init__(
-        self, link: ClientLink, first: Connect, mirror_if_modern: MirrorIfModern, tasks: Tasks, waiting_bytes: int
+        self,
+        live: LiveRoute,
+        first: Connect,
+        mirror: Connect,
+        link: ClientLink,
+        tells_modern: TellsModern = lambda *_: False,
     ) -> None:
-        """`waiting_bytes` limits what waits for the answer, and for the choice after it."""
         self.link = link
-        self._mirror_if_modern: MirrorIfModern | None = mirror_if_modern
-        self._tasks = tasks
+        self._live = live
+        self._mirror: Connect | None = mirror
+        """What serves the session if the server refuses `initialize` because it is modern; None once that is past."""
+        self._tells_modern = tells_modern
         self._greeting: ClientMessage | None = None
         """`initialize`, until it is answered."""
         self._waiting: list[ClientMessage] | None = None
         """What comes while `initialize` is not answered, or the mirror is chosen; None at other times."""
-        self._room = self._waiting_bytes = waiting_bytes
+        self._room = 0
+        """How much more may wait."""
         self._is_closed = False
         self.backend = first(self)
 
@@ -68,8 +74,8 @@ class FallbackBackend:
             self._waiting.append(message)
             return
         is_greeting = message.opened.method == mcp.INITIALIZE and message.request_id is not None
-        if is_greeting and self._mirror_if_modern is not None:
-            self._greeting, self._waiting, self._room = message, [], self._waiting_bytes
+        if is_greeting and self._mirror is not None:
+            self._greeting, self._waiting, self._room = message, [], self._live.config.limits.body_bytes
         try:
             self.backend.receive(message)
         except GatewayError:
@@ -89,10 +95,10 @@ class FallbackBackend:
         opened = jsonrpc.message(message) if self._greeting is not None else None
         if opened is None or not self._answers_greeting(opened):
             self.link.send(message, related_to)
-        elif isinstance(opened.error, Raw) and self._mirror_if_modern is not None:
-            self._refused(message, lambda: self.link.send(message, related_to))
+        elif isinstance(opened.error, Raw) and self._mirror is not None:
+            self._refused(message)
         else:
-            self._mirror_if_modern = None
+            self._mirror = None
             self.link.send(message, related_to)
             self._pass_on(self._waited())
 
@@ -107,13 +113,13 @@ class FallbackBackend:
         """Pass a refusal on, unless it is that of `initialize`; what refuses the credential says nothing of an era."""
         if self._greeting is None or request != self._greeting.request_id:
             self.link.refuse(request, error)
-        elif isinstance(error, Refused) or self._mirror_if_modern is None:
+        elif isinstance(error, Refused) or self._mirror is None:
             self.link.refuse(request, error)
             for message in self._waited():
                 if message.request_id is not None:
                     self.link.refuse(message.request_id, error)
         else:
-            self._refused(b"", lambda: self.link.refuse(request, error))
+            self._refused(error)
 
     def passed_on(self, request: RequestId) -> None:
         """See `ClientLink`."""
@@ -128,23 +134,29 @@ class FallbackBackend:
         if self._waiting is None or self._greeting is not None:
             self.link.ended()
 
-    def _refused(self, response: bytes, give_up: Callable[[], None]) -> None:
+    def _refused(self, refusal: bytes | GatewayError) -> None:
         greeting, self._greeting = self._greeting, None
-        mirror, self._mirror_if_modern = self._mirror_if_modern, None
+        mirror, self._mirror = self._mirror, None
         assert greeting is not None
         assert mirror is not None
-        self._tasks.spawn(self._choose(mirror, greeting, response, give_up), "choose the mirror")
+        self._live.process.tasks.spawn(self._choose(mirror, greeting, refusal), "choose the mirror")
 
-    async def _choose(
-        self, mirror: MirrorIfModern, greeting: ClientMessage, response: bytes, give_up: Callable[[], None]
-    ) -> None:
+    async def _choose(self, mirror: Connect, greeting: ClientMessage, refusal: bytes | GatewayError) -> None:
+        request = greeting.request_id or b""
         connect = None
         try:
-            connect = await mirror(self.backend, greeting, response)
+            response = refusal if isinstance(refusal, bytes) else b""
+            is_told = self._tells_modern(self.backend, greeting, response)
+            await self.backend.close()
+            if is_told or await is_modern(self._live, greeting.headers):
+                connect = mirror
         finally:
             waiting = self._waited()
             if connect is None and not self._is_closed:
-                give_up()
+                if isinstance(refusal, bytes):
+                    self.link.send(refusal, request)
+                else:
+                    self.link.refuse(request, refusal)
                 self.link.ended()
         if connect is not None and not self._is_closed:
             self.backend = connect(self)

@@ -13,11 +13,11 @@ from msgspec import Raw
 from gateway.downstream.handler import RequestHandler
 from gateway.http.outbox import error_response
 from gateway.http.upstream_headers import own_headers
-from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage
 from gateway.mirror.call_runner import CallServer
 from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.server_client import is_modern, server_of
+from gateway.mirror.server_client import server_of
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
@@ -102,20 +102,18 @@ class StdioFront:
         return MirrorBackend(CallServer(self._live, server_of(self._live), ToolCatalog(), caller), link)
 
     def _relay_or_mirror(self, link: ClientLink) -> Backend:
-        waiting_bytes = self._live.config.limits.body_bytes
-        self._fallback = FallbackBackend(link, self._relay, self._mirror_if_modern, self._tasks, waiting_bytes)
+        self._fallback = FallbackBackend(self._live, self._relay, self._mirror, link, self._tells_modern)
         return self._fallback
 
-    async def _mirror_if_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> Connect | None:
+    def _tells_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> bool:
+        """Whether the response of the child shows that it is modern; it serves the mirror then."""
         stdio, self._child = self._live.upstream.stdio, None
         found = bool(response) and eras.verdict(200, "application/json", response, greeting.request_id or b"")
         if found and stdio is not None and isinstance(refusing, ChildBackend):
             child = refusing.give_up_child()
             if child is not None and not child.over.done():
                 stdio.found_modern(child)
-        await refusing.close()
-        is_mirrored = found or await is_modern(self._live, own_headers(self._live.route))
-        return self._mirror if is_mirrored else None
+        return bool(found)
 
     def _end(self) -> None:
         if not self.ended.done():

@@ -3,10 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage, Connect
+from gateway.config import Limits
+from gateway.legacy_front.backend import Backend, ClientLink, ClientMessage
 from gateway.mirror.fallback import FallbackBackend
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import Busy, GatewayError, InvalidParams, Refused, Unreachable
@@ -71,17 +74,27 @@ class Bench:
         self.backends: list[FakeBackend] = []
         self.chosen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.asked: list[bytes] = []
-        self.fallback = FallbackBackend(self.link, self.connect, self._mirror_if_modern, tasks, ROOM)
+        live: Any = SimpleNamespace(
+            process=SimpleNamespace(tasks=tasks),
+            config=SimpleNamespace(limits=Limits(body_bytes=ROOM)),
+            upstream=SimpleNamespace(stdio=SimpleNamespace(is_modern=lambda: self.chosen)),
+        )
+        self.mirror_error: GatewayError | None = None
+        self.fallback = FallbackBackend(live, self._connect, self._mirror, self.link, self._tells_modern)
 
-    def connect(self, link: ClientLink) -> Backend:
+    def _connect(self, link: ClientLink) -> Backend:
         self.backends.append(FakeBackend(link))
         return self.backends[-1]
 
-    async def _mirror_if_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> Connect | None:
-        assert greeting.opened.method == "initialize"
+    def _mirror(self, link: ClientLink) -> Backend:
+        backend = self._connect(link)
+        self.backends[-1].error = self.mirror_error
+        return backend
+
+    def _tells_modern(self, refusing: Backend, greeting: ClientMessage, response: bytes) -> bool:
+        assert (refusing, greeting.opened.method) == (self.backends[0], "initialize")
         self.asked.append(response)
-        await refusing.close()
-        return self.connect if await self.chosen else None
+        return False
 
     def say(self, *messages: bytes) -> None:
         for message in messages:
@@ -270,15 +283,7 @@ async def test_what_the_mirror_refuses_is_answered(bench: Bench) -> None:
     bench.say(GREETING, LIST)
     bench.backends[0].link.send(REFUSAL, b"0")
     await asyncio.sleep(0)
-    error = InvalidParams("no protocolVersion")
-    connect = bench.connect
-
-    def refusing(link: ClientLink) -> Backend:
-        backend = connect(link)
-        bench.backends[-1].error = error
-        return backend
-
-    bench.connect = refusing  # type: ignore[method-assign]
+    error = bench.mirror_error = InvalidParams("no protocolVersion")
     await bench.choose(is_modern=True)
     assert bench.link.refused == [(b"0", error), (b"1", error)]
 
