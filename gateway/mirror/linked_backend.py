@@ -11,6 +11,7 @@ from msgspec import Raw
 from gateway import world
 from gateway.exchange.events import Leg
 from gateway.exchange.input_requests import Question
+from gateway.exchange.machine import Policy
 from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.mirror.call_report import CallReport
@@ -178,7 +179,7 @@ class _LinkedCall(MirroredCall):
         self._backend, upstream = backend, backend.upstream
         drives = upstream.drives_tasks
         rounds = Rounds(request, profile, world.token_hex(8), log_level=backend.level, drives_tasks=drives)
-        super().__init__(rounds, upstream, CallReport(upstream.live, rounds, None), headers)
+        super().__init__(rounds, upstream, CallReport(upstream.live, rounds, None), headers, Policy())
 
     def _put(self, questions: tuple[Question, ...]) -> None:
         for question in questions:

@@ -16,7 +16,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.mirror.call_report import CallReport
 from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.call_runner import CallServer, Runner
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import jsonrpc
 from gateway.protocol.errors import GatewayError
 from gateway.telemetry import Ending, Outcome
 from gateway.upstream.channel import Headers
@@ -31,10 +31,9 @@ class MirroredCall(Engine):
     is_in_session = True
 
     def __init__(
-        self, rounds: Rounds, upstream: CallServer, report: CallReport, headers: Headers, *, returns: bool = False
+        self, rounds: Rounds, upstream: CallServer, report: CallReport, headers: Headers, policy: Policy
     ) -> None:
-        """`headers` are the client's. `returns`: it comes back for its call if its stream breaks."""
-        policy = Policy(may_ask=rounds.request.method in mcp.ASKING, returns=returns)
+        """`headers` are the client's."""
         super().__init__(upstream.live, Exchange(rounds.profile.declared, policy))
         self._rounds = rounds
         self.report = report
@@ -76,6 +75,10 @@ class MirroredCall(Engine):
     def cancel(self) -> None:
         """Give the call up, because its client wants it no longer."""
         self._feed(on.Cancelled())
+
+    def stop(self, error: GatewayError) -> None:
+        """End the call with an error."""
+        self._feed(on.Stopped(error))
 
     # -- the exchange ---------------------------------------------------------------------------------------------
 

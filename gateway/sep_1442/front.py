@@ -11,22 +11,21 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from gateway.cluster.router import Router, TakeOver
+from gateway.cluster.router import Router
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import cancelled
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import initialize, params_of, request_of
 from gateway.mirror.server_client import ServerClient, is_modern, server_of
+from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import Shared
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
-from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, IdInUse, MethodNotFound, ShuttingDown
 from gateway.protocol.jsonrpc import request_id
@@ -37,7 +36,6 @@ from gateway.sep_1442.listening import Listening
 from gateway.sep_1442.own_server import OwnServer, OwnSide
 from gateway.sep_1442.stateless_call import StatelessCall
 from gateway.sep_1442.vocabulary import Declared, InvalidSession
-from gateway.telemetry import Step
 from gateway.upstream.channel import NO_HEADERS, Headers
 
 _KEY: Final = vocabulary.VERSION.encode()
@@ -51,12 +49,12 @@ class Stateless:
     def __init__(
         self, in_force: InForce[Config], tokens: Tokens, router: Router, mirror: Mirror, own_side: OwnSide
     ) -> None:
-        self._router = router
         self._mirror = mirror
         self._own_side = own_side
-        self.lot: Lot[StatelessCall] = Lot(in_force.part(lambda it: it.hold), mirror.lot.results)
+        self._shared = Shared(tokens, in_force.part(lambda it: it.hold), mirror.lot.results)
+        self.lot = self._shared.lot
         """The calls that may ask."""
-        self._shared = Shared(tokens, self.lot)
+        self._calls = CallContinuation(self._shared, mirror.homes, router)
 
     def claims(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request speaks the dialect: by its key, by its session, or by the id that it answers."""
@@ -82,7 +80,7 @@ class Stateless:
         id_ = request_id(message.id) if isinstance(message.id, Raw) else None
         del sent
         if message.method is None:
-            return await self._answered(at, message)
+            return await self._calls.answer(at, _stateless(at), message)
         serving = self._notified(at, message) if id_ is None else self._request(at, id_, message)
         del message  # a call keeps the params alone, and these coroutines wait for its end
         return await serving
@@ -154,26 +152,7 @@ class Stateless:
         """Cancel a call of a session; the paper gives no other notification of a client a meaning."""
         session = self._session(at)
         if message.method == mcp.CANCELLED and session is not None:
-            call = self._shared.running.get((session.key, cancelled(message) or b""))
-            if call is not None:
-                call.cancel()
-            else:
-                await self._router.to_all(at.incoming)
-        return await at.accept()
-
-    # -- answers ------------------------------------------------------------------------------------------------
-
-    async def _answered(self, at: MirrorArrival, message: jsonrpc.Message) -> Response:
-        """Take the response to a nested request, or have the replica take it that holds the call."""
-        nested = at.nested(message, self._shared.tokens, _stateless(at))
-        call = self.lot.find(nested.place.exchange)
-        if call is None and not at.holds(nested.place):
-            found = await at.route(self._router, nested.place)
-            if not isinstance(found, TakeOver):
-                return found[0]
-        if call is not None:
-            at.continued(Step.HELD)
-            call.answer(nested, message, at.headers if call.bridge is None else at.incoming.headers)
+            await self._calls.cancel(at, session, message)
         return await at.accept()
 
     # -- sessions, servers --------------------------------------------------------------------------------------

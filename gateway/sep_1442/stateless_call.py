@@ -5,18 +5,18 @@ leads an answer here from any replica.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from gateway import world
-from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall
-from gateway.mirror.streamable.tokens import Session
+from gateway.mirror.streamable.tokens import NestedId, Session
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError
 from gateway.runtime.own_ids import new_id
@@ -30,11 +30,11 @@ class StatelessCall(StreamedCall):
     """One call of this replica."""
 
     is_in_session = False
-    is_resumable = False
+    outlives_stream = False
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        shared: Shared[Any],
+        shared: Shared,
         at: MirrorArrival,
         binding: Session,
         request: Request,
@@ -43,12 +43,12 @@ class StatelessCall(StreamedCall):
         session: Session | None,
     ) -> None:
         """`binding` is what the ids of nested requests are bound to, and `session` that of the client."""
-        self.bridge = server if isinstance(server, OwnServer) else None
+        self._bridge = server if isinstance(server, OwnServer) else None
         """Set if this gateway serves the rounds, which then need all headers of the client."""
         self.streams = declared.streams
         self._declared = declared
         self._client_session = session
-        self.is_reported = self.bridge is None  # the bridge reports the rounds of its calls itself
+        self.is_reported = self._bridge is None  # the bridge reports the rounds of its calls itself
         self._is_held = False
         """Whether the server waits for answers."""
         super().__init__(shared, at, binding, world.token_urlsafe(9), request, declared.log_level, server=server)
@@ -73,6 +73,10 @@ class StatelessCall(StreamedCall):
         for question in told:
             self.respond(question.key, Raw(b'{"roots":%b}' % bytes(roots or b"")), self._link.headers)
 
+    def answer(self, nested: NestedId, message: jsonrpc.Message, at: MirrorArrival) -> None:
+        """Take a response, which goes to a bridge with all headers of the client."""
+        super().answer(nested, message, at if self._bridge is None else replace(at, headers=at.incoming.headers))
+
     def _move(self) -> None:
         self._is_held = False
         super()._move()
@@ -85,18 +89,10 @@ class StatelessCall(StreamedCall):
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def stop(self, error: GatewayError) -> None:
-        """End the call with an error."""
-        self._feed(on.Stopped(error))
-
-    def _left(self, _: CallStream) -> None:
-        """The stream is over, so nobody can answer any more."""
-        self.cancel()
-
     def _ended(self) -> None:
         super()._ended()
-        if self._is_held and self.bridge is not None:
+        if self._is_held and self._bridge is not None:
             self._is_held = False
             request, id_ = self._rounds.request, new_id()
             body = self._rounds.sent(id_)
-            self.bridge.give_up(ModernRequest(id_, body, request.method, request.target, self._link.headers))
+            self._bridge.give_up(ModernRequest(id_, body, request.method, request.target, self._link.headers))

@@ -1,13 +1,18 @@
-"""Continues a mirrored call for an answer, or for a client that came back, wherever the call is.
+"""Finds a call for an answer, a cancellation, or a client that came back, wherever the call is.
 
 It is here, at the replica that its place names, or continued from the id alone if that replica has died.
 """
 
+from msgspec import Raw
+
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
+from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
+from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
+from gateway.legacy_front.backend import cancelled
 from gateway.mirror.call_rounds import Progress
 from gateway.mirror.client_requests import initialize
 from gateway.mirror.server_client import server_of
@@ -26,34 +31,54 @@ from gateway.telemetry import Step
 class CallContinuation:
     """The way to the calls that were begun before."""
 
-    def __init__(self, shared: Shared[StreamedCall], homes: Homes, router: Router) -> None:
+    def __init__(self, shared: Shared, homes: Homes, router: Router) -> None:
         self._shared, self._homes = shared, homes
         self._router = router
+
+    async def cancel(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> None:
+        """Cancel the call of a session that a notification names."""
+        held = self._shared.running.get((session.key, cancelled(message) or b""))
+        if held is not None:
+            held.cancel()
+        else:
+            await self._router.to_all(at.incoming)
+
+    async def _route(self, at: MirrorArrival, place: CallPlace) -> Replied | TakeOver:
+        """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
+        found = await self._router.route(place, at.incoming, OneStream(at.reply))
+        if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
+            _continued(at, Step.FORWARDED)  # counted only at the replica that the client reached
+        return found
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     async def answer(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
         """Take the response to a nested request, or have the replica take it that holds the call."""
         shared = self._shared
-        nested = at.nested(message, shared.tokens, session)
+        token = jsonrpc.text(message.id) if isinstance(message.id, Raw) else None
+        try:
+            with at.counted():
+                nested = shared.tokens.asked(token or "", session)
+        except InvalidState as exc:
+            raise InvalidRequest("The id of this response is not that of a request of the gateway") from exc
         is_echo = sep_1685_state.is_echo(nested, message)
         if is_echo or sep_1685_state.DIALECT in at.live.route.dialects:
             nested, message = sep_1685_state.taken(nested, message, shared.tokens)
         held = shared.lot.find(nested.place.exchange)
         if held is not None:
-            at.continued(Step.HELD)
-        elif not at.holds(nested.place):
-            found = await at.route(self._router, nested.place)
+            _continued(at, Step.HELD)
+        elif not _is_own(at, nested.place):
+            found = await self._route(at, nested.place)
             if not isinstance(found, TakeOver):
                 return found[0]
             held = shared.lot.find(nested.place.exchange)
             if held is None:
                 held = self._restored(at, session, nested, *nested.asking, is_proven=found.proven)
-                at.continued(Step.LOST if held is None else Step.RESUMED)
+                _continued(at, Step.LOST if held is None else Step.RESUMED)
         if is_echo:
             _check_open(at, held, nested)
         if held is not None:
-            held.answer(nested, message, at.headers)
+            held.answer(nested, message, at)
         return await at.accept()
 
     def _restored(
@@ -83,9 +108,9 @@ class CallContinuation:
             raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
         if mark.is_final:
             raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
-        is_own, is_proven, lot = at.holds(mark.place), True, self._shared.lot
+        is_own, is_proven, lot = _is_own(at, mark.place), True, self._shared.lot
         if lot.find(mark.place.exchange) is None and not is_own:
-            found = await at.route(self._router, mark.place)
+            found = await self._route(at, mark.place)
             if not isinstance(found, TakeOver):
                 return found[0]
             is_proven = found.proven
@@ -98,7 +123,7 @@ class CallContinuation:
             step = Step.RESUMED if mark.asking or mark.progress.task is not None else Step.REPLAYED
         if held is None and not is_proven and mark.place.exchange not in self._shared.ended:
             raise OwnerStalled(mark.place.owner, "does not react, and may still run the call")
-        at.continued(Step.LOST if held is None else step)
+        _continued(at, Step.LOST if held is None else step)
         if held is None:
             return await _lost(at, mark)
         if not is_own:
@@ -122,10 +147,20 @@ class CallContinuation:
         return (await catalog.tool(at.caller_key, server, profile, at.headers, request.target)).ephemeral
 
 
+def _continued(at: MirrorArrival, step: Step) -> None:
+    """Count how the request found its call."""
+    at.live.process.metrics.continued(at.live.route.path, step)
+
+
+def _is_own(at: MirrorArrival, place: CallPlace) -> bool:
+    """Whether this process holds the call, or held it."""
+    return at.live.process.is_own(place.owner, place.epoch)
+
+
 def _check_open(at: MirrorArrival, held: StreamedCall | None, nested: NestedId) -> None:
     """Check that a state counts now; raises InvalidRequestState."""
     if held is None:
-        is_expired = not at.holds(nested.place) and _is_old(at, nested.place, nested.progress)
+        is_expired = not _is_own(at, nested.place) and _is_old(at, nested.place, nested.progress)
         raise InvalidRequestState("expired" if is_expired else "ended")
     if not held.is_open(nested):
         raise InvalidRequestState("answered")

@@ -22,7 +22,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.legacy_front.backend import Connect, cancelled
+from gateway.legacy_front.backend import Connect
 from gateway.mirror.call_rounds import Request
 from gateway.mirror.call_runner import CallServer
 from gateway.mirror.client_profile import of_initialize
@@ -36,7 +36,6 @@ from gateway.mirror.streamable.sep_1655_item import Level
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
-from gateway.parking.lot import Lot
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
@@ -66,10 +65,10 @@ class Mirror:
         self.draining = process.draining
         self._router = router
         self._headers = HeaderRules(in_force, process.epoch)
-        self.lot: Lot[StreamedCall] = Lot(in_force.part(lambda it: it.hold), results)
-        self._shared = Shared(tokens, self.lot)
-        self._homes = Homes(tokens, results)
-        self._calls = CallContinuation(self._shared, self._homes, router)
+        self._shared = Shared(tokens, in_force.part(lambda it: it.hold), results)
+        self.lot = self._shared.lot
+        self.homes = Homes(tokens, results)
+        self._calls = CallContinuation(self._shared, self.homes, router)
         self._subscribing: set[tuple[str, bytes]] = set()
         """The requests about subscriptions that are not answered yet, as in `Shared.running`."""
 
@@ -128,7 +127,7 @@ class Mirror:
             raise InvalidRequest(f"MCP-Protocol-Version {version[:40]!r} is not one that this session can have")
         session = at.session(token, self._shared.tokens)
         with at.counted():
-            self._homes.check(session)
+            self.homes.check(session)
         at.incoming.found_session()
         return session
 
@@ -142,11 +141,7 @@ class Mirror:
 
     async def _notified(self, at: MirrorArrival, session: Session, message: jsonrpc.Message) -> Response:
         if message.method == mcp.CANCELLED:
-            held = self._shared.running.get((session.key, cancelled(message) or b""))
-            if held is not None:
-                held.cancel()
-            else:
-                await self._router.to_all(at.incoming)
+            await self._calls.cancel(at, session, message)
         return await at.accept()
 
     async def _request(self, at: MirrorArrival, session: Session, id_: bytes, message: jsonrpc.Message) -> Response:
@@ -158,13 +153,13 @@ class Mirror:
         if keeps_level:
             message, known = sep_1655_item.taken(message, at, session)
             if known is not None:
-                self._homes.learn_level(session, known)
+                self.homes.learn_level(session, known)
         match message.method:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
                 level = Level(level_of(params_of(message)), world.wall())
-                self._homes.set_level(session, level)
+                self.homes.set_level(session, level)
                 await self._router.to_all(at.incoming)
                 if keeps_level:
                     response = sep_1655_item.given(response, level, at.live, session)
@@ -191,14 +186,14 @@ class Mirror:
         found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
         if found is not None:
             return found[0]
-        home = self._homes.of(session, at.live)
+        home = self.homes.of(session, at.live)
         await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
         return None
 
     async def _call(self, at: MirrorArrival, session: Session, request: Request) -> Response:
         if self.draining.refuses_calls:
             raise ShuttingDown("call again")
-        level = self._homes.level(session)
+        level = self.homes.level(session)
         held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request, level)
         replied, _ = await held.write(at)
         return replied
@@ -217,7 +212,7 @@ class Mirror:
         try:
             found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
             if found is None:
-                home = self._homes.of(session, at.live)
+                home = self.homes.of(session, at.live)
                 found = await home.write(at.reply, at.headers, subscribed)
         finally:
             self.draining.leave_out(-1)
@@ -235,7 +230,7 @@ class Mirror:
         session = self._session(at)
         for held in [held for (key, _), held in self._shared.running.items() if key == session.key]:
             held.cancel()
-        self._homes.end(session)
+        self.homes.end(session)
         await self._router.to_all(at.incoming)
         return await at.reply.only(FinalMessage(b""))
 

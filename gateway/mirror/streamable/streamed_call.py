@@ -10,18 +10,19 @@ Source: specification 2025-11-25 basic/transports (Resumability and Redelivery).
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Final, Generic, TypeVar
+from typing import Final
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
 from gateway.cluster.peer_exchange import Replied
+from gateway.config import Hold, InForce
 from gateway.exchange import events as on
 from gateway.exchange.commands import LINGER
 from gateway.exchange.events import Leg
 from gateway.exchange.input_requests import Question
-from gateway.exchange.machine import AWAY, Snapshot
+from gateway.exchange.machine import AWAY, Policy, Snapshot
 from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
@@ -39,25 +40,24 @@ from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import CallLost
 from gateway.routes.live_route import LiveRoute
+from gateway.runtime.budget import Budget
 from gateway.runtime.fair_shares import FairTable
-from gateway.upstream.channel import Headers
 
 _PRIME_SECONDS: Final = 0.25
 """How long the status of a reply stays open for an error of the upstream, which may be a challenge to sign in."""
 _MAX_ENDED: Final = 10_000
 
 
-Call = TypeVar("Call", bound="StreamedCall")
+class Shared:
+    """What the streamed calls of one front share."""
 
-
-class Shared(Generic[Call]):
-    """What the streamed calls of one process share."""
-
-    def __init__(self, tokens: Tokens, lot: Lot[Call]) -> None:
-        """`lot` has the calls that may ask, and their responses for a while."""
-        self.tokens, self.lot = tokens, lot
+    def __init__(self, tokens: Tokens, hold: InForce[Hold], results: Budget) -> None:
+        """`results` limits the responses that are kept, together with those of other calls."""
+        self.tokens = tokens
+        self.lot: Lot[StreamedCall] = Lot(hold, results)
+        """The calls that may ask, and their responses for a while."""
         self.catalog = ToolCatalog()
-        self.running: dict[tuple[str, bytes], Call] = {}
+        self.running: dict[tuple[str, bytes], StreamedCall] = {}
         """All calls without a response, by the session's key with the JSON of the request's id."""
         self.ended: FairTable[str, None] = FairTable(_MAX_ENDED)
         """Calls of dead replicas that were continued here, and are over: an old id continues none of them again."""
@@ -83,13 +83,13 @@ class StreamedCall(MirroredCall):
 
     streams = True
     """Whether the client reads notifications and comments while it waits."""
-    is_resumable = True
-    """Whether the client may come back for a call whose stream broke."""
+    outlives_stream = True
+    """Whether the call goes on if its stream breaks: its client may answer, and a newer one comes back for it."""
     is_reported = True
 
     def __init__(  # noqa: PLR0913  (what one call consists of)
         self,
-        shared: Shared[Any],
+        shared: Shared,
         at: MirrorArrival,
         session: Session,
         exchange: str,
@@ -106,25 +106,27 @@ class StreamedCall(MirroredCall):
         self.principal = at.caller.principal
         self.session = session
         self._shared = shared
-        self._place = at.new_place(session.key, exchange)
+        process = at.live.process
+        self._place = CallPlace(session.key, exchange, process.owner, process.epoch, world.wall())
         self._is_continued = progress is not None
         upstream = CallServer(at.live, server or server_of(at.live), shared.catalog, at.caller_key)
         profile, drives = session.profile, upstream.drives_tasks
         rounds = Rounds(request, profile, exchange, progress or Progress(), log_level, drives_tasks=drives)
-        self._may_ask = request.method in mcp.ASKING
-        self._resumes = self.is_resumable and profile.resumes and self._may_ask
+        may_park = request.method in mcp.ASKING
+        may_ask = may_park and self.outlives_stream
+        self._resumes = may_ask and profile.resumes
         """Whether the client comes back for this call, if its stream breaks."""
         size, is_continued = 2 * rounds.kept_bytes, self._is_continued
-        self._weight = at.live.process.calls.take(self.principal, size, is_continued=is_continued)
+        self._weight = process.calls.take(self.principal, size, is_continued=is_continued)
         """Released when the call is over."""
         try:
-            if self._may_ask:
+            if may_park:
                 shared.lot.park(self)
             report = CallReport(at.live, rounds, at.incoming if self.is_reported else None)
         except BaseException:
             self._forget()
             raise
-        super().__init__(rounds, upstream, report, at.headers, returns=self._resumes)
+        super().__init__(rounds, upstream, report, at.headers, Policy(may_ask=may_ask, returns=self._resumes))
         self._number = 0
         self._mark_now = self._mark_running = self._mark()
         """The place after everything that was put on the stream, and the one at which the round went upstream."""
@@ -253,10 +255,10 @@ class StreamedCall(MirroredCall):
         """Whether a nested request waits for its response."""
         return nested.round == self._rounds.progress.round and nested.key in self._exchange.questions
 
-    def answer(self, nested: NestedId, message: jsonrpc.Message, headers: Headers) -> None:
+    def answer(self, nested: NestedId, message: jsonrpc.Message, at: MirrorArrival) -> None:
         """Take a response to a nested request; one to a question that is not open any more is dropped."""
         if self.is_open(nested):
-            self.respond(nested.key, answer_of(message), headers)
+            self.respond(nested.key, answer_of(message), at.headers)
             if self._exchange.questions:
                 self._tell_place(self._mark_asking())
 
@@ -298,11 +300,7 @@ class StreamedCall(MirroredCall):
             return await reply_stream.finish(leg.reply, last, self._with_id(sse.encode(last.body), mark))
         finally:
             self._waits_no_more(leg)
-            self._left(leg)
-
-    def _left(self, leg: CallStream) -> None:
-        """The client's stream is gone."""
-        self._feed(on.Left(leg))
+            self._feed(on.Left(leg))
 
     async def _first(self, leg: CallStream, after: int | None, *, has_missed: bool) -> Item:
         """The first item, after a priming event if the client may have to come back for the others."""

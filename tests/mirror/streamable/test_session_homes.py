@@ -24,7 +24,7 @@ async def session(stand: Stand, caller: str | None = None) -> LegacyClient:
 
 
 def homes(stand: Stand) -> list[Home]:
-    return mirror_of(stand)._homes._homes.values()
+    return mirror_of(stand).homes._homes.values()
 
 
 async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begin: Begin, server: FakeModern) -> None:
