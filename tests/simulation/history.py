@@ -18,6 +18,7 @@ import structlog
 from msgspec import structs
 
 from gateway.config import Config
+from gateway.config.parsing.yaml_tree import Document
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
 from tests.simulation import faults
@@ -453,7 +454,7 @@ def _config(plan: Plan, number: int) -> Config:
 
 @lru_cache(maxsize=512)
 def _read(text: str) -> Config:
-    config: Config = load._finish(json.loads(text), [], "simulated", {})
+    config: Config = load._finish(Document(json.loads(text), [], {}), "simulated", {})
     return config
 
 
