@@ -7,7 +7,7 @@ import signal
 
 from gateway.cluster.worker import Worker
 from gateway.config import Config
-from gateway.runtime.idle_memory import IdleMemory
+from gateway.runtime import idle_memory
 from gateway.server.process import Gateway
 from gateway.server.reload import Read
 
@@ -73,8 +73,9 @@ def ignore_signals() -> None:
 
 
 def give_memory_back(gateway: Gateway) -> None:
-    """From now on, give the memory of calls that have ended back to the operating system."""
-    IdleMemory(gateway.tasks, lambda: len(gateway.lot)).begin()
+    """From now on, keep freed memory while there is work, and give it back to the operating system afterwards."""
+    idle_memory.keep_freed()
+    gateway.tasks.spawn(idle_memory.give_back_when_quiet(gateway.lot), "idle memory")
 
 
 def _raise_open_files() -> None:
