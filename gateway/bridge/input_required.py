@@ -61,9 +61,8 @@ def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
     process = context.live.process
     process.metrics.sealed()
     for smaller in handoff.ever_smaller(envelope, held=held):
-        try:
-            state = process.sealer.seal(smaller)
-        except ValueError:
+        state = process.states.fitting(smaller)
+        if state is None:
             continue
         is_resumable = context.is_state_resumable = smaller.is_resumable
         if not (smaller is envelope and is_resumable):

@@ -130,8 +130,10 @@ class Continuation:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
         request, bearer = incoming.request(), incoming.bearer(caller)
         binding = bind(bearer, request, bound_headers)
-        incoming.state = self._process.sealer.open(request.request_state or "", binding, bearer)
-        return incoming.state
+        envelope = self._process.states.open(request.request_state or "")
+        check(envelope, binding, bearer)
+        incoming.state = envelope
+        return envelope
 
     def opened(self, round_: Round) -> Envelope:
         """Open the state of a round, once; raises InvalidState, or EraUnknown.
@@ -145,7 +147,7 @@ class Continuation:
             round_.envelope = envelope
         elif envelope is None:
             try:
-                envelope = self._process.sealer.unseal(round_.request.request_state or "", world.wall())
+                envelope = self._process.states.open(round_.request.request_state or "")
             except InvalidState as exc:
                 round_.check_era(exc)
                 raise

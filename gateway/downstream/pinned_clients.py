@@ -58,15 +58,15 @@ class PinnedClients:
             round_.key = replace(round_.key, pin=item.value)
         elif not is_free and not is_stopping:  # a session of its own, and the item that leads to it
             pin = world.token_urlsafe(12)
-            sealed = self._process.items.seal(Item(NAME, path, round_.key.principal, world.wall(), own, pin))
+            given = Item(NAME, path, round_.key.principal, world.wall(), own, pin)
             round_.key = replace(round_.key, pin=pin)
-            round_.reply = _ReplyWithItem(round_.reply, sealed)
+            round_.reply = _ReplyWithItem(round_.reply, self._process.items.seal(given))
         return await serve(round_)
 
     def _opened(self, sealed: Raw, round_: Round) -> Item | None:
         bearer, seconds = round_.incoming.bearer(round_.caller), round_.live.config.state.session_ttl_seconds
         try:
-            return self._process.items.open(sealed, NAME, bearer, seconds)
+            return sep_1655_items.opened(self._process.items, sealed, NAME, bearer, seconds)
         except InvalidState as exc:
             self._process.metrics.state_rejected(exc.reason)
             return None
@@ -82,7 +82,7 @@ class PinnedClients:
 class _ReplyWithItem(WrappedReply):
     """A reply whose result has the gateway's item."""
 
-    def __init__(self, reply: ReplyWriter, item: Raw) -> None:
+    def __init__(self, reply: ReplyWriter, item: str) -> None:
         super().__init__(reply)
         self._item = item
 

@@ -20,8 +20,9 @@ from gateway.routes.upstream_health import UpstreamHealth
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.own_ids import numbered
 from gateway.runtime.tasks import Tasks
-from gateway.seal.request_state import Sealer
-from gateway.seal.sep_1655_items import ItemSealer
+from gateway.seal.claims import Claims
+from gateway.seal.request_state import Envelope
+from gateway.seal.sep_1655_items import Item
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics, Traces
 from gateway.upstream.children.stdio_era import StdioEra
@@ -40,8 +41,8 @@ class Endable(Protocol):
 class ProcessScope(msgspec.Struct, frozen=True, eq=False):
     """What lives as long as the process."""
 
-    sealer: Sealer
-    items: ItemSealer
+    states: Claims[Envelope]
+    items: Claims[Item]
     metrics: Metrics
     tasks: Tasks
     owner: str

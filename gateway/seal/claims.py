@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
-from gateway.seal.keyring import Keys, ring, room
+from gateway.seal.keyring import Keys, decode_content, ring, room
 
 T = TypeVar("T")
 SKEW_SECONDS: Final = 60.0
@@ -58,7 +58,7 @@ class Claims(Generic[T]):
         purpose: str,
         content: type[T],
         most: int,
-        fits: int | None = None,
+        fits: InForce[int] | None = None,
         *,
         opens_former: bool = False,
     ) -> None:
@@ -67,21 +67,27 @@ class Claims(Generic[T]):
         `opens_former`: a former key opens it, too.
         """
         self._ring = ring(keys, purpose, opens_former=opens_former)
-        self._most, self._room = most, room(most if fits is None else fits)
+        self._most, self._fits = most, fits or InForce(most)
         self._decode = msgspec.msgpack.Decoder(content).decode
+
+    def fitting(self, content: T) -> str | None:
+        """The claim; None if it does not fit."""
+        encoded = _encode(content)
+        return self._ring.value.seal(encoded) if len(encoded) <= room(self._fits.value) else None
 
     def seal(self, content: T, *smaller: T) -> str:
         """The claim; one that does not fit is the first of the smaller ones that does, or the last one."""
-        encoded = _encode(content)
         for each in smaller:
-            if len(encoded) <= self._room:
-                break
-            encoded = _encode(each)
-        return self._ring.value.seal(encoded)
+            if (sealed := self.fitting(content)) is not None:
+                return sealed
+            content = each
+        return self._ring.value.seal(_encode(content))
 
     def open(self, sealed: str) -> T:
         """The content of a claim, whosever it is; raises InvalidState, whose reason is for metrics and logs only."""
-        return self._ring.value.open_as(sealed, self._decode, self._most)
+        if len(sealed) > self._most:
+            raise InvalidState("too_large")
+        return decode_content(self._decode, self._ring.value.open(sealed))
 
     def opens(self, sealed: str | None) -> bool:
         """Whether this is such a claim, whosever it is."""

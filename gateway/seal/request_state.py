@@ -9,26 +9,22 @@ import hashlib
 import hmac
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
-from msgspec import Raw
 
 from gateway.config import InForce
 from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.canonical_json import canonical_members
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
-from gateway.protocol.request import Params, Request
-from gateway.seal.claims import SKEW_SECONDS, Bearer
-from gateway.seal.keyring import Keys, ring
+from gateway.protocol.request import Request
+from gateway.seal.claims import SKEW_SECONDS, Bearer, Claims
+from gateway.seal.keyring import Keys
 
 PURPOSE: Final = "state"
-VERSION: Final = 2
-_REMEMBERED: Final = 256
-"""Digests of arguments that are kept, for arguments of at most _REMEMBERED_BYTES."""
-_REMEMBERED_BYTES: Final = 1024
+MOST: Final = 65_536
+"""The largest `limits.state_bytes`: a state that was issued under a larger limit than the present one still opens."""
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +86,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     asked, if rounds are traced.
     """
 
-    version: int = VERSION
+    version: Literal[2] = 2
     issued: float
     expires: float
     binding: Binding
@@ -140,14 +136,14 @@ def bind(bearer: Bearer, request: Request, names: tuple[str, ...] | None, argume
     of the headers that are credentials. `arguments` is the digest of them, if another process is to compute it.
     """
     try:
-        arguments = arguments or _digest(request.params)
+        # They may be a text, which each of its methods opens anew.
+        arguments = arguments or _digest(dict(request.params.items()))
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params" cannot be bound to a requestState: {exc}') from exc
-    target = request.target
     return Binding(
         bearer.route,
         request.method,
-        _remembered_target(target) if len(target) <= _REMEMBERED_BYTES else _remembered_target.__wrapped__(target),
+        hashlib.sha256(request.target.encode("utf-8", "surrogatepass")).digest(),
         arguments,
         bearer.principal,
         names,
@@ -155,78 +151,31 @@ def bind(bearer: Bearer, request: Request, names: tuple[str, ...] | None, argume
     )
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def _remembered_target(target: str) -> bytes:
-    return hashlib.sha256(target.encode("utf-8", "surrogatepass")).digest()
-
-
-def _digest(members: Params) -> bytes:
-    """The digest of a request's members; raises ValueError or RecursionError."""
-    opened = dict(members.items())  # they may be a text, which each of its methods opens anew
-    names, values = tuple(opened), tuple(map(bytes, opened.values()))
-    if len("".join(names)) + sum(map(len, values)) > _REMEMBERED_BYTES:
-        return _remembered_digest.__wrapped__(names, values)
-    return _remembered_digest(names, values)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _remembered_digest(names: tuple[str, ...], values: tuple[bytes, ...]) -> bytes:
-    """Cached, because nearly every client spells its arguments in a retry as in the call."""
-    return hashlib.sha256(canonical_members(dict(zip(names, map(Raw, values), strict=True)))).digest()
+def _digest(members: jsonrpc.Fields) -> bytes:
+    return hashlib.sha256(canonical_members(members)).digest()
 
 
 def digest_answers(answers: jsonrpc.Fields) -> bytes:
     """A digest of answers: a repeated retry has the same digest, other answers do not. Raises InvalidParams."""
     try:
-        return hashlib.sha256(canonical_members(answers)).digest()
+        return _digest(answers)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams(f'"params.inputResponses" cannot be read: {exc}; the call still waits') from exc
 
 
-class Sealer:
-    """Seals envelopes as `requestState` and opens them."""
-
-    def __init__(self, keys: InForce[Keys], max_bytes: InForce[int]) -> None:
-        self._keyring = ring(keys, PURPOSE)
-        self._max = max_bytes
-        self._most = max_bytes.value
-        """The largest limit so far: a state that was issued under a larger one still opens."""
-        max_bytes.after_replace(self._raise_most)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Envelope).decode
-
-    def _raise_most(self, max_bytes: int) -> None:
-        self._most = max(self._most, max_bytes)
-
-    def seal(self, envelope: Envelope) -> str:
-        """The state; raises ValueError if it would exceed `limits.state_bytes`."""
-        state = self._keyring.value.seal(self._encode(envelope))
-        if len(state) > (most := self._max.value):
-            raise ValueError(f"the state has {len(state)} bytes, more than limits.state_bytes ({most})")
-        return state
-
-    def open(self, state: str, binding: Binding, bearer: Bearer) -> Envelope:
-        """The envelope of `state`, if it is authentic, in time and belongs to this request: `unseal`, then `check`."""
-        envelope = self.unseal(state, bearer.now)
-        check(envelope, binding, bearer)
-        return envelope
-
-    def unseal(self, state: str, now: float) -> Envelope:
-        """The envelope of `state`, if it is authentic and in time; `check` has to follow. Raises InvalidState."""
-        envelope = self._keyring.value.open_as(state, self._decode, self._most)
-        if envelope.version != VERSION:
-            raise InvalidState("version")
-        if envelope.expires < now:
-            raise InvalidState("expired")
-        return envelope
+def states(keys: InForce[Keys], max_bytes: InForce[int]) -> Claims[Envelope]:
+    """Seals envelopes as `requestState`, and opens them; what opens is still to `check`."""
+    return Claims(keys, PURPOSE, Envelope, MOST, max_bytes)
 
 
 def check(envelope: Envelope, binding: Binding, bearer: Bearer) -> None:
-    """Check that an envelope belongs to this request, whose binding that is.
+    """Check that an envelope is in time and belongs to this request, whose binding that is.
 
     Raises InvalidState; StateFromFuture only for the request that the state belongs to, so that nothing is revealed to
     others.
     """
+    if envelope.expires < bearer.now:
+        raise InvalidState("expired")
     if not hmac.compare_digest(_repeated(envelope.binding), _repeated(binding)):
         raise InvalidState(f"other_{_differing(envelope.binding, binding)}")
     if not _has_its_headers(envelope.binding, binding.names, bearer):

@@ -55,8 +55,8 @@ def taken(meta: jsonrpc.Fields, name: str) -> tuple[jsonrpc.Fields, Raw | None]:
     return (others | {KEY: Raw(jsonrpc.merge(state.items()))} if state else others), item
 
 
-def with_item(response: bytes, name: str, item: Raw) -> bytes:
-    """The response with an item added to its state, if it is a result; a server's malformed state stays as it is."""
+def with_item(response: bytes, name: str, sealed: str) -> bytes:
+    """The response with a sealed item in its state, if it is a result; a server's malformed state stays as it is."""
     message = jsonrpc.message(response)
     if not (isinstance(message.result, Raw) and isinstance(message.id, Raw)):
         return response
@@ -66,7 +66,7 @@ def with_item(response: bytes, name: str, item: Raw) -> bytes:
         state = jsonrpc.fields(meta.get(KEY, jsonrpc.EMPTY))
     except ValueError:
         return response
-    meta[KEY] = Raw(jsonrpc.merge((state | {name: item}).items()))
+    meta[KEY] = Raw(jsonrpc.merge((state | {name: Raw(jsonrpc.encode(sealed))}).items()))
     result = jsonrpc.with_meta(result, meta)
     if "cacheScope" in result:
         result["cacheScope"] = Raw(b'"private"')  # the item is for this client alone
@@ -84,20 +84,15 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     value: str
 
 
-class ItemSealer:
-    """Seals and opens items; raises InvalidState, whose reason is for metrics only."""
+def items(keys: InForce[Keys]) -> Claims[Item]:
+    """Seals and opens the items."""
+    return Claims(keys, PURPOSE, Item, _MAX_CHARACTERS)
 
-    def __init__(self, keys: InForce[Keys]) -> None:
-        self._claims = Claims(keys, PURPOSE, Item, _MAX_CHARACTERS)
 
-    def seal(self, item: Item) -> Raw:
-        """The item as JSON."""
-        return Raw(jsonrpc.encode(self._claims.seal(item)))
-
-    def open(self, sealed: Raw, name: str, bearer: Bearer, ttl_seconds: float) -> Item:
-        """The content of an item that this caller got on this route, and whose time is not over."""
-        item = self._claims.open(jsonrpc.text(sealed) or "")
-        if item.name != name:
-            raise InvalidState("other_target")
-        bearer.check(item.route, item.principal, issued=item.issued, expires=item.issued + ttl_seconds)
-        return item
+def opened(by: Claims[Item], sealed: Raw, name: str, bearer: Bearer, ttl_seconds: float) -> Item:
+    """The content of an item that this caller got on this route, and whose time is not over; raises InvalidState."""
+    item = by.open(jsonrpc.text(sealed) or "")
+    if item.name != name:
+        raise InvalidState("other_target")
+    bearer.check(item.route, item.principal, issued=item.issued, expires=item.issued + ttl_seconds)
+    return item

@@ -61,7 +61,7 @@ class TaskSealer:
     """Seals and opens handles and keys; raises InvalidState, whose reason is for metrics and logs only."""
 
     def __init__(self, keys: InForce[Keys]) -> None:
-        self._handles = Claims(keys, PURPOSE, TaskHandle, 2 * MAX_HANDLE_BYTES, MAX_HANDLE_BYTES)
+        self._handles = Claims(keys, PURPOSE, TaskHandle, 2 * MAX_HANDLE_BYTES, InForce(MAX_HANDLE_BYTES))
         self.questions = Claims(keys, PURPOSE, QuestionKey, _MAX_KEY_BYTES)
         """The keys of questions, each of which is different."""
 

@@ -52,8 +52,8 @@ from gateway.runtime.budget import Budget
 from gateway.runtime.call_bytes import CallBytes
 from gateway.runtime.tasks import Tasks
 from gateway.seal.peer_messages import PeerSealer
-from gateway.seal.request_state import Sealer
-from gateway.seal.sep_1655_items import ItemSealer
+from gateway.seal.request_state import states
+from gateway.seal.sep_1655_items import items
 from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
@@ -208,8 +208,8 @@ class Gateway:
     def _scope(self) -> ProcessScope:
         state_bytes = self._in_force.part(lambda config: config.limits.state_bytes)
         return ProcessScope(
-            sealer=Sealer(self._state_keys.keys, state_bytes),
-            items=ItemSealer(self._state_keys.keys),
+            states=states(self._state_keys.keys, state_bytes),
+            items=items(self._state_keys.keys),
             metrics=self.metrics,
             tasks=self.tasks,
             owner=self.members.own,

@@ -98,7 +98,7 @@ async def test_answers_that_fit_nowhere_end_the_call_of_a_route_that_holds_nothi
 def _fake_context() -> Context:
     fake_live = Mock()
     fake_live.config.hold.ttl_seconds = fake_live.config.state.ttl_seconds = 1
-    fake_live.process.sealer.seal.return_value = "sealed"
+    fake_live.process.states.fitting.return_value = "sealed"
     fake_live.route.bound_headers = ()
     fake_request = Mock(params={}, target="tool")
     return Context(fake_live, fake_request, Mock(), {}, exchange=Exchange(Capabilities(), Policy()))
@@ -111,6 +111,6 @@ def test_a_round_before_the_first_session_does_not_name_the_server() -> None:
 
 def test_a_state_that_does_not_fit_even_without_its_record_is_an_error() -> None:
     context = _fake_context()
-    context.live.process.sealer.seal.side_effect = ValueError  # type: ignore[attr-defined]
+    context.live.process.states.fitting.return_value = None  # type: ignore[attr-defined]
     with pytest.raises(CallLost, match="do not fit into its requestState"):
         input_required(context, "id", do.Ask((), {}, 1, held=False), None)

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
-from gateway.seal.request_state import Sealer
+from gateway.seal.claims import Claims
 from tests.downstream.test_known_heads import known, reply, request
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
@@ -154,13 +154,13 @@ async def test_a_client_that_leaves_while_questions_gather_cancels_its_call(
 async def test_the_state_of_a_retry_is_opened_once(
     upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unseal, states = Sealer.unseal, list[str]()
+    open_, states = Claims.open, list[str]()
 
-    def spy(self: Sealer, state: str, now: float) -> Any:
-        states.append(state)
-        return unseal(self, state, now)
+    def spy(self: Claims[Any], sealed: str) -> Any:
+        states.append(sealed)
+        return open_(self, sealed)
 
-    monkeypatch.setattr(Sealer, "unseal", spy)
+    monkeypatch.setattr(Claims, "open", spy)
     async with answered(stand, upstream) as (raw, params, gate):
         gate.go.set()
         for _ in range(3):  # the repeated ones get the kept result

@@ -397,7 +397,7 @@ async def test_the_state_of_another_caller_or_route_is_ignored(upstream: FakeUps
 
 def resealed(stand: Stand, item: str, **changes: Any) -> str:
     """The item as a replica could have sealed it with these changes."""
-    ring = stand.gateway.routes.process.items._claims._ring.value
+    ring = stand.gateway.routes.process.items._ring.value
     content = msgspec.msgpack.decode(ring.open(item), type=Item)
     return ring.seal(msgspec.msgpack.encode(replace(content, **changes)))
 

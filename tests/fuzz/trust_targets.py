@@ -25,7 +25,7 @@ from gateway.seal import handoff
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
-from gateway.seal.request_state import Binding, Envelope, Sealer
+from gateway.seal.request_state import Binding, Envelope, check, states
 from tests.support.signer import ISSUER, jwks, public_jwk
 
 NOW = 1_800_000_000.0
@@ -62,7 +62,7 @@ _MIRRORED = {
     "e": TOKENS.event_id(MARK),
     "r": TOKENS.state(NESTED),
 }
-SEALER = Sealer(STATE_KEYS, InForce(8192))
+SEALER = states(STATE_KEYS, InForce(8192))
 HOP = PeerRequest(kind="owner", to="gw-1", issued=NOW, nonce=b"n" * 16, path="/mcp", body=b"{}")
 HOST_CHECKS = (
     HostCheck(Security(), "127.0.0.1:8080"),
@@ -110,9 +110,11 @@ def _has_surrogates(data: bytes) -> bool:
 
 def _opened(state: str) -> Envelope | None:
     try:
-        return SEALER.open(state, BINDING, BEARER)
+        envelope = SEALER.open(state)
+        check(envelope, BINDING, BEARER)
     except (InvalidState, StateFromFuture):
         return None
+    return envelope
 
 
 def _content(plain: bytes) -> None:
@@ -174,9 +176,9 @@ def host_and_origin(data: bytes) -> None:
     readings = {part.strip("[]") for part in (bare, bare.rpartition(":")[0], bare.rstrip(":"))}
     sent = [(name, value) for name, value in (("Host", host), ("Origin", origin)) if value]
     own = ({"localhost", "127.0.0.1", "::1"}, None, {"gw.example"})
-    for check, names in zip(HOST_CHECKS, own, strict=True):
+    for hosts, names in zip(HOST_CHECKS, own, strict=True):
         try:
-            check.check(CIMultiDict(sent))
+            hosts.check(CIMultiDict(sent))
         except Forbidden:
             continue
         assert names is None or readings & names, "a foreign host passed"

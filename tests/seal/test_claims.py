@@ -15,7 +15,7 @@ class Content(Struct, frozen=True, array_like=True):
 
 
 def claims(*keys: bytes, purpose: str = "one", fits: int | None = None) -> Claims[Content]:
-    return Claims(InForce(Keys(keys or (KEY,))), purpose, Content, 200, fits)
+    return Claims(InForce(Keys(keys or (KEY,))), purpose, Content, 200, None if fits is None else InForce(fits))
 
 
 def reason(token: str, by: Claims[Content]) -> str:

@@ -11,11 +11,11 @@ from gateway.config import InForce
 from gateway.protocol.errors import InvalidState
 from gateway.seal.claims import Bearer
 from gateway.seal.keyring import Keyring, Keys
-from gateway.seal.sep_1655_items import KEY, PURPOSE, Item, ItemSealer, declares, taken, with_item
+from gateway.seal.sep_1655_items import KEY, PURPOSE, Item, declares, items, opened, taken, with_item
 
 NOW = 1_000_000.0
 RING = Keyring([bytes(range(32))], PURPOSE)
-SEALER = ItemSealer(InForce(Keys((bytes(range(32)),))))
+ITEMS = items(InForce(Keys((bytes(range(32)),))))
 ITEM = Item("a", "/mcp", b"p" * 32, NOW, "gw-1#0", "pin")
 
 
@@ -80,43 +80,43 @@ def test_the_server_does_not_see_the_item(meta: dict[str, Any], left: dict[str, 
 )
 def test_an_item_is_added_to_the_state_of_a_result(result: Any, expected: Any) -> None:
     response = json.dumps({"jsonrpc": "2.0", "id": "c1", "result": result}).encode()
-    assert json.loads(with_item(response, "a", raw("s"))) == {"jsonrpc": "2.0", "id": "c1", "result": expected}
+    assert json.loads(with_item(response, "a", "s")) == {"jsonrpc": "2.0", "id": "c1", "result": expected}
 
 
 def test_an_error_has_no_state() -> None:
     response = b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}'
-    assert with_item(response, "a", raw("s")) == response
+    assert with_item(response, "a", "s") == response
 
 
-def opened(sealed: Raw, **changes: Any) -> Item:
+def read_back(sealed: Any, **changes: Any) -> Item:
     given = {"name": "a", "route": "/mcp", "principal": b"p" * 32, "now": NOW, "ttl_seconds": 60.0, **changes}
     bearer = Bearer(given["route"], given["principal"], given["now"], lambda _: b"")
-    return SEALER.open(sealed, given["name"], bearer, given["ttl_seconds"])
+    return opened(ITEMS, raw(sealed), given["name"], bearer, given["ttl_seconds"])
 
 
 def test_an_item_opens_for_its_caller_on_its_route() -> None:
-    sealed = SEALER.seal(ITEM)
-    assert opened(sealed) == opened(sealed, now=NOW + 60) == opened(sealed, now=NOW - 60) == ITEM
+    sealed = ITEMS.seal(ITEM)
+    assert read_back(sealed) == read_back(sealed, now=NOW + 60) == read_back(sealed, now=NOW - 60) == ITEM
 
 
 @pytest.mark.parametrize(
     ("sealed", "given", "reason"),
     [
-        (SEALER.seal(ITEM), {"name": "b"}, "other_target"),
-        (SEALER.seal(ITEM), {"route": "/other"}, "other_route"),
-        (SEALER.seal(ITEM), {"principal": b"q" * 32}, "other_principal"),
-        (SEALER.seal(ITEM), {"now": NOW + 61}, "expired"),
-        (SEALER.seal(ITEM), {"now": NOW - 61}, "future"),
-        (SEALER.seal(replace(ITEM, value="x" * 2_048)), {}, "too_large"),
-        (raw(RING.seal(b"\x93")), {}, "version"),
-        (raw(Keyring([bytes(range(32))], "state").seal(b"")), {}, "forged"),
-        (raw("mine"), {}, "malformed"),
-        (raw([1]), {}, "malformed"),
-        (raw(None), {}, "malformed"),
+        (ITEMS.seal(ITEM), {"name": "b"}, "other_target"),
+        (ITEMS.seal(ITEM), {"route": "/other"}, "other_route"),
+        (ITEMS.seal(ITEM), {"principal": b"q" * 32}, "other_principal"),
+        (ITEMS.seal(ITEM), {"now": NOW + 61}, "expired"),
+        (ITEMS.seal(ITEM), {"now": NOW - 61}, "future"),
+        (ITEMS.seal(replace(ITEM, value="x" * 2_048)), {}, "too_large"),
+        (RING.seal(b"\x93"), {}, "version"),
+        (Keyring([bytes(range(32))], "state").seal(b""), {}, "forged"),
+        ("mine", {}, "malformed"),
+        ([1], {}, "malformed"),
+        (None, {}, "malformed"),
     ],
     ids=range(11),
 )
-def test_any_other_item_does_not_open(sealed: Raw, given: dict[str, Any], reason: str) -> None:
+def test_any_other_item_does_not_open(sealed: Any, given: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidState) as caught:
-        _ = opened(sealed, **given)
+        _ = read_back(sealed, **given)
     assert caught.value.reason == reason

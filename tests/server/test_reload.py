@@ -204,9 +204,9 @@ async def test_a_worker_opens_what_its_siblings_sealed_without_keys(upstream: Fa
 
 
 async def test_the_same_keys_are_the_same_ring(upstream: FakeUpstream, stand: Stand) -> None:
-    before = stand.gateway.routes.process.sealer._keyring.value
+    before = stand.gateway.routes.process.states._ring.value
     stand.gateway.apply(reconfigured(upstream.url, limits={"body_bytes": 1000}))
-    assert stand.gateway.routes.process.sealer._keyring.value is before, "the subkeys of others stay derived"
+    assert stand.gateway.routes.process.states._ring.value is before, "the subkeys of others stay derived"
 
 
 # Replicas.

@@ -49,7 +49,7 @@ def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tupl
 def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Level | None:
     seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
     try:
-        item = process.items.open(sealed, NAME, at.bearer, seconds)
+        item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
     except InvalidState as exc:
         process.metrics.state_rejected(exc.reason)
         return None

@@ -159,9 +159,9 @@ class Tokens:
         """`of` names a dialect that has tokens of its own."""
         self.sessions = Claims(keys, of + SESSION, Session, _MAX_TOKEN, opens_former=True)
         self._standalone = Claims(keys, of + SESSION, Subscribed, _MAX_TOKEN, opens_former=True)
-        self.nested = Claims(keys, of + NESTED, NestedId, _MAX_TOKEN, _MAX_NESTED)
+        self.nested = Claims(keys, of + NESTED, NestedId, _MAX_TOKEN, InForce(_MAX_NESTED))
         self._states = Claims(keys, of + STATE, NestedId, _MAX_TOKEN)
-        self._events = Claims(keys, of + EVENT, Mark, _MAX_TOKEN, _MAX_EVENT)
+        self._events = Claims(keys, of + EVENT, Mark, _MAX_TOKEN, InForce(_MAX_EVENT))
 
     # -- sessions -----------------------------------------------------------------------------------------------
 

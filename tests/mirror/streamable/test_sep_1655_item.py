@@ -236,7 +236,7 @@ async def test_the_state_of_another_session_is_ignored(begin: Begin, server: Fak
         for sub in ("ada", "ada", "eve")
     ]
     _ = await ada.set_level("debug")
-    ring = stand.gateway.routes.process.items._claims._ring.value
+    ring = stand.gateway.routes.process.items._ring.value
     content = msgspec.msgpack.decode(ring.open(ada.item), type=Item)
     old = ring.seal(msgspec.msgpack.encode(replace(content, issued=0.0)))
     for client, item in ((same, ada.item), (eve, ada.item), (ada, old)):
