@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
@@ -607,7 +606,7 @@ def _opened(outcome: Outcome, state: str | None) -> Envelope | None:
     """What is in a state; None if there is none, or if its keys ended with a replica."""
     ring = Keyring([base64.b64decode(KEY), *outcome.own_keys], "state")
     try:
-        return ring.open_as(state or "", msgspec.msgpack.Decoder(Envelope).decode, sys.maxsize)
+        return msgspec.msgpack.decode(ring.open(state or ""), type=Envelope)
     except InvalidState:
         return None
 
