@@ -20,7 +20,6 @@ def subject(
     headers: dict[str, str] | None = None,
     *,
     seconds: float = SECONDS,
-    wait: float = 0,
     transport: str = "auto",
     era: Literal["auto", "bridge"] = "auto",
     **tls: Any,
@@ -39,7 +38,6 @@ def subject(
         config=config,
         headers=headers or {},
         tls=context,
-        wait_seconds=wait,
         stream_times=SHORT_TIMES,
     )
 

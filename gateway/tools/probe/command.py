@@ -106,13 +106,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="time limit for each step (default: the `timeouts` of the configuration; "
         f"handshake_seconds is {Timeouts().handshake_seconds:g} by default)",
     )
-    parser.add_argument(
-        "--wait",
-        type=_seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="listen to the idle stream for this long (default: do not listen)",
-    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -244,7 +237,7 @@ def _subject(config: Config, route: Route, headers: Mapping[str, str], options: 
         raise ValueError(str(exc).replace("routes[0].upstream.tls.ca_file", "--ca-file")) from exc
     except GatewayError as exc:
         raise ValueError(exc.message) from exc
-    return Subject(route=route, config=there, headers=sent, tls=tls, wait_seconds=options.wait)
+    return Subject(route=route, config=there, headers=sent, tls=tls)
 
 
 def _headers(options: argparse.Namespace) -> dict[str, str]:

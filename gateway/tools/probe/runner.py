@@ -9,10 +9,9 @@ from gateway import __version__
 from gateway.children.child import Child, given_secrets, not_here
 from gateway.children.launcher import ChildLauncher, end_children
 from gateway.config import InForce
-from gateway.exchange import handshake
 from gateway.http.upstream_client import Bounds, Client
 from gateway.http_client.client import HttpClient
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import mcp
 from gateway.protocol.errors import GatewayError, Refused, clean
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
@@ -47,7 +46,7 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
     exam = ProbeContext(subject, client, tasks)
     longest = max(timeouts.handshake_seconds, timeouts.connect_seconds)
     try:
-        async with asyncio.timeout(_STEPS * longest + subject.wait_seconds):
+        async with asyncio.timeout(_STEPS * longest):
             if upstream.url is None:
                 await _examine_child(exam)
             else:
@@ -92,7 +91,7 @@ def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
     result.server = server
     result.features = features(server, subject.route, subject.config)
     result.state = worst(checks, result.features)
-    result.unknown = unknown(server, waited=subject.wait_seconds > 0)
+    result.unknown = unknown(server)
     if route is None:
         result.configuration = snippet(
             server,
@@ -219,8 +218,6 @@ async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
                 await _end(exam, own)
         else:
             await _open_others(exam, connect)
-    if exam.subject.wait_seconds and exam.server.side_stream:
-        await _wait_idle(exam)
 
 
 def _introduce(exam: ProbeContext, opened: ProbedSession) -> None:
@@ -309,29 +306,6 @@ async def _end(exam: ProbeContext, own: dict[str, str]) -> None:
             "does not end a session",
             "Sessions that the gateway no longer needs (sessions.idle_seconds) remain until the server drops them.",
         )
-
-
-async def _wait_idle(exam: ProbeContext) -> None:
-    """Listen to an idle GET stream in a separate session, because most servers allow one stream per session."""
-    ready, headers = asyncio.Event(), exam.subject.headers
-    if exam.server.transport == "sse":
-        await wire_behaviour.wait_idle(exam, headers, ready)
-        return
-    channel = StreamableChannel(_upstream(exam))
-    try:
-        async with asyncio.timeout(exam.timeouts.handshake_seconds):
-            result = await channel.initialize(sessions.initialize(mcp.LEGACY), headers)
-        shaken = handshake.handshake(bytes(result))
-        if channel.session_id is None:
-            return
-        channel.adopt(channel.session_id, shaken.version)
-        own = wire_behaviour.own_headers(exam, channel, shaken)
-        waiting = exam.tasks.start(wire_behaviour.wait_idle(exam, own, ready), "listen to the idle stream")
-        _ = await ready.wait()
-        await channel.send(jsonrpc.notification(mcp.INITIALIZED), headers)
-        _ = await asyncio.wait((waiting,))
-    finally:
-        await channel.close(end_session=True)
 
 
 # -- a child -----------------------------------------------------------------------------------------------------

@@ -108,7 +108,8 @@ def test_a_wrong_configuration_is_exit_code_1(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--stdio",), (URL, "--", "cat"), (URL, "--timeout", "0"), (URL, "--wait", "9999"), (URL, "--nope")]
+    "arguments",
+    [("--stdio",), (URL, "--", "cat"), (URL, "--timeout", "0"), (URL, "--timeout", "9999"), (URL, "--nope")],
 )
 def test_bad_usage_is_exit_code_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -265,5 +266,5 @@ def test_the_page_names_every_feature_and_every_option() -> None:
     assert len(told) == 8
     for feature in told:
         assert f"| {feature.title} | `{feature.name}` |" in PAGE
-    for option in ("--header", "--bearer-file", "--ca-file", "--insecure", "--wait", "--timeout", "--json", "--route"):
+    for option in ("--header", "--bearer-file", "--ca-file", "--insecure", "--timeout", "--json", "--route"):
         assert option in PAGE

@@ -45,15 +45,13 @@ def test_a_route_that_replays_survives_without_a_store() -> None:
 
 
 def test_what_is_not_known_depends_on_what_there_is() -> None:
-    told = unknown(GOOD, waited=False)
-    assert any("--wait" in sentence for sentence in told)
-    assert not any("--wait" in sentence for sentence in unknown(GOOD, waited=True))
+    assert any("idle streams" in sentence for sentence in unknown(GOOD))
     child = structs.replace(GOOD, transport="stdio")
-    assert not any("URL" in sentence or "--wait" in sentence for sentence in unknown(child, waited=False))
+    assert not any("URL" in sentence or "idle streams" in sentence for sentence in unknown(child))
     stateless = structs.replace(GOOD, sessions=False)
-    assert len(unknown(stateless, waited=False)) == 2
+    assert len(unknown(stateless)) == 2
     store = structs.replace(GOOD, event_store=True)
-    assert any("event store" in sentence for sentence in unknown(store, waited=False))
+    assert any("event store" in sentence for sentence in unknown(store))
 
 
 @pytest.mark.parametrize(("era", "short"), [("modern", "yes, mirrored"), ("both", "as the server serves them")])

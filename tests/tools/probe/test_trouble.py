@@ -21,7 +21,6 @@ from gateway.http_client.client import HttpClient
 from gateway.runtime.tasks import Tasks
 from gateway.tools.probe import runner
 from gateway.tools.probe.steps import requests
-from gateway.tools.probe.steps.sessions import VERSIONS
 from tests.parts.launch import free_port
 from tests.support.authority import Authority
 from tests.support.black_hole import black_hole
@@ -36,7 +35,6 @@ SHORT = 0.3
 """For what never comes."""
 LATER = 0.8
 """For what comes, or never does: long for who answers at once."""
-SECONDS = 2.0
 
 
 def failed(found: Any, name: str) -> str:
@@ -485,30 +483,6 @@ async def test_an_event_store_is_asked_for_what_it_stores(
     assert answers(found)["replica_death"] == answer
     assert found.server is not None
     assert found.server.replays is (does == "replays")
-
-
-async def test_a_sign_of_life_on_the_idle_stream_is_waited_for(upstream: FakeUpstream) -> None:
-    async def ping(turn: Turn) -> None:
-        await turn.raw(b": ping\n\n")
-        await upstream.keep_side(turn)
-
-    upstream.on("GET", ping)
-    found = await look(upstream.url, wait=LATER)
-    assert found.server is not None
-    assert found.server.keep_alive_seconds is not None
-    assert check(found, "keep-alive").state == "ok"
-    assert not any("--wait" in sentence for sentence in found.unknown)
-
-
-async def test_an_idle_stream_that_ends_is_warned_of(upstream: FakeUpstream) -> None:
-    async def end(turn: Turn) -> None:
-        if len(upstream.of("initialize")) <= len(VERSIONS):
-            await upstream.keep_side(turn)
-        else:
-            await turn.raw(b"")
-
-    upstream.on("GET", end)
-    assert "the idle stream ended after 0 s" in check(await look(upstream.url, wait=SECONDS), "keep-alive").found
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def _legacy_clients(server: Server) -> Feature:
     return _feature(name, "yes", "yes", why)
 
 
-def unknown(server: Server, *, waited: bool) -> tuple[str, ...]:
+def unknown(server: Server) -> tuple[str, ...]:
     """Return, as sentences, what cannot be known without calling a tool."""
     found = ["Which tools ask the user, and how often: the probe calls none."]
     if server.sessions:
@@ -224,6 +224,6 @@ def unknown(server: Server, *, waited: bool) -> tuple[str, ...]:
             "Whether several servers share the URL. They must share their sessions too, or the load balancer must be "
             "sticky."
         )
-        if not waited and server.side_stream:
-            found.append("Whether idle streams stay open: --wait 20 listens to one.")
+        if server.side_stream:
+            found.append("Whether idle streams stay open.")
     return tuple(found)

@@ -76,8 +76,6 @@ class Server(Struct, kw_only=True):
     """How many can only be called as a task."""
     optional_task_tools: int = 0
     """How many can be called as a task, but need not."""
-    keep_alive_seconds: float | None = None
-    """When the idle GET stream first carried a keep-alive; null if it did not, or without --wait."""
     handshake_seconds: float = 0.0
 
 

@@ -24,8 +24,6 @@ class Subject(Struct, frozen=True, kw_only=True):
     """The headers that the gateway would send upstream."""
     tls: ssl.SSLContext | None = None
     """None: trust the system's authorities."""
-    wait_seconds: float = 0.0
-    """How long to listen to the idle GET stream."""
     stream_times: StreamTimes = DEFAULT_TIMES
 
 

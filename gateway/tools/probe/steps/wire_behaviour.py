@@ -1,14 +1,11 @@
-"""Examines a session on the wire: the form of a reply, event ids, replay, the idle stream, DELETE.
+"""Examines a session on the wire: the form of a reply, event ids, replay, DELETE.
 
 The probe sends requests of its own here, because the gateway's channel hides the differences that it copes with.
 """
 
-import asyncio
 from typing import Final
 
-from gateway import world
 from gateway.exchange.handshake import Handshake
-from gateway.http.upstream_reply import AwaitedReply
 from gateway.protocol import jsonrpc, mcp
 from gateway.tools.probe.steps.context import ProbeContext
 from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ProbeReply, ProbeRequest, ask
@@ -19,7 +16,6 @@ _REPLAY_SECONDS: Final = 2.0
 _REPLAY_TRIES: Final = 2
 """server-everything replays only to the second GET."""
 _REQUEST_ID: Final = b'"mrtr-gateway-probe-form"'
-_SHOWN_BYTES: Final = 65_536
 
 
 def own_headers(exam: ProbeContext, channel: Channel, shaken: Handshake) -> dict[str, str]:
@@ -120,65 +116,3 @@ async def end(exam: ProbeContext, headers: Headers) -> bool:
         return False
     exam.server.ends_sessions = reply.status < 300
     return exam.server.ends_sessions
-
-
-async def wait_idle(exam: ProbeContext, headers: Headers, ready: asyncio.Event) -> None:
-    """Listen to the idle GET stream; `ready` is set once it is open or has failed."""
-    began = world.monotonic()
-    heard: list[tuple[float, bytes]] = []
-    how = "stayed open"
-    own = {**headers, "Accept": EVENTS}
-    try:
-        async with asyncio.timeout(exam.subject.wait_seconds):
-            reply = await exam.client.send("GET", exam.endpoint.url, own, b"")
-            try:
-                ready.set()
-                if reply.status != 200:
-                    return
-                how = await _hear(reply, began, heard)
-            finally:
-                reply.close()
-    except TimeoutError:
-        pass
-    except NO_REPLY as exc:
-        how = f"broke ({type(exc).__name__})"
-    finally:
-        ready.set()
-    after = world.monotonic() - began
-    signs = [seconds for seconds, data in heard if data.startswith((b":", b"event: ping")) or b'"ping"' in data]
-    if signs:
-        exam.server.keep_alive_seconds = round(signs[0], 1)
-    _tell_idle(exam, after, how, signs)
-
-
-async def _hear(reply: AwaitedReply, began: float, heard: list[tuple[float, bytes]]) -> str:
-    size = 0
-    async for chunk in reply:
-        heard.append((world.monotonic() - began, chunk.lstrip()[:200]))
-        size += len(chunk)
-        if size > _SHOWN_BYTES:
-            return "carried more than the probe reads"
-    return "ended"
-
-
-def _tell_idle(exam: ProbeContext, after: float, how: str, signs: list[float]) -> None:
-    if signs:
-        exam.ok("keep-alive", f"first keep-alive after {signs[0]:.0f} s; the stream {how} for {after:.0f} s")
-    elif how == "stayed open":
-        exam.ok(
-            "keep-alive",
-            f"silent for {after:.0f} s, and the stream {how}",
-            "A proxy may close a silent connection; "
-            + (
-                "every call on it then ends."
-                if exam.server.transport == "sse"
-                else "the gateway then opens the stream again."
-            ),
-        )
-    else:
-        exam.warn(
-            "keep-alive",
-            f"the idle stream {how} after {after:.0f} s",
-            "Messages outside of calls are lost until the stream is open again.",
-            "Find the timeout of the server, or of a proxy in front of it, and raise it.",
-        )
