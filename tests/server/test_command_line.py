@@ -120,7 +120,7 @@ def test_the_program_without_a_command_shows_its_help(capsys: pytest.CaptureFixt
 def test_the_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     defaults = {
         "serve": ("127.0.0.1:8080", str(Config(routes=()).admin), "log.level, which is info by default"),
-        "probe": ("auto", "the `timeouts` of the configuration; handshake_seconds is 10 by default", "do not listen"),
+        "probe": ("auto", "the `timeouts` of the configuration; handshake_seconds is 10 by default"),
         "health": ("3",),
     }
     for name, words in defaults.items():

@@ -34,10 +34,10 @@ from gateway.http.upstream_headers import for_call
 from gateway.protocol.errors import GatewayError
 from gateway.runtime import event_loop
 from gateway.telemetry import configure_logging
-from gateway.tools.probe.report.findings import Check, ProbedServer, ProbeReport, report
+from gateway.tools.probe.report.findings import ProbedServer, ProbeReport, report
 from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.text import lines
-from gateway.tools.probe.runner import run_probe, secrets
+from gateway.tools.probe.runner import run_probe
 from gateway.tools.probe.steps.context import Subject
 from gateway.tools.probe.steps.environment import look_around
 
@@ -139,11 +139,8 @@ async def _report(subjects: Sequence[Subject], config: Config | None) -> ProbeRe
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    checks: tuple[Check, ...] = ()
-    if config is not None:
-        exam = await look_around(config)
-        hide = Redactor(word for subject in subjects for word in secrets(subject))
-        checks = tuple(map(hide.check, exam.checks))
+    hide = Redactor(word for subject in subjects for word in subject.secrets)
+    checks = () if config is None else tuple((await look_around(config, hide)).checks)
     upstreams: list[ProbedServer] = []
     for subject in subjects:
         upstreams.append(await run_probe(subject, route=None if config is None else subject.route.path))  # noqa: PERF401

@@ -3,10 +3,8 @@
 import asyncio
 from typing import Final
 
-from yarl import URL
-
 from gateway import __version__
-from gateway.children.child import Child, given_secrets, not_here
+from gateway.children.child import Child, not_here
 from gateway.children.launcher import ChildLauncher, end_children
 from gateway.config import InForce
 from gateway.http.upstream_client import Bounds, Client
@@ -17,7 +15,6 @@ from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
 from gateway.tools.probe.report.features import features, unknown
 from gateway.tools.probe.report.findings import ProbedServer, worst
-from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.report.suggested_config import snippet
 from gateway.tools.probe.steps import network, sessions, wire_behaviour
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped, Subject
@@ -70,25 +67,18 @@ async def run_probe(subject: Subject, *, route: str | None = None) -> ProbedServ
     finally:
         await tasks.close()
         client.close()
-    return Redactor(secrets(subject)).upstream(_concluded(exam, route))
-
-
-def secrets(subject: Subject) -> list[str]:
-    """Return what must not be printed."""
-    upstream = subject.route.upstream
-    url = URL(upstream.url or "")
-    return [*subject.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
+    return _concluded(exam, route)
 
 
 def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
     subject = exam.subject
     upstream = subject.route.upstream
     checks = tuple(exam.checks)
-    result = ProbedServer(target=upstream.name, route=route, state=worst(checks), checks=checks)
+    result = ProbedServer(target=exam.hide.text(upstream.name), route=route, state=worst(checks), checks=checks)
     if not exam.spoken or result.state == "failed":
         return result
     server = exam.server
-    result.server = server
+    result.server = exam.hide.server(server)
     result.features = features(server, subject.route, subject.config)
     result.state = worst(checks, result.features)
     result.unknown = unknown(server)
@@ -107,7 +97,7 @@ def _concluded(exam: ProbeContext, route: str | None) -> ProbedServer:
 
 
 async def _examine_url(exam: ProbeContext) -> None:
-    await network.reach(exam)
+    await network.resolve(exam)
     route = exam.subject.route
     transport = route.upstream.transport
     # With transport: sse the gateway skips the era probe too.

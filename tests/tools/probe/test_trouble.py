@@ -65,14 +65,15 @@ async def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_a_port_at_which_nobody_listens() -> None:
     port = free_port()
     said = failed(await look(f"http://127.0.0.1:{port}/mcp"), "connection")
-    assert f"no connection to port {port}: 127.0.0.1: Connection refused" in said
+    assert f"no connection to port {port}: Connection refused" in said
 
 
 async def test_a_host_that_does_not_even_refuse() -> None:
     port = free_port()
     with black_hole(f"127.0.0.1:{port}"):
         said = failed(await look(f"http://127.0.0.1:{port}/mcp", seconds=SHORT), "connection")
-    assert "did not answer within 0.3 s" in said
+    assert "no connection to port" in said
+    assert "took too long" in said
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,8 @@ async def tls(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[FakeUpstr
 @pytest.mark.parametrize(
     ("certificate", "trust", "words"),
     [
-        ({"days": -1}, "ca.pem", "its certificate has expired (certificate of server by test ca, until "),
-        ({}, None, "unknown authority (certificate of server by test ca"),
+        ({"days": -1}, "ca.pem", "its certificate has expired (TLSv1.3, certificate of server by test ca, until "),
+        ({}, None, "unknown authority (TLSv1.3, certificate of server by test ca"),
         ({"host": "127.0.0.9"}, "ca.pem", "is for another address"),
     ],
     ids=["expired", "unknown authority", "another address"],

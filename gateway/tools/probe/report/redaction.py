@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import structs
 
 from gateway.protocol.errors import clean
-from gateway.tools.probe.report.findings import Check, ProbedServer, Server
+from gateway.tools.probe.report.findings import Server
 
 _SHORTEST_SECRET: Final = 4
 """Hiding shorter words would garble the report."""
@@ -31,23 +31,14 @@ class Redactor:
             text = text.replace(word, _HIDDEN)
         return text
 
-    def check(self, check: Check) -> Check:
-        """Return the check, safe to print."""
-        found, why, fix = (self.text(clean(each)) for each in (check.found, check.why, check.fix))
-        return structs.replace(check, found=found, why=why, fix=fix)
+    def line(self, text: str) -> str:
+        """Return the text as one printable line, with every secret replaced."""
+        return self.text(clean(text))
 
-    def upstream(self, upstream: ProbedServer) -> ProbedServer:
-        """Return the result, safe to print; the configuration needs no treatment, the operator wrote all of it."""
-        return structs.replace(
-            upstream,
-            target=self.text(upstream.target),
-            checks=tuple(map(self.check, upstream.checks)),
-            server=None if upstream.server is None else self._server(upstream.server),
-        )
-
-    def _server(self, server: Server) -> Server:
+    def server(self, server: Server) -> Server:
+        """Return what a server says of itself, safe to print."""
         named = {
-            name: tuple(self.text(clean(each)) for each in getattr(server, name))
+            name: tuple(map(self.line, getattr(server, name)))
             for name in ("versions", "capabilities", "left_out_tools")
         }
-        return structs.replace(server, name=self.text(clean(server.name)), **named)
+        return structs.replace(server, name=self.line(server.name), **named)

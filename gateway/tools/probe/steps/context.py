@@ -3,13 +3,16 @@
 import ssl
 
 from msgspec import Struct
+from yarl import URL
 
+from gateway.children.child import given_secrets
 from gateway.config import Config, Route, Timeouts
 from gateway.http.upstream_client import Client
 from gateway.http.upstream_url import Endpoint
 from gateway.runtime.own_ids import new_id
 from gateway.runtime.tasks import Tasks
 from gateway.tools.probe.report.findings import Check, Server, State
+from gateway.tools.probe.report.redaction import Redactor
 from gateway.upstream.channel import Headers
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
 
@@ -26,15 +29,23 @@ class Subject(Struct, frozen=True, kw_only=True):
     """None: trust the system's authorities."""
     stream_times: StreamTimes = DEFAULT_TIMES
 
+    @property
+    def secrets(self) -> list[str]:
+        """Return what must not be printed."""
+        upstream = self.route.upstream
+        url = URL(upstream.url or "")
+        return [*self.headers.values(), *given_secrets(upstream), url.raw_query_string, *url.query.values()]
+
 
 class ProbeStopped(Exception):
     """The examination cannot go on."""
 
 
 class Notes:
-    """The checks, in order."""
+    """The checks, in order, safe to print."""
 
-    def __init__(self) -> None:
+    def __init__(self, hide: Redactor) -> None:
+        self.hide = hide
         self.checks: list[Check] = []
 
     def ok(self, name: str, found: str, why: str = "", fix: str = "") -> None:
@@ -51,6 +62,7 @@ class Notes:
         return ProbeStopped(found)
 
     def _note(self, name: str, state: State, found: str, why: str, fix: str) -> None:
+        found, why, fix = map(self.hide.line, (found, why, fix))
         self.checks.append(Check(name=name, state=state, found=found, why=why, fix=fix))
 
 
@@ -58,7 +70,7 @@ class ProbeContext(Notes):
     """One server: how to talk to it, and what is known about it."""
 
     def __init__(self, subject: Subject, client: Client, tasks: Tasks) -> None:
-        super().__init__()
+        super().__init__(Redactor(subject.secrets))
         self.subject = subject
         self.client = client
         self.tasks = tasks

@@ -15,14 +15,16 @@ from gateway import world
 from gateway.config import redacted_url
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http.upstream_url import Endpoint
-from gateway.http_client.errors import MalformedReply
+from gateway.http_client.errors import RequestFailed
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import clean
+from gateway.tools.probe.steps import network
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
 from gateway.tools.probe.steps.requests import NO_REPLY, ProbeReply, ProbeRequest, ask
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
 _FOLLOWED: Final = 2
+_LATER_SECONDS: Final = 0.2
 _GATEWAYS: Final = (502, 503, 504)
 _PROXY: Final = re.compile(
     r"nginx|openresty|cloudflare|envoy|istio|haproxy|traefik|caddy|apache|awselb|cloudfront|google frontend|"
@@ -67,6 +69,8 @@ async def greet(exam: ProbeContext) -> bool | None:
             "No request reaches the server.",
             "Use the final address of the server.",
         )
+    if given.scheme == "https":
+        await network.look_at_certificate(exam)
     if endpoint.url != given:
         exam.ok(
             "redirect",
@@ -78,20 +82,24 @@ async def greet(exam: ProbeContext) -> bool | None:
     _compare_clocks(exam, reply)
     if reply.status in (401, 403, 421):
         raise await _refused(exam, reply)
-    return _era(exam, reply)
+    is_modern = _verdict(exam, reply)
+    if is_modern:
+        _note_discovered(exam, reply)
+    return is_modern
 
 
 async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
     seconds, endpoint = min(PROBE_SECONDS, exam.timeouts.handshake_seconds), exam.endpoint
     headers = discover_headers(exam.subject.headers)
+    # Longer than it takes to find that there is no connection, which is another fault.
+    deadline = max(seconds, exam.timeouts.connect_seconds + _LATER_SECONDS)
 
     def is_told(reply: ProbeReply) -> bool:
         return _verdict(exam, reply) is not None and any(reply.messages())
 
     try:
-        return await ask(
-            exam.client, ProbeRequest("POST", endpoint.url, headers, era.discover(exam.discover_id)), seconds, is_told
-        )
+        request = ProbeRequest("POST", endpoint.url, headers, era.discover(exam.discover_id))
+        return await ask(exam.client, request, deadline, is_told)
     except TimeoutError:
         exam.warn(
             "http",
@@ -100,25 +108,8 @@ async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
             "Check that the path is the server's MCP endpoint.",
         )
         return None
-    except MalformedReply as exc:
-        raise exam.failed(
-            "http",
-            f"the server {clean(str(exc), 160)}",
-            "The probe expects MCP over HTTP here.",
-            "Check the port. If the server uses TLS there, change the URL to https.",
-        ) from None
-    except NO_REPLY as exc:
-        tls = (
-            " A TLS 1.3 server that requires a client certificate does this too: see upstream.tls.cert_file."
-            if endpoint.url.scheme == "https"
-            else " A TLS port does this too: then change the URL to https."
-        )
-        raise exam.failed(
-            "http",
-            f"the connection was closed without an answer ({type(exc).__name__})",
-            f"Something accepts connections there, but does not serve them.{tls}",
-            "Look in the server's log.",
-        ) from None
+    except RequestFailed as exc:
+        raise await network.explain(exam, exc) from None
 
 
 def _follow(exam: ProbeContext, endpoint: Endpoint, reply: ProbeReply) -> None:
@@ -254,13 +245,6 @@ async def _wanted(exam: ProbeContext, challenge: str) -> str:
 def _verdict(exam: ProbeContext, reply: ProbeReply) -> bool | None:
     """Whether the reply shows a modern server; None if it does not tell."""
     return era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
-
-
-def _era(exam: ProbeContext, reply: ProbeReply) -> bool | None:
-    is_modern = _verdict(exam, reply)
-    if is_modern:
-        _note_discovered(exam, reply)
-    return is_modern
 
 
 def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:

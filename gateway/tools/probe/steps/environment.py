@@ -17,6 +17,7 @@ from gateway.protocol.errors import clean
 from gateway.runtime.tasks import Tasks
 from gateway.seal.keyring import Keyring
 from gateway.telemetry import Metrics
+from gateway.tools.probe.report.redaction import Redactor
 from gateway.tools.probe.steps.context import Notes
 from gateway.tools.probe.steps.requests import NO_REPLY, ProbeRequest, ask
 
@@ -25,9 +26,9 @@ _OURS: Final = b"mcp_gateway_"
 _SHOWN: Final = 8
 
 
-async def look_around(config: Config) -> Notes:
+async def look_around(config: Config, hide: Redactor) -> Notes:
     """Run every check; problems are part of the result, and nothing is raised."""
-    exam = Notes()
+    exam = Notes(hide)
     exam.ok("configuration", f"valid, digest {digest(config)}, {len(config.routes)} route(s)")
     for caution in cautions(config):
         key, _, why = caution.partition(" is ")

@@ -11,7 +11,7 @@ from gateway import __version__, world
 from gateway.exchange import handshake
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp, param_headers, reply_messages, tool_filter
-from gateway.protocol.errors import GatewayError, NoHandshake, Refused, clean
+from gateway.protocol.errors import GatewayError, NoHandshake, Refused, Unreachable, clean
 from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
@@ -65,50 +65,39 @@ async def session(exam: ProbeContext, connect: Connect, version: str) -> AsyncIt
 
 def explain(exam: ProbeContext, exc: GatewayError | ValueError | TimeoutError) -> ProbeStopped:
     """Explain a failed handshake; the caller raises the result."""
+    name, found = "session", clean(exc.message) if isinstance(exc, GatewayError) else ""
     match exc:
         case Refused():
-            return exam.failed(
-                "authorization",
-                clean(exc.message),
-                "The server requires a credential, or rejects the one that was sent.",
-                "Pass one that is good for it: --bearer-file FILE, or --header 'NAME: VALUE'.",
-            )
+            name = "authorization"
+            why = "The server requires a credential, or rejects the one that was sent."
+            fix = "Pass one that is good for it: --bearer-file FILE, or --header 'NAME: VALUE'."
         case NoHandshake() if exam.server.era == "modern":
-            return exam.failed(
-                "era",
-                clean(exc.message),
-                "The route has era: bridge, which needs the legacy side of the server, but the server is modern only.",
-                "Set era: auto on the route: modern clients can use the server without a bridge.",
+            name = "era"
+            why = (
+                "The route has era: bridge, which needs the legacy side of the server, but the server is modern only."
             )
+            fix = "Set era: auto on the route: modern clients can use the server without a bridge."
         case NoHandshake():
-            return exam.failed(
-                "session",
-                clean(exc.message),
-                "The server answers, but refuses the handshake: it is not an MCP server, or not at this path.",
-                "Check the path of the URL: usually /mcp, or /sse for HTTP+SSE.",
-            )
+            why = "The server answers, but refuses the handshake: it is not an MCP server, or not at this path."
+            fix = "Check the path of the URL: usually /mcp, or /sse for HTTP+SSE."
+        case Unreachable():
+            name, why = "connection", "Nothing can be sent to the server."
+            fix = "Check that the server runs, and on which address it listens."
         case GatewayError():
-            return exam.failed(
-                "session",
-                clean(exc.message),
-                "Without a session, no request can be served.",
-                "Look in the server's log for its answer to `initialize`.",
-            )
+            why = "Without a session, no request can be served."
+            fix = "Look in the server's log for its answer to `initialize`."
         case TimeoutError():
-            return exam.failed(
-                "session",
-                f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s",
-                "Clients get an error after that time (timeouts.handshake_seconds).",
+            found = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
+            why = "Clients get an error after that time (timeouts.handshake_seconds)."
+            fix = (
                 "If the server starts slowly, raise --timeout here and timeouts.handshake_seconds in the "
-                "configuration. Otherwise check that it is an MCP server.",
+                "configuration. Otherwise check that it is an MCP server."
             )
         case _:
-            return exam.failed(
-                "session",
-                f"the answer is not MCP: {clean(str(exc), 200)}",
-                "The gateway supports the protocol versions 2024-11-05 to 2025-11-25, and 2026-07-28.",
-                "Check that it is an MCP server, and which version it supports.",
-            )
+            found = f"the answer is not MCP: {clean(str(exc), 200)}"
+            why = "The gateway supports the protocol versions 2024-11-05 to 2025-11-25, and 2026-07-28."
+            fix = "Check that it is an MCP server, and which version it supports."
+    return exam.failed(name, found, why, fix)
 
 
 def introduce(exam: ProbeContext, opened: ProbedSession) -> None:
