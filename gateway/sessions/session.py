@@ -28,7 +28,7 @@ from gateway.sessions.call import Call, OwnListener, Watcher
 from gateway.sessions.group import Group  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.sessions.own_answers import OwnAnswers
 from gateway.telemetry import Direction, Event, Metrics, NestedOutcome, SessionState, bodies, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
 
 log = get_logger()
 
@@ -38,7 +38,7 @@ _NOTHING: Final[Collection[str]] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class Session(SideListener):
     """One session of a legacy server, for one call at a time."""
 
     group: "Group[Session]"
@@ -430,29 +430,26 @@ class Session:
         call.listener.hear(answer)
         return True
 
-    def hear_side(self, data: bytes) -> bool:
+    def hear_side(self, data: bytes) -> None:
         """Take a message of the side stream."""
         self._show(Direction.FROM_UPSTREAM, data, self.in_flight)
         try:
             message = jsonrpc.message(data)
         except (ValueError, msgspec.MsgspecError):
             self._metrics.upstream_failed(self._route, "malformed")
-            return False
+            return
         speaker, is_ambiguous = self.shared.speaker(lambda each: inbound.answers(message, each.in_flight))
-        answered: bool = speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
-        return answered
+        speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
 
-    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> bool:
-        """Take one message of the side stream; returns whether it answers the call in flight."""
+    def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> None:
+        """Take one message of the side stream."""
         call = self.in_flight or self.standing
         means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
         if is_ambiguous and isinstance(means, inbound.Unsolicited):
             self.shared.asked_aside = True
             call = None  # the request may be any call's, so it does not show that this one is alive
-        answered = self._take(call, means, data, aside=True)
-        if answered and call is not None:
+        if self._take(call, means, data, aside=True) and call is not None:
             call.leave()
-        return answered
 
     def _take(self, call: Call | None, means: inbound.Meaning, data: bytes, *, aside: bool) -> bool:
         """Act on one message; returns whether it answers the call."""
@@ -510,18 +507,16 @@ class Session:
         if self.in_flight is not None or not self.lost:  # a call at work waits for it, though no other will follow
             await self.answer(id_, body, headers)
 
-    def side_lost(self) -> None:
-        """The side stream ended for good, so further messages of the server would be lost."""
-        self.lost = True
-        self.side_changed(opened=False)
-
-    def side_changed(self, opened: bool) -> None:  # noqa: FBT001  (a callback)
-        """Tell the watchers that the side stream was opened again, or will not be."""
+    def side_reopened(self) -> None:
+        """Tell the watchers what they may have missed."""
         for watcher in (self.group, *self.watchers):
-            if opened:
-                watcher.missed()
-            else:
-                watcher.deaf(heard=self.lost)
+            watcher.missed()
+
+    def side_closed(self, *, was_open: bool) -> None:
+        """Tell the watchers that they hear no more; further messages of the server would be lost."""
+        self.lost |= was_open
+        for watcher in (self.group, *self.watchers):
+            watcher.deaf(heard=self.lost)
 
     async def answer(self, upstream_id: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Answer one nested request."""

@@ -20,13 +20,13 @@ from gateway.routes.live_route import LiveRoute
 from gateway.runtime.pieces import Turn
 from gateway.sessions import pool_errors
 from gateway.telemetry import Event, get_logger
-from gateway.upstream.channel import NO_HEADERS, Channel, Headers
+from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
 
 log = get_logger()
 
 
-class SessionRelay:
-    """The backend of one session; it implements `backend.Backend`, and hears the side stream of its server."""
+class SessionRelay(SideListener):
+    """The backend of one session; it implements `backend.Backend`."""
 
     def __init__(self, live: LiveRoute, link: ClientLink) -> None:
         self._live = live
@@ -162,18 +162,14 @@ class SessionRelay:
 
     # -- from the upstream --------------------------------------------------------------------------------------
 
-    def hear_side(self, data: bytes) -> bool:
+    def hear_side(self, data: bytes) -> None:
         """See `SideListener`."""
         self._hear(data, None)
-        return False
 
-    def side_lost(self) -> None:
+    def side_closed(self, *, was_open: bool) -> None:  # noqa: ARG002  (for transports with other streams)
         """See `SideListener`."""
         if not self._answers_apart:  # the stream is the session
             self._lost(CallLost("The server ended the session; its open requests may have had effects"))
-
-    def side_changed(self, opened: bool) -> None:  # noqa: FBT001  (a callback)
-        """See `SideListener`."""
 
     def _hear(self, data: bytes, request: RequestId | None) -> None:
         """Pass a message of the server on; `request` is that on whose reply it came."""

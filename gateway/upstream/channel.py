@@ -25,25 +25,19 @@ Reading = Coroutine[Any, Any, Error | Raw | None]
 NO_HEADERS: Final[Headers] = {}
 
 
-class SideListener(Protocol):
-    """What hears the messages of the server that belong to no request, on the side stream."""
+class SideListener:
+    """Hears the messages of the server that belong to no request, on the side stream; this one ignores them."""
 
-    def hear_side(self, data: bytes, /) -> bool:
+    __slots__ = ()
+
+    def hear_side(self, data: bytes) -> None:
         """Take a message."""
 
-    def side_lost(self) -> None:
-        """The side stream ended for good."""
+    def side_reopened(self) -> None:
+        """The side stream was opened again; messages in between are lost."""
 
-    def side_changed(self, opened: bool, /) -> None:  # noqa: FBT001  (a callback)
-        """Either the side stream was opened again, so that messages in between are lost, or it will not be."""
-
-
-class SideCallbacks(msgspec.Struct, frozen=True):
-    """A SideListener of functions."""
-
-    hear_side: Receive
-    side_lost: Callable[[], None]
-    side_changed: Callable[[bool], None]
+    def side_closed(self, *, was_open: bool) -> None:
+        """There will be no side stream any more, or there never was one."""
 
 
 class Callbacks(msgspec.Struct, frozen=True):

@@ -81,7 +81,7 @@ class StdioChannel(Channel):
 
         def ended(_: object) -> None:
             if not self._child.asked:
-                listener.side_lost()
+                listener.side_closed(was_open=True)
 
         self._child.over.add_done_callback(ended)
 
@@ -121,7 +121,7 @@ class StdioChannel(Channel):
         """Take a message of the child."""
         if self._call is None:
             if self._side is not None:
-                _ = self._side.hear_side(line)
+                self._side.hear_side(line)
             return
         call = receive, answered = self._call
         try:

@@ -13,7 +13,7 @@ from gateway.http_client.client import HttpClient
 from gateway.protocol import jsonrpc
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.channel import NO_HEADERS, SideCallbacks
+from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.stdio import StdioChannel
 
 DEADLINE = 2.0
@@ -56,7 +56,7 @@ class FakeLauncher:
         pass
 
 
-class Bench:
+class Bench(SideListener):
     """A channel whose child has answered `initialize`."""
 
     def __init__(self) -> None:
@@ -73,12 +73,14 @@ class Bench:
         await asyncio.sleep(0)
         self.child.say(0)
         assert isinstance(await greeting, Raw)
-        aside = SideCallbacks(lambda line: bool(self.aside.append(line)), lambda: None, lambda _: None)
-        await self.channel.listen("2025-11-25", NO_HEADERS, aside)
+        await self.channel.listen("2025-11-25", NO_HEADERS, self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.client.close()
+
+    def hear_side(self, data: bytes) -> None:
+        self.aside.append(data)
 
     def receive(self, line: bytes) -> bool:
         found = jsonrpc.message(line).id

@@ -215,7 +215,7 @@ class SharedChannel(StdioChannel):
     def lose(self) -> None:
         """End the session with its call: the child is given to no more sessions."""
         if self._side is not None:
-            self._side.side_lost()
+            self._side.side_closed(was_open=True)
 
     async def send(self, message: bytes, headers: Headers) -> None:
         """Write an answer or a notification."""

@@ -166,9 +166,9 @@ class HttpSseChannel(Channel):
         self._fixed[mcp.PROTOCOL_VERSION] = version
         self._side = listener
         if not self.hears_side:
-            listener.side_lost()
+            listener.side_closed(was_open=True)
         while self._early:
-            _ = listener.hear_side(self._early.popleft())
+            listener.hear_side(self._early.popleft())
 
     def adopt(self, session_id: str, version: str) -> None:
         """Do nothing: the session is a stream of another process, and `resume` fails."""
@@ -215,7 +215,7 @@ class HttpSseChannel(Channel):
             cause = ended.message.partition(";")[0]
             self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
         if self._side is not None and not self._closed:
-            self._side.side_lost()
+            self._side.side_closed(was_open=True)
 
     def _named_endpoint(self, event: sse.Event) -> URL:
         """Return the address that the first event names. Raises WrongTransport or Unreachable."""
@@ -240,7 +240,7 @@ class HttpSseChannel(Channel):
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
-                _ = self._side.hear_side(data)
+                self._side.hear_side(data)
             elif len(data) <= _EARLY_BYTES:
                 self._early.append(data)
             return False

@@ -125,9 +125,7 @@ class StandaloneStream:
         self._let_go()
         self._note_head()
         if not self._is_closing:
-            if self._was_open:
-                listener.side_lost()
-            listener.side_changed(False)
+            listener.side_closed(was_open=self._was_open)
 
     def _let_go(self) -> None:
         """Give up the GET in flight, or the next one."""
@@ -152,12 +150,12 @@ class StandaloneStream:
         self.is_open = self._was_open = True
         self._note_head()
         if self._attempts > 1:
-            listener.side_changed(True)
+            listener.side_reopened()
 
     def hear_call(self, data: bytes) -> bool:
         """Take a message; the stream goes on."""
         if self._listener is not None:
-            _ = self._listener.hear_side(data)
+            self._listener.hear_side(data)
         return False
 
     hear_answer = hear_call

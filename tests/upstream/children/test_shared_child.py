@@ -13,7 +13,7 @@ from msgspec import Raw
 from gateway.config import Timeouts
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
-from gateway.upstream.channel import NO_HEADERS, SideCallbacks
+from gateway.upstream.channel import NO_HEADERS, SideListener
 from gateway.upstream.children.shared_child import ChildHolder, SharedChannel
 from tests.support.workbench import eventually
 
@@ -82,7 +82,7 @@ class FakeLauncher:
         child.asked = child.is_closed = True
 
 
-class Session:
+class Session(SideListener):
     """A session in the child, with what it has heard."""
 
     def __init__(self, channel: SharedChannel) -> None:
@@ -93,16 +93,15 @@ class Session:
 
     async def open(self, greeting: bytes = GREETING) -> "Session":
         await self.channel.initialize(greeting, NO_HEADERS)
-        await self.channel.listen("2025-11-25", NO_HEADERS, SideCallbacks(self._aside, self._lost, lambda _: None))
+        await self.channel.listen("2025-11-25", NO_HEADERS, self)
         await self.channel.send(READY, NO_HEADERS)
         return self
 
-    def _aside(self, line: bytes) -> bool:
-        self.aside.append(line)
-        return False
+    def hear_side(self, data: bytes) -> None:
+        self.aside.append(data)
 
-    def _lost(self) -> None:
-        self.losses += 1
+    def side_closed(self, *, was_open: bool) -> None:
+        self.losses += was_open
 
     def ask(self, id_: bytes, method: str, **params: Any) -> Awaitable[Any]:
         def receive(line: bytes) -> bool:

@@ -14,7 +14,7 @@ from gateway.http.upstream_url import Endpoint
 from gateway.http_client.client import HttpClient
 from gateway.protocol.errors import CallLost
 from gateway.runtime.tasks import Tasks
-from gateway.upstream.channel import Headers, SideCallbacks
+from gateway.upstream.channel import Headers, SideListener
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, HttpUpstream
 from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.http.streamable_http import StreamableChannel
@@ -27,7 +27,7 @@ REFUSED = b"HTTP/1.1 409 No\r\nContent-Length: 0\r\n\r\n"
 SHORT = structs.replace(DEFAULT_TIMES, side_head_seconds=20.0, reopen_seconds=(0.0,) * 3)
 
 
-class Listening:
+class Listening(SideListener):
     """A stream with what its listener heard."""
 
     def __init__(self, url: str, reopen_seconds: tuple[float, ...], head_seconds: float) -> None:
@@ -43,17 +43,20 @@ class Listening:
     def get_headers(self, headers: Headers) -> dict[str, str]:
         return dict(headers)
 
-    def _receive(self, data: bytes) -> bool:
+    def hear_side(self, data: bytes) -> None:
         self.receive(data)
-        return False
+
+    def side_reopened(self) -> None:
+        self.words.append("reopened")
+
+    def side_closed(self, *, was_open: bool) -> None:
+        self.words.append("lost" if was_open else "none")
 
     async def open(self) -> None:
-        lost, changed = self.words.append, self.words.append
-        listener = SideCallbacks(self._receive, lambda: lost("lost"), lambda opened: changed(f"changed {opened}"))
-        await self.stream.open({"A": "b"}, listener)
+        await self.stream.open({"A": "b"}, self)
 
     async def ended(self) -> list[str]:
-        await eventually(lambda: "changed False" in self.words, "the stream has ended for good")
+        await eventually(lambda: not {"lost", "none"}.isdisjoint(self.words), "the stream has ended for good")
         return self.words
 
 
@@ -101,7 +104,7 @@ async def test_a_stream_that_ends_is_opened_again_and_the_gap_is_reported(listen
             await wire.gone()
 
     async with listen(script) as (it, server):
-        await eventually(lambda: it.words == ["one", "changed True", "one"])
+        await eventually(lambda: it.words == ["one", "reopened", "one"])
 
 
 async def test_a_stream_that_ends_with_its_session_is_not_opened_again(listen: Listen) -> None:
@@ -123,20 +126,20 @@ async def test_a_stream_that_ends_with_its_session_is_not_opened_again(listen: L
 
 async def test_streams_that_end_at_once_are_given_up(listen: Listen) -> None:
     async with listen(says(STREAM)) as (it, server):
-        assert await it.ended() == ["changed True", "changed True", "lost", "changed False"]
+        assert await it.ended() == ["reopened", "reopened", "lost"]
         assert (len(server.requests), it.stream.is_open) == (3, False)
 
 
 async def test_a_server_without_this_stream_is_asked_once(listen: Listen) -> None:
     async with listen(stays(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")) as (it, server):
         assert not it.stream.is_open
-        assert it.words == ["changed False"]
+        assert it.words == ["none"]
         assert len(server.requests) == 1
 
 
 async def test_a_server_that_takes_another_stream_for_open_is_asked_again(listen: Listen) -> None:
     async with listen(stays(REFUSED)) as (it, server):
-        assert await it.ended() == ["changed False"]
+        assert await it.ended() == ["none"]
         assert len(server.requests) == 3
 
 
@@ -167,7 +170,7 @@ async def test_only_a_stream_whose_server_has_not_answered_in_time_is_taken_for_
 async def test_redirects_are_followed_within_the_origin_only(listen: Listen, location: bytes, path: bytes) -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % location
     async with listen(says(moved)) as (it, server):
-        assert await it.ended() == ["changed False"]
+        assert await it.ended() == ["none"]
         assert [request.split()[1] for request in server.requests] == [b"/mcp", path, path]
 
 
@@ -181,7 +184,7 @@ async def test_a_redirect_to_another_origin_does_not_hold_up_the_handshake(liste
 async def test_a_broken_stream_counts_as_one_that_ended(listen: Listen) -> None:
     cut = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Length: 99\r\n\r\n") + EVENT
     async with listen(says(cut), 0.0) as (it, _):
-        assert await it.ended() == ["one", "lost", "changed False"]
+        assert await it.ended() == ["one", "lost"]
 
 
 @pytest.mark.parametrize("said", [b"data: " + b"x" * 200, b"data: lost\n\n"], ids=["too large", "refused"])
@@ -190,7 +193,7 @@ async def test_an_event_that_cannot_be_taken_ends_its_stream(listen: Listen, sai
         raise CallLost(data.decode())
 
     async with listen(stays(STREAM, said), 0.0, receive=receive) as (it, server):
-        assert await it.ended() == ["lost", "changed False"]
+        assert await it.ended() == ["lost"]
         await server.left.wait()
         assert it.tasks.failures == 0
 
@@ -200,7 +203,7 @@ async def test_a_bug_in_the_listener_is_reported_and_ends_the_stream(listen: Lis
         raise LookupError(data)
 
     async with listen(stays(STREAM, EVENT), receive=receive) as (it, server):
-        assert await it.ended() == ["lost", "changed False"]
+        assert await it.ended() == ["lost"]
         assert it.tasks.failures == 1
         assert len(server.requests) == 1
 
@@ -222,7 +225,7 @@ async def test_closing_in_a_pause_sends_no_further_request(listen: Listen) -> No
         it.stream.close()
         assert pause is not None
         assert pause.cancelled()
-        assert it.words == ["lost", "changed False"]
+        assert it.words == ["lost"]
         assert len(server.requests) == 1
 
 
@@ -272,7 +275,7 @@ async def test_a_session_whose_end_is_interrupted_closes_its_stream() -> None:
         it = Listening(server.url, (0.0,), SHORT.side_head_seconds)
         channel = StreamableChannel(it.upstream)
         channel.adopt("s1", "2025-11-25")
-        await channel.listen("2025-11-25", {}, SideCallbacks(bool, lambda: None, lambda _: None))
+        await channel.listen("2025-11-25", {}, SideListener())
         closing = asyncio.gather(channel.close(end_session=True))
         await eventually(lambda: len(server.requests) == 2, "the DELETE is sent")
         closing.cancel()
@@ -286,5 +289,5 @@ async def test_a_stream_whose_headers_cannot_be_sent_ends(monkeypatch: pytest.Mo
     it = Listening("http://127.0.0.1:9/mcp", (0.0,), SHORT.side_head_seconds)
     monkeypatch.setattr(it, "get_headers", lambda _: {"A": "b\r\nc"})
     await it.open()
-    assert (await it.ended(), it.stream.is_open) == (["changed False"], False)
+    assert (await it.ended(), it.stream.is_open) == (["none"], False)
     assert it.tasks.failures == 1

@@ -16,14 +16,14 @@ from gateway.runtime.own_ids import new_id
 from gateway.sessions.pool.tool_schemas import read_pages
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
 from gateway.tools.probe.steps.discover import capability_names, described
-from gateway.upstream.channel import Channel, SideCallbacks
+from gateway.upstream.channel import Channel, SideListener
 
 VERSIONS: Final = tuple(sorted(mcp.LEGACY_VERSIONS, reverse=True))
 _CLIENT: Final = Raw(jsonrpc.encode({"name": "mrtr-gateway", "version": __version__}))
 _CAPABILITIES: Final = Raw(b'{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{}}')
 """Everything a client can declare: some servers offer a tool only to clients that can answer its questions."""
 _NAMED: Final = 5
-_NOT_HEARD: Final = SideCallbacks(lambda _: False, lambda: None, lambda _: None)
+_NOT_HEARD: Final = SideListener()
 
 Connect = Callable[[], Channel]
 
