@@ -16,7 +16,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy  # noqa: TC001
 from gateway.protocol.param_headers import Tool
 from gateway.runtime.newest import Newest
-from gateway.sessions.affinity import Member, S
+from gateway.sessions.affinity import S
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.upstream.channel import Headers
 
@@ -51,6 +51,34 @@ class SessionRequest(Generic[S]):
         self.is_exempt = is_exempt
 
 
+class ChangeListeners:
+    """The listeners of one pool that want to know of changes on any session of their principal."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[bytes, dict[Watcher, Collection[str]]] = {}
+
+    def uris(self, principal: bytes) -> Collection[str]:
+        """The resources that the listeners of a principal subscribed to, or as many of them as a session takes."""
+        chosen = itertools.chain.from_iterable(self._listeners.get(principal, {}).values())
+        return dict.fromkeys(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED)).keys()
+
+    def of(self, principal: bytes) -> Collection[Watcher]:
+        """The listeners of a principal."""
+        return self._listeners.get(principal, {})
+
+    @contextmanager
+    def listening(self, principal: bytes, listener: Watcher, uris: Collection[str] = ()) -> Iterator[None]:
+        """Keep a listener, which subscribed to these resources, for as long as the context is open."""
+        listeners = self._listeners.setdefault(principal, {})
+        listeners[listener] = uris
+        try:
+            yield
+        finally:
+            del listeners[listener]
+            if not listeners:
+                _ = self._listeners.pop(principal, None)
+
+
 class Group(Generic[S]):
     """The sessions of one pool key, with the requests for such sessions."""
 
@@ -60,8 +88,12 @@ class Group(Generic[S]):
         *,
         is_affine: bool,
         may_be_stale: Callable[[], None] = lambda: None,
+        listeners: ChangeListeners | None = None,
     ) -> None:
-        """`is_affine`: all calls go to one session, but requests for a fresh one (`sessions.affinity: principal`)."""
+        """`is_affine`: all calls go to one session, but requests for a fresh one (`sessions.affinity: principal`).
+
+        `listeners` are those of the pool.
+        """
         self.key = key
         self.principal = key.principal
         self.is_affine = is_affine
@@ -77,6 +109,7 @@ class Group(Generic[S]):
         """The requests among them that a used session satisfies."""
         self.may_be_stale = may_be_stale
         """To be told that one of its sessions may be of no use any more."""
+        self._listeners = listeners
         self.shaken: Handshake | None = None
         self.tools: dict[str, Tool] | None = None
         """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
@@ -133,6 +166,11 @@ class Group(Generic[S]):
         """Monotonic time at which the upstream last served a request; -inf before the first."""
         return next(reversed(self._accepted.values()), float("-inf"))
 
+    @property
+    def listeners(self) -> Collection[Watcher]:
+        """Those that want to know of changes on any session of the principal."""
+        return () if self._listeners is None else self._listeners.of(self.principal)
+
     # -- the watcher of its sessions --------------------------------------------------------------------------------
 
     def changed(self, method: str, data: bytes) -> None:  # noqa: ARG002  (a Watcher)
@@ -170,6 +208,7 @@ class Groups(dict[PoolKey, Group[S]]):
         super().__init__()
         self._is_affine = is_affine
         self._may_be_stale, self._made = may_be_stale, made
+        self.listeners = ChangeListeners()
         self._served = float("-inf")
         """When the upstream last served a session of a group that is forgotten."""
 
@@ -179,7 +218,9 @@ class Groups(dict[PoolKey, Group[S]]):
         if group is None:
             self._made()
             is_affine = self._is_affine or bool(key.pin)
-            group = self[key] = Group(key, is_affine=is_affine, may_be_stale=self._may_be_stale)
+            group = self[key] = Group(
+                key, is_affine=is_affine, may_be_stale=self._may_be_stale, listeners=self.listeners
+            )
         group.used = world.monotonic()
         return group
 
@@ -198,56 +239,3 @@ class Groups(dict[PoolKey, Group[S]]):
         if not group.sessions and not group.waiting and group.used <= before:
             self._served = max(self._served, group.served)
             del self[group.key]
-
-
-class ChangeListeners:
-    """The listeners of one pool that want to know of changes on any session of their principal."""
-
-    def __init__(self) -> None:
-        self._listeners: dict[bytes, dict[Watcher, Collection[str]]] = {}
-
-    def hears(self, principal: bytes) -> bool:
-        """Whether anybody listens to this principal's sessions."""
-        return principal in self._listeners
-
-    def uris(self, principal: bytes) -> Collection[str]:
-        """The resources that the listeners of a principal subscribed to, or as many of them as a session takes."""
-        chosen = itertools.chain.from_iterable(self._listeners.get(principal, {}).values())
-        return dict.fromkeys(itertools.islice(dict.fromkeys(chosen), MAX_FOLLOWED)).keys()
-
-    def forward(self, principal: bytes, watchers: Collection[Watcher], method: str, data: bytes) -> None:
-        """Pass on a change that a session announced to listeners that are not among its `watchers`."""
-        for listener in tuple(self._listeners.get(principal, ())):  # a copy, because they come and go
-            if listener not in watchers:
-                listener.changed(method, data)
-
-    @contextmanager
-    def listening(self, principal: bytes, listener: Watcher, uris: Collection[str] = ()) -> Iterator[None]:
-        """Keep a listener, which subscribed to these resources, for as long as the context is open."""
-        listeners = self._listeners.setdefault(principal, {})
-        listeners[listener] = uris
-        try:
-            yield
-        finally:
-            del listeners[listener]
-            if not listeners:
-                _ = self._listeners.pop(principal, None)
-
-
-class ChangeForwarder:
-    """Passes the changes that one session announces on to the listeners on other sessions of its principal."""
-
-    def __init__(self, principal: bytes, session: Member, listeners: ChangeListeners) -> None:
-        self._principal = principal
-        self._session = session
-        self._listeners = listeners
-
-    def changed(self, method: str, data: bytes) -> None:
-        """Pass a change on."""
-        self._listeners.forward(self._principal, self._session.watchers, method, data)
-
-    def missed(self) -> None:
-        """Do nothing: every listener watches a session of its own for gaps."""
-
-    def deaf(self, *, heard: bool) -> None:
-        """Do nothing, as in `missed`."""

@@ -466,7 +466,7 @@ class Session(SideListener):
                 self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
                 self.answer_later(id_, error)
             case inbound.Change(method=method):
-                for watcher in (self.group, *self.watchers):
+                for watcher in dict.fromkeys((self.group, *self.watchers, *self.group.listeners)):
                     watcher.changed(method, data)
             case inbound.Unrelated(method=method):
                 self._metrics.notification(self._route, method, forwarded=False)

@@ -8,35 +8,12 @@ from msgspec.structs import replace
 from gateway.exchange.handshake import recalled
 from gateway.protocol import mcp
 from gateway.protocol.param_headers import Tool
-from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups, SessionRequest
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Group, Groups, SessionRequest
 
 ADA, BOB = {"Authorization": "Bearer ada"}, {"Authorization": "Bearer bob"}
 KEY = PoolKey(b"p", b"{}", b"{}", ())
 OTHER = PoolKey(b"q", b"{}", b"{}", ())
-
-
-class FakeSession:
-    """A FAKE session with its watchers."""
-
-    def __init__(self, *watchers: Watcher) -> None:
-        self.watchers = watchers
-
-
-class FakeWatcher:
-    """Notes the changes that it is told of."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, bytes]] = []
-
-    def changed(self, method: str, data: bytes) -> None:
-        self.told.append((method, data))
-
-    def missed(self) -> None:
-        raise AssertionError
-
-    def deaf(self, *, heard: bool) -> None:
-        raise AssertionError(heard)
 
 
 def group(*tools: str, headers: Any = ADA) -> Group[Any]:
@@ -177,19 +154,3 @@ def test_an_empty_group_is_forgotten_and_when_it_was_served_is_not() -> None:
         groups.forget_if_empty(each, float("inf"))
     assert list(groups) == [OTHER]
     assert groups.served == served
-
-
-# -- changes that one session announces for all -----------------------------------------------------------------------
-
-
-def test_a_change_reaches_the_listeners_of_its_principal_that_did_not_hear_it_themselves() -> None:
-    listeners = ChangeListeners()
-    own, other, stranger = FakeWatcher(), FakeWatcher(), FakeWatcher()
-    forwarder = ChangeForwarder(b"p", FakeSession(own), listeners)
-    with listeners.listening(b"p", own), listeners.listening(b"p", other), listeners.listening(b"q", stranger):
-        forwarder.changed(mcp.TOOLS_CHANGED, b"{}")
-        forwarder.missed()
-        forwarder.deaf(heard=True)
-    forwarder.changed(mcp.TOOLS_CHANGED, b"{}")
-    assert [len(each.told) for each in (own, other, stranger)] == [0, 1, 0]
-    assert not listeners._listeners

@@ -31,7 +31,7 @@ from gateway.seal.request_state import Upstream
 from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity, Limits
 from gateway.sessions.call import PoolKey, Watcher
-from gateway.sessions.group import ChangeForwarder, ChangeListeners, Group, Groups, SessionRequest
+from gateway.sessions.group import Group, Groups, SessionRequest
 from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
@@ -81,7 +81,6 @@ class Pool:
         self.closed = False
         settings.after_replace(self._change_limits)
         self._connect = connect
-        self._listeners = ChangeListeners()
         self.lists = ListCache()
         self._left_out: set[OmittedTool] = set()
         settings.after_replace(lambda _: self.lists.clear())
@@ -125,10 +124,7 @@ class Pool:
         return sum(len(group.waiting) for group in self._groups.values())
 
     def _session(self, group: Group[Session]) -> Session:
-        session = Session(group, self._connect(), self.route.path, self._metrics, self._tasks)
-        if self.route.upstream.command is not None:
-            session.watch(ChangeForwarder(group.principal, session, self._listeners))
-        return session
+        return Session(group, self._connect(), self.route.path, self._metrics, self._tasks)
 
     def new_channel(self) -> Channel:
         """Make a channel for a session that is not the pool's."""
@@ -160,11 +156,11 @@ class Pool:
         """
         if self.route.upstream.command is None:
             return nullcontext()
-        return self._listeners.listening(principal, listener, uris)
+        return self._groups.listeners.listening(principal, listener, uris)
 
     def is_ready(self, principal: bytes, log_level: str | None) -> bool:
         """Whether any idle session of a principal can take a call with this log level without `prepare`."""
-        return log_level is None and not self._listeners.hears(principal)
+        return log_level is None and not self._groups.listeners.of(principal)
 
     async def prepare(self, session: Session, log_level: str | None, headers: Headers) -> None:
         """Set on a session what its next call depends on; raises as `Session.ask` does.
@@ -175,7 +171,7 @@ class Pool:
         if log_level is not None:
             await session.set_log_level(log_level, headers, self.handshake_seconds)
         if session.channel.is_process:
-            uris = self._listeners.uris(session.group.principal)
+            uris = self._groups.listeners.uris(session.group.principal)
             await session.set_subscriptions(uris, headers, self.handshake_seconds)
 
     # -- what the upstream says to a credential ---------------------------------------------------------------------

@@ -563,3 +563,36 @@ async def test_a_process_is_subscribed_to_what_its_caller_listens_to_before_each
     assert pool.is_ready(b"a", None)
     pool.release(session, clean=True)
     await bench.close()
+
+
+class Heard:
+    """A Watcher that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def changed(self, method: str, data: bytes) -> None:
+        self.words.append(method.rpartition("/")[0])
+
+    def missed(self) -> None:
+        self.words.append("missed")
+
+    def deaf(self, *, heard: bool) -> None:
+        self.words.append(f"deaf {heard}")
+
+
+async def test_a_change_in_a_process_reaches_all_listeners_of_its_caller_once_but_a_gap_only_its_own() -> None:
+    bench = Bench(ChildChannel, route={"upstream": {"command": ["server"]}})
+    session = await bench.acquire(key("a"))
+    own, other, stranger = Heard(), Heard(), Heard()
+    hearing = bench.pool.hearing
+    session.watch(own)
+    with hearing(b"a", own), hearing(b"a", other), hearing(b"b", stranger):
+        session.hear_side(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
+        session.side_reopened()
+        session.side_closed(was_open=True)
+    session.hear_side(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
+    assert own.words == ["notifications/tools", "missed", "deaf True", "notifications/tools"]
+    assert (other.words, stranger.words) == (["notifications/tools"], [])
+    bench.pool.release(session, clean=False)
+    await bench.close()
