@@ -93,6 +93,12 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
             return None
         return "sse" if self.detection.speaks_sse else "streamable-http"
 
+    def retire(self) -> None:
+        """Serve no further request: keep no session, and no process that waits for one."""
+        self.pool.retire()
+        if self.stdio is not None:
+            self.stdio.retire()
+
     def end_streams(self) -> None:
         """End every stream that would otherwise stay open until its client leaves."""
         for stream in (*self.subscriptions, *self.streams):

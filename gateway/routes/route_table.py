@@ -96,7 +96,7 @@ class RouteTable:
         for live in before.values():
             if id(live.upstream) not in kept:
                 # Its path no longer leads to this upstream: end its streams, so that the clients subscribe anew.
-                live.upstream.pool.retire()
+                live.upstream.retire()
                 live.upstream.end_streams()
 
     def begin_children(self) -> None:
@@ -150,11 +150,7 @@ class RouteTable:
         era = StdioEra(launcher, modern, tasks, metrics, route.path)
         connect = ChildHolder(launcher).connect if self._shares_children else partial(StdioChannel, launcher)
 
-        def retired() -> None:
-            launcher.stop_prestarting()
-            modern.retire()
-
-        return Pool(settings, connect, metrics, tasks, retired), era
+        return Pool(settings, connect, metrics, tasks), era
 
     def arriving(self) -> BudgetStatus:
         """Return what the unfinished messages of all upstreams hold; each upstream has the limit for itself."""

@@ -345,7 +345,7 @@ class Gateway:
         self.task_table.leave(is_resumable=is_resumable)
         self.draining.part(is_resumable=is_resumable)
         for live in self.routes.live.values():
-            live.upstream.pool.retire()
+            live.upstream.retire()
         self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
         _ = await asyncio.gather(*(listener.close() for listener in self._listeners))

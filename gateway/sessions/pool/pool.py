@@ -60,13 +60,11 @@ class Pool:
         connect: Callable[[], Channel],
         metrics: Metrics,
         tasks: Tasks,
-        retired: Callable[[], None] = lambda: None,
     ) -> None:
-        """`connect` makes the channel of a new session. `retired` is called once the pool keeps no sessions."""
+        """`connect` makes the channel of a new session."""
         self._settings = settings
         self._metrics = metrics
         self._tasks = tasks
-        self._retired = retired
         name = f"session sweeper of {self.route.path}"
         self._alarm = Alarm(self._sweep, _SWEEP_SECONDS, tasks, name)
         is_affine = self.route.sessions.affinity == "principal"
@@ -517,7 +515,6 @@ class Pool:
         """End all idle sessions, and keep none any more: those in use end with their calls, and so do new ones."""
         self.closed = True
         self._alarm.stop()
-        self._retired()
         for group in tuple(self._groups.values()):
             for session in tuple(group.idle):
                 self._drop(session)

@@ -79,6 +79,11 @@ class StdioEra:
         self.known = True
         self.modern.use(child)
 
+    def retire(self) -> None:
+        """Start no more children ahead, and end the modern one once it has answered its open requests."""
+        self.launcher.stop_prestarting()
+        self.modern.retire()
+
     async def _ask(self) -> None:
         found: bool | None = None
         try:
