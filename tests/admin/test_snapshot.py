@@ -136,7 +136,6 @@ async def test_a_bug_is_shown_as_a_problem(stand: Stand) -> None:
 
 
 async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin()
     found: list[ConfigError | str] = [
         ConfigError([Problem("routes[0].upstream.url", "is no URL")]),
         configuration(upstream.url),
@@ -148,8 +147,8 @@ async def test_a_rejected_file_is_shown_until_a_later_one_is_applied(upstream: F
             raise next_
         return parse(next_, "test", {})
 
+    stand = await begin(read=read)
     reload = stand.gateway.reload
-    reload._read = read
     reload.ask()
     await eventually(lambda: reload.rejected)
     (notice,) = (await told(stand)).notices

@@ -100,12 +100,6 @@ async def stand(endpoint: Endpoint, upstream: FakeUpstream, begin: Start) -> Sta
     return await begin(principal=verified(endpoint))
 
 
-def keys_of(stand: Stand) -> jwks_module.JwksVerifier:
-    found = stand.gateway._authenticator._verifier
-    assert found is not None
-    return found
-
-
 async def test_a_verified_caller_is_served_and_its_token_goes_upstream(
     upstream: FakeUpstream, endpoint: Endpoint, stand: Stand
 ) -> None:
@@ -122,14 +116,13 @@ async def test_a_caller_is_verified_once_per_request(
     """Also by a request that is probed for its era, looked at for a state of ours, and then bridged."""
     upstream.tool(lambda turn: turn.result(text("done")))
     stand = await begin(principal=verified(endpoint))
-    verifier, callers = keys_of(stand), list[str | None]()
-    verify = verifier.principal
+    callers, verify = list[str | None](), jwks_module.JwksVerifier.principal
 
-    async def counting(authorization: str | None) -> bytes:
+    async def counting(verifier: jwks_module.JwksVerifier, authorization: str | None) -> bytes:
         callers.append(authorization)
-        return await verify(authorization)
+        return await verify(verifier, authorization)
 
-    monkeypatch.setattr(verifier, "principal", counting)
+    monkeypatch.setattr(jwks_module.JwksVerifier, "principal", counting)
     client = stand.client(bearer())
     _ = await client.call()
     assert len(callers) == 1
@@ -259,11 +252,20 @@ async def test_a_token_that_was_verified_is_refused_when_it_expires(
     assert (await client.call()).outcome == UNAUTHORIZED
 
 
-async def test_tokens_that_are_kept_are_bounded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys_of(stand)._verified, "_most", 3)
-    for number in range(5):
-        assert (await stand.client(bearer(jti=str(number))).call()).text == "done"
-    assert len(keys_of(stand)._verified) == 3
+async def test_tokens_that_are_kept_are_bounded(
+    upstream: FakeUpstream, endpoint: Endpoint, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks_module, "_TOKENS_KEPT", 3)
+    verify = Mock(wraps=jwks_module.verify)
+    monkeypatch.setattr(jwks_module, "verify", verify)
+    upstream.tool(lambda turn: turn.result(text("done")))
+    stand = await begin(principal=verified(endpoint))
+    tokens = [bearer(jti=str(number)) for number in range(4)]
+    for number in (0, 1, 2, 0, 3, 0, 1):
+        assert (await stand.client(tokens[number]).call()).text == "done"
+    assert [call.args[0] for call in verify.call_args_list] == [
+        token.removeprefix("Bearer ") for token in (*tokens, tokens[1])
+    ]
 
 
 # -- the keys -------------------------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ async def test_keys_may_come_with_a_header_that_http_1_1_has_given_up(endpoint: 
 
     endpoint.answer = answer
     stand = await begin(principal=verified(endpoint))
-    assert await keys_of(stand).principal(bearer())
+    assert (await stand.client(bearer()).call()).text
 
 
 async def test_a_secret_in_the_url_of_the_keys_is_not_logged(
@@ -348,11 +350,10 @@ async def test_keys_grow_old_beside_requests_and_are_not_used_for_ever(
     monkeypatch.setattr(jwks_module, "_FRESH_SECONDS", 0.0)
     assert (await client.call()).text == "done"
     await eventually(lambda: endpoint.asked == 2, "they were asked for")
-    keys_of(stand)._fetched -= 86_400
+    monkeypatch.setattr(jwks_module, "_STALE_SECONDS", 0.0)
     refused = await client.call()
     assert refused.outcome == NO_KEYS
     assert refused.headers["Retry-After"] == "10"
-    monkeypatch.setattr(jwks_module, "_FRESH_SECONDS", 300.0)
     endpoint.serve(ONE)
     assert (await client.call()).text == "done"
 
@@ -460,10 +461,10 @@ async def test_a_reload_of_something_else_keeps_keys_and_tokens(
 ) -> None:
     client: Client = stand.client(bearer())
     assert (await client.call()).text == "done"
-    before = keys_of(stand)
     new = configuration(upstream.url, principal=verified(endpoint), limits={"body_bytes": 10_000})
     stand.gateway.apply(parse(new, "test", {}))
-    assert keys_of(stand) is before
+    assert (await client.call()).text == "done"
+    assert endpoint.asked == 1
     stand.gateway.apply(parse(configuration(upstream.url, principal=verified(endpoint, audience=["us"])), "test", {}))
     assert (await client.call()).outcome == UNAUTHORIZED, "the new rule holds for a token that was verified before"
     stand.gateway.apply(parse(configuration(upstream.url), "test", {}))

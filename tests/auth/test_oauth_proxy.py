@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import pytest
@@ -159,7 +160,7 @@ async def test_an_upstream_that_knows_its_public_name_is_left_as_it_is(begin: An
     for path in ("/token", "/token/mcp"):
         _ = await browser.ask(path, "POST", data={"resource": f"{public}/mcp"})
         _, came, _, body = issuer.seen[-1]
-        assert (came, body) == ("/token", aiohttp.FormData({"resource": f"{public}/mcp"})()._value)
+        assert (came, body) == ("/token", urlencode({"resource": f"{public}/mcp"}).encode())
 
 
 async def test_only_endpoints_that_the_metadata_names_are_reached(begin: Any, issuer: FakeIssuer) -> None:
@@ -246,7 +247,7 @@ async def test_a_resource_is_asked_for_under_the_upstreams_name(begin: Any, issu
     issuer.answers("/sso/token", text="{}")
     browser = Browser(await begin(url=f"{issuer.origin}/mcp"))
     _ = await browser.ask("/token/mcp", "POST", data={"code": "a+b c", "resource": f"{browser.base}/mcp"})
-    assert issuer.seen[-1][3] == aiohttp.FormData({"code": "a+b c", "resource": f"{issuer.origin}/mcp"})()._value
+    assert issuer.seen[-1][3] == urlencode({"code": "a+b c", "resource": f"{issuer.origin}/mcp"}).encode()
 
 
 async def test_redirects_go_to_the_client_with_the_issuer_that_it_knows(begin: Any, issuer: FakeIssuer) -> None:

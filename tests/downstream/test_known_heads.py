@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import parse
+from gateway.downstream.dispatcher import Dispatcher
 from gateway.http.server.connection import Connection
 from gateway.protocol import mcp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -173,7 +174,7 @@ async def test_a_client_may_leave_as_soon_as_its_request_is_here(stand: Stand, g
         held, gate.opened = connection(stand), asyncio.Event()
         held.data_received(sent)
         held.wire.abort()
-        await eventually(lambda: not stand.gateway._client_listener.connections)
+        await eventually(lambda: not stand.metric("mcp_gateway_connections"))
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     gate.opened.set()
 
@@ -258,7 +259,7 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
         await known(stand, raw, sent)
         await raw.send(sent.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
-    await eventually(lambda: not stand.gateway._client_listener.connections)
+    await eventually(lambda: not stand.metric("mcp_gateway_connections"))
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     assert gate.ended == [True] * 3
 
@@ -325,7 +326,7 @@ async def test_a_bug_before_the_call_is_answered_once(
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(stand.gateway.downstream._dispatcher, "serve", broken)
+        monkeypatch.setattr(Dispatcher, "serve", broken)
         await raw.send(sent)
         assert json.loads((await reply(raw))[1])["error"]["code"] == -32603
     stand.planted_bugs += 1

@@ -247,17 +247,16 @@ def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     long = "x" * 1023
     play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), error(mcp.INVALID_REQUEST))
     assert play
-    assert not play.exchange._nested_requests.has_heard(raw(long))
+    assert not play.exchange.has_heard(raw(long))
 
 
 def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
     play = waiting(FIRST)
     for number in range(MAX_NESTED):
         play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number))
-    size = len(play.exchange._nested_requests._heard)
     for number in range(MAX_NESTED, MAX_NESTED + 3):
         play = play >> asked(number) << do.Respond(raw(number), error(mcp.INVALID_REQUEST))
-    assert len(play.exchange._nested_requests._heard) == size == MAX_NESTED
+    assert sum(play.exchange.has_heard(raw(number)) for number in range(MAX_NESTED + 3)) == MAX_NESTED
     play = play >> asked(7) << do.Respond(raw(7), error(mcp.INVALID_REQUEST))
     assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 

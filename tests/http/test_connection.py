@@ -200,11 +200,11 @@ async def test_a_client_that_does_not_read_that_its_request_failed_is_cut_off() 
     async def fail(_: HttpRequest) -> WholeResponse:
         raise ZeroDivisionError
 
-    traffic = Traffic(InForce(Limits()), InForce(Timeouts()), Metrics("0"))
+    traffic = Traffic(InForce(Limits()), InForce(Timeouts(send_seconds=0.01)), Metrics("0"))
     connection = Connection(Service(fail, traffic, KnownHeads()))
     known = {"is_closing.return_value": False, "get_write_buffer_size.return_value": 1}
     out = Mock(write=lambda _: connection.pause_writing(), **known)
     connection.connection_made(out)
     connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    await eventually(lambda: connection.wire.unread._stall_timer)
+    await eventually(lambda: out.abort.called)
     connection.connection_lost(None)

@@ -1,8 +1,10 @@
 """Connections: slow heads, too many of them, and requests that are not well-formed HTTP."""
 
 import asyncio
+import gc
 import socket
 import ssl
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
@@ -16,6 +18,7 @@ from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.telemetry import Metrics
+from tests.parts.launch import free_port
 from tests.support.authority import Authority, server_context
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.logs import Lines
@@ -124,16 +127,13 @@ MALFORMED = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: s3cret\x00\r\n\r\n
     ],
 )
 @pytest.mark.parametrize("listener", ["clients", "admin", "peers"])
-async def test_a_listener_does_not_name_its_software(stand: Stand, listener: str, request_: bytes) -> None:
-    gateway = stand.gateway
-    door = Listener(gateway._peer_listener.handle, "127.0.0.1:0", gateway._traffic)
-    address = {"clients": gateway.listen, "admin": gateway.admin, "peers": await door.start()}[listener]
-    try:
-        async with raw_connection(stand, address) as raw:
-            await raw.send(request_)
-            reply = (await raw.rest()).lower()
-    finally:
-        await door.close()
+async def test_a_listener_does_not_name_its_software(begin: Start, listener: str, request_: bytes) -> None:
+    peers = f"127.0.0.1:{free_port()}"
+    stand = await begin(replica={"id": "gw-1", "listen": peers, "peers": {"gw-1": peers}})
+    address = {"clients": stand.gateway.listen, "admin": stand.gateway.admin, "peers": peers}[listener]
+    async with raw_connection(stand, address) as raw:
+        await raw.send(request_)
+        reply = (await raw.rest()).lower()
     assert reply.startswith(b"http/1.")
     for word in (b"server:", b"python", b"aiohttp", b"llhttp", b"x-powered-by"):
         assert word not in reply
@@ -165,9 +165,20 @@ async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: 
     listener = Listener(AsyncMock(), "127.0.0.1:0", Mock(), heads=heads)
     _ = await listener.start()
     await eventually(lambda: heads.times > 2)
-    assert listener._forgetting is not None
+    monkeypatch.setattr(listener_file, "FORGET_SECONDS", 300.0)
+    before = heads.times
+    await eventually(lambda: heads.times > before)
     await listener.close()
-    assert listener._forgetting.cancelled()
+    closed = weakref.ref(listener)
+    del listener
+    await eventually(lambda: gc.collect() >= 0 and closed() is None, "no timer waits for it")
+
+
+async def listening(stand: Stand) -> tuple[Listener, str, int]:
+    """One more listener of a gateway, with its address."""
+    listener = Listener(stand.gateway.downstream.handle, "127.0.0.1:0", stand.gateway.routes.process.traffic)
+    host, port = (await listener.start()).split(":")
+    return listener, host, int(port)
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
@@ -176,8 +187,7 @@ async def test_a_connection_that_only_the_kernel_has_accepted_is_served_though_t
     tmp_path: Path,
     is_secure: bool,  # noqa: FBT001
 ) -> None:
-    stand = await begin()
-    listener, host, port = stand.gateway._client_listener, "127.0.0.1", int(stand.url.rpartition(":")[2].split("/")[0])
+    listener, host, port = await listening(await begin())
     client = None
     if is_secure:
         authority = Authority(tmp_path)
@@ -203,8 +213,7 @@ async def test_a_client_that_begins_no_handshake_does_not_hold_up_the_end_of_a_l
     begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener_file, "_CLOSE_SECONDS", 0.05)
-    stand = await begin()
-    listener, port = stand.gateway._client_listener, int(stand.url.rpartition(":")[2].split("/")[0])
+    listener, _, port = await listening(await begin())
     await listener.secure(server_context(Authority(tmp_path).sign("server")))
     with socket.create_connection(("127.0.0.1", port)) as silent:  # the event loop does not run meanwhile
         async with asyncio.timeout(DEADLINE):
@@ -216,19 +225,16 @@ async def test_a_listener_that_stops_takes_no_more_connections_than_its_queue_ho
     begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may connect for as long as it takes those that wait."""
-    stand = await begin()
-    listener, port = stand.gateway._client_listener, int(stand.url.rpartition(":")[2].split("/")[0])
-    before = listener.connections
+    listener, _, port = await listening(await begin())
     monkeypatch.setattr(listener_file, "_BACKLOG", 1)
     with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
         await listener.stop_accepting()
-        assert listener.connections == before + 1
+        assert listener.connections == 1
 
 
 async def test_a_listener_that_has_closed_has_nothing_left_to_stop_or_to_secure(begin: Start) -> None:
     """A drain or a change of the certificate may still run when a second signal closes everything."""
-    stand = await begin()
-    listener = stand.gateway._client_listener
+    listener, _, _ = await listening(await begin())
     await listener.close()
     await listener.stop_accepting()
     await listener.secure(None)

@@ -1,6 +1,6 @@
 """What all listeners of a process share."""
 
-import math
+import pytest
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.server.traffic import Traffic
@@ -13,15 +13,17 @@ def traffic(**limits: int) -> Traffic:
     return Traffic(InForce(Limits(**limits)), InForce(Timeouts()), Metrics("1"))
 
 
-def test_malformed_requests_all_count_and_a_line_counts_those_without_one(log_lines: Lines) -> None:
-    shared = traffic()
+def test_malformed_requests_all_count_and_a_line_counts_those_without_one(
+    log_lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, now = traffic(), 1000.0
+    monkeypatch.setattr("gateway.world.monotonic", lambda: now)
     shared.malformed(Malformation.METHOD, "192.0.2.1")
-    shared._logged = math.inf  # as if no time passed
     shared.malformed(Malformation.BODY, "192.0.2.2")
+    now += 0.999
     shared.malformed(Malformation.BODY, "192.0.2.3")
-    shared._logged = -math.inf  # as if a second had passed
+    now += 0.001
     shared.malformed(Malformation.HEADER, "192.0.2.4")
-    shared._logged = math.inf
     said = [(line["reason"], line["remote"], line["suppressed"]) for line in log_lines("request.malformed")]
     assert said == [("method", "192.0.2.1", 0), ("header", "192.0.2.4", 2)]
     counted = shared.metrics.series.registry

@@ -8,6 +8,7 @@ from yarl import URL
 
 from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
+from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NoReply, NotConnected
 from gateway.http_client.origin import Origin
 from gateway.http_client.request_head import RequestHead
@@ -168,14 +169,17 @@ async def test_a_closed_client_fails_what_is_in_flight_and_what_comes_later(clie
         await eventually(lambda: not len(tasks))
 
 
-async def test_a_closed_client_fails_a_request_in_the_middle_of_connecting(client: HttpClient, tasks: Tasks) -> None:
-    never = asyncio.get_running_loop().create_future()
+@pytest.fixture
+def _no_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
 
-    async def lookup(host: str, port: int) -> list[object]:
-        return await never  # type: ignore[no-any-return]
+    monkeypatch.setattr("gateway.world.resolve", resolve)
 
-    client._connector._addresses.of = lookup  # type: ignore[assignment, method-assign]
-    heard, _ = Sender(client, "http://127.0.0.1:1/mcp").begin()
+
+@pytest.mark.usefixtures("_no_name_is_found")
+async def test_a_closed_client_fails_a_request_in_the_middle_of_connecting(client: HttpClient) -> None:
+    heard, _ = Sender(client, "http://upstream.test:1/mcp").begin()
     await asyncio.sleep(0)  # the task is in its first wait
     client.close()
     await heard.over()
@@ -185,21 +189,21 @@ async def test_a_closed_client_fails_a_request_in_the_middle_of_connecting(clien
 
 @pytest.mark.parametrize("connects", [True, False])
 async def test_an_abort_in_the_very_step_in_which_connecting_ends_is_the_last_word(
-    client: HttpClient, tasks: Tasks, *, connects: bool
+    client: HttpClient, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, *, connects: bool
 ) -> None:
-    connect = client._connector.connect
+    connect = Connector.connect
 
-    async def connected(connection: Connection, seconds: float) -> None:
-        await connect(connection, seconds)
+    async def connected(connector: Connector, connection: Connection, seconds: float) -> None:
+        await connect(connector, connection, seconds)
         pending.abort()
         if not connects:
             raise NotConnected("too late")
 
-    client._connector.connect = connected  # type: ignore[method-assign]
+    monkeypatch.setattr(Connector, "connect", connected)
     async with FakeHttp(stays()) as server:
         heard, pending = Sender(client, server.url).begin()
         await eventually(lambda: not len(tasks))
-        client._connector.connect = connect  # type: ignore[method-assign]
+        monkeypatch.undo()
         assert heard.words == []
         assert server.requests == []
 
@@ -255,15 +259,10 @@ async def test_a_listener_that_raises_at_a_failed_connection_is_reported(client:
     tasks.failures = 0
 
 
+@pytest.mark.usefixtures("_no_name_is_found")
 async def test_an_upstream_that_accepts_no_connection_is_given_up_at_the_deadline(client: HttpClient) -> None:
     """The name lookup counts too; here it never ends."""
-    never = asyncio.get_running_loop().create_future()
-
-    async def lookup(host: str, port: int) -> list[object]:
-        return await never  # type: ignore[no-any-return]
-
-    client._connector._addresses.of = lookup  # type: ignore[assignment, method-assign]
-    heard, _ = Sender(client, "http://127.0.0.1:1/mcp").begin(seconds=0.02)
+    heard, _ = Sender(client, "http://upstream.test:1/mcp").begin(seconds=0.02)
     await heard.over()
     assert isinstance(heard.failure, ConnectTimedOut)
     assert not heard.failure.sent

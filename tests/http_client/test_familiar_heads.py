@@ -192,13 +192,13 @@ async def test_a_recognised_reply_is_heard_like_any_other(client: HttpClient, is
         assert server.connections == 1
 
 
-def taught_connection() -> tuple[Recorder, Connection, Mock]:
+def taught_connection(pending: PendingRequest | None = None) -> tuple[Recorder, Connection, Mock]:
     """A connection with a request in flight, whose upstream is known; with its listener and its owner."""
     owner, heard, transport = Mock(), Recorder(), FakeTransport()
     transport.socket.close()
     connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, taught(DATED, STREAM))
     connection.connection_made(transport)
-    connection.start(PendingRequest(heard), b"", b"", is_head=False)
+    connection.start(pending or PendingRequest(heard), b"", b"", is_head=False)
     return heard, connection, owner
 
 
@@ -277,10 +277,10 @@ async def test_a_familiar_reply_that_breaks_off_after_one_without_a_body_is_not_
 async def test_a_listener_that_ends_in_the_rest_of_a_familiar_reply_hears_nothing_more(
     begun: bytes, rest: bytes, *, raises: bool
 ) -> None:
-    heard, connection, owner = taught_connection()
+    heard = Recorder()
+    pending = PendingRequest(heard)
+    _, connection, owner = taught_connection(pending)
     connection.data_received(begun)
-    pending = connection._pending
-    assert pending is not None
 
     def react(word: str) -> None:
         if word == "body" and raises:

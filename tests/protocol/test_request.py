@@ -558,8 +558,7 @@ ARGUMENTS = b'"arguments":{"a":1},'
 
 
 def test_the_usual_call_is_opened_in_one_pass() -> None:
-    assert request._usual_call(COMPACT) == request.read(COMPACT)
-    assert request._usual_call(b"{ " + COMPACT[1:]) is None
+    assert [request.read(each).tool for each in (COMPACT, b"{ " + COMPACT[1:])] == [b'"greet"', None]
 
 
 @pytest.mark.parametrize(
@@ -620,13 +619,12 @@ STATE = b'"requestState":"mrtr1.x",'
 
 
 def test_the_usual_retry_is_opened_in_one_pass() -> None:
-    parsed = request._usual_call(RETRY)
-    assert parsed is not None
+    parsed = request.read(RETRY)
+    assert [each.tool for each in (parsed, request.read(b"{ " + RETRY[1:]))] == [b'"greet"', None]
     checked = request.check(parsed, KNOWN.__getitem__, KNOWN.repeated)
     assert checked.request_state == "mrtr1.x"
     assert checked.input_responses == {"q": Raw(b'{"action":"accept"}')}
     assert list(checked.params) == ["name", "arguments"]
-    assert request._usual_call(b"{ " + RETRY[1:]) is None
 
 
 @pytest.mark.parametrize(

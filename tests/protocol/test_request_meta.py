@@ -9,6 +9,7 @@ from msgspec import Raw
 from gateway.protocol import mcp, request_meta
 from gateway.protocol.errors import InvalidParams
 from gateway.protocol.request_meta import Capabilities, Declarations, capabilities_of, meta_of
+from tests.support.memory import left_by
 
 META: dict[str, Any] = {
     mcp.META_VERSION: mcp.MODERN,
@@ -113,15 +114,17 @@ def test_a_legacy_one_says_nothing() -> None:
 
 
 def test_a_large_declaration_is_checked_but_not_remembered() -> None:
-    info, declared = {"name": "x" * 2_000, "version": "1"}, {"experimental": {"x": {"y": "z" * 2_000}}, "roots": {}}
-    caches = (request_meta._info_fault, request_meta._declared)
-    before = [cache.cache_info().currsize for cache in caches]
-    checked = said(raw(clientInfo=info, clientCapabilities=declared))
-    assert checked.declared.roots
-    assert json.loads(bytes(checked.client_info)) == info
-    with pytest.raises(InvalidParams):
-        said(raw(clientInfo={"name": "x" * 2_000}, clientCapabilities=declared))
-    assert [cache.cache_info().currsize for cache in caches] == before
+    def check(number: int) -> None:
+        info = {"name": f"{number}" + "x" * 2_000, "version": "1"}
+        declared = {"experimental": {"x": {"y": f"{number}" + "z" * 2_000}}, "roots": {}}
+        checked = said(raw(clientInfo=info, clientCapabilities=declared))
+        assert checked.declared.roots
+        assert json.loads(bytes(checked.client_info)) == info
+        with pytest.raises(InvalidParams):
+            said(raw(clientInfo={"name": info["name"]}, clientCapabilities=declared))
+
+    check(0)
+    assert left_by(lambda: [check(number) for number in range(100)]) < 50_000
 
 
 def test_half_an_emoji_in_client_info_and_capabilities_goes_on_too() -> None:
@@ -131,13 +134,9 @@ def test_half_an_emoji_in_client_info_and_capabilities_goes_on_too() -> None:
 
 
 def test_metadata_that_differs_each_time_is_not_remembered() -> None:
-    remembered = request_meta._metas
-    before = len(remembered)
-    for number in range(20):
-        _ = meta_of(Raw(json.dumps({**META, "progressToken": number}).encode()))
-        _ = meta_of(raw(x=str(number) * 2000))
-    assert len(remembered) == before
-    assert [meta_of(raw(x=text)) is meta_of(raw(x=text)) for text in ("0" * 2000, "kept")] == [False, True]
-    for number in range(1030):
+    metas = [raw(x="kept"), Raw(json.dumps({**META, "progressToken": 7}).encode()), raw(x="0" * 2000)]
+    assert [meta_of(each) is meta_of(each) for each in metas] == [True, False, False]
+    kept = meta_of(metas[0])
+    for number in range(1024):
         _ = meta_of(raw(x=number))
-        assert len(remembered) <= 1024
+    assert meta_of(metas[0]) is not kept, "not for ever"

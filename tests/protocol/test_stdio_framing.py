@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.protocol.stdio_framing import Lines, one_line
+from tests.support.memory import left_by
 
 TEXT = b'{"a":1}\n\r\n\nabc\r\n\xff\xfe\n' + b"x" * 20 + b"\nrest"
 WANTED = [b'{"a":1}', b"abc", b"\xff\xfe", b"x" * 20]
@@ -61,6 +62,4 @@ def test_the_last_line_needs_no_end_but_has_the_same_bound(data: bytes, last: li
 
 def test_a_skipped_line_takes_no_memory() -> None:
     lines = Lines(8)
-    for _ in range(3):
-        _ = list(lines.feed(b"x" * 1_000_000))
-    assert len(lines._begun) == 0
+    assert left_by(lambda: [list(lines.feed(b"x" * 1_000_000)) for _ in range(3)]) < 10_000

@@ -6,6 +6,7 @@ from gateway.config import InForce, Limits
 from gateway.protocol.errors import Busy
 from gateway.runtime.call_bytes import CallBytes
 from gateway.telemetry.metrics.registry import BudgetStatus
+from tests.support.memory import left_by
 
 ADA, BOB = b"ada", b"bob"
 
@@ -79,7 +80,8 @@ def test_a_reload_changes_what_new_calls_may_take() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-1, 60)), max_size=60))
 def test_the_sums_are_those_of_the_weights(steps: list[tuple[int, int]]) -> None:
-    calls = budget(1 << 30, 1 << 30)
+    share = InForce(1 << 30)
+    calls = CallBytes(InForce(1 << 30), share)
     names = [b"%d" % (number % 3) for number in range(5)]
     weights = [calls.take(name, 0) for name in names]
     for which, count in steps:
@@ -90,4 +92,14 @@ def test_the_sums_are_those_of_the_weights(steps: list[tuple[int, int]]) -> None
             weights[which].change(count)
         assert calls.used == sum(weight.count for weight in weights)
         sums = {name: sum(w.count for w, of in zip(weights, names, strict=True) if of == name) for name in names}
-        assert calls._of == {name: size for name, size in sums.items() if size}
+        for name, size in sums.items():
+            share.replace(size)
+            with pytest.raises(Busy):
+                _ = calls.take(name, 1)
+            share.replace(size + 1)
+            calls.take(name, 1).release()
+
+
+def test_a_caller_without_calls_takes_no_memory() -> None:
+    calls = budget()
+    assert left_by(lambda: [calls.take(b"%d" % number, 1).release() for number in range(1000)]) < 10_000

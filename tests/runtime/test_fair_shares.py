@@ -3,6 +3,7 @@
 from random import Random
 
 from gateway.runtime.fair_shares import FairTable, Holdings
+from tests.support.memory import left_by
 
 
 def keys(table: FairTable[str, int], among: str) -> str:
@@ -58,9 +59,13 @@ def test_what_is_taken_out_leaves_nothing() -> None:
     table: FairTable[str, int] = FairTable(9)
     _ = table.keep(b"ann", "a", 1)
     assert (table.pop("a"), table.pop("a"), table.get("a"), len(table)) == (1, None, None, 0)
-    assert not table._holdings._ranks
-    assert not table._holdings._taken
-    assert not table._holdings._entries
+
+    def keep_many() -> None:
+        for number in range(1000):
+            _ = table.keep(b"%d" % number, f"{number}", 1)
+            _ = table.pop(f"{number}")
+
+    assert left_by(keep_many) < 5_000
 
 
 def test_the_one_that_gives_way_is_never_one_of_a_caller_with_less_than_half_of_the_most() -> None:

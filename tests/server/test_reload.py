@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.cluster import discovery
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import Config, ConfigError, InForce, Problem, Replica, parse
+from gateway.http_client.client import HttpClient
 from gateway.protocol import mcp
 from gateway.runtime.tasks import Tasks
 from gateway.server.process import Gateway
@@ -115,10 +117,11 @@ async def test_nothing_of_the_old_configuration_is_in_use_any_more(
     upstream: FakeUpstream, begin: Start, *, warm: bool
 ) -> None:
     """Who keeps a section of it was forgotten by `Gateway.apply`."""
-    stand = await begin(**EVERY_SECTION)
+    new = reconfigured(upstream.url, **EVERY_SECTION)
+    stand = await begin(read=lambda: new, **EVERY_SECTION)
     if warm:
         assert (await stand.client().call()).text
-    old, new = stand.gateway.config, reconfigured(upstream.url, **EVERY_SECTION)
+    old = stand.gateway.config
     parts = {id_: name for id_, name in sections(old).items() if id_ not in sections(new)}
     assert len(parts) == len(sections(old))
 
@@ -126,9 +129,9 @@ async def test_nothing_of_the_old_configuration_is_in_use_any_more(
         return {parts[id(found)] for found in reachable(stand.gateway) if id(found) in parts}
 
     assert used() == set(parts.values()), "the walk sees who uses it"
-    stand.gateway.reload._config = new  # as `Reload` itself does
-    stand.gateway.apply(new)
-    assert not used()
+    stand.gateway.reload.ask()
+    await eventually(lambda: not used(), "the reload is over")
+    assert stand.gateway.config is new
 
 
 # Keys.
@@ -309,7 +312,7 @@ async def test_peers_come_and_go(upstream: FakeUpstream, begin: Start) -> None:
         assert other.metric(CONTINUED, step="forwarded") == 1
 
 
-async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
+async def test_a_name_is_not_looked_up_in_the_old_service(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     gate = asyncio.Event()
 
@@ -332,7 +335,7 @@ async def test_a_name_is_not_looked_up_in_the_old_service() -> None:
     in_force.replace(msgspec.structs.replace(replica, peers_dns="new:1"))
     gate.set()
     assert await first == ["gw-1"]
-    members.discovery._looked = float("-inf")
+    monkeypatch.setattr(discovery, "_FRESH_SECONDS", 0.0)
     assert sorted(await members.candidates("x")) == ["gw-1", "new"]
     await tasks.close()
 
@@ -645,16 +648,18 @@ async def test_there_are_new_alarms_for_every_new_length_and_only_then(
     assert 7.5 in after.lengths
 
 
-async def test_the_next_connection_to_an_upstream_has_the_new_time(upstream: FakeUpstream, stand: Stand) -> None:
+async def test_the_next_connection_to_an_upstream_has_the_new_time(
+    upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand.gateway.apply(reconfigured(upstream.url, timeouts={"connect_seconds": 7.5}))
     given: list[float | None] = []
-    begin = stand.gateway._client._calls.begin
+    begin = HttpClient.begin
 
     def noted(*args: Any, **options: Any) -> Any:
         given.append(options["connect_seconds"])
         return begin(*args, **options)
 
-    stand.gateway._client._calls.begin = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(HttpClient, "begin", noted)
     assert (await stand.client().call()).text
     assert set(given) == {7.5}
 
@@ -692,7 +697,7 @@ async def test_a_waiting_call_gets_a_session_when_the_limit_rises(upstream: Fake
     upstream.tool(slow)
     calls = [later(client.call()) for _ in range(4)]
     pool = stand.gateway.routes.live["/mcp"].upstream.pool
-    await eventually(lambda: sum(len(group.waiting) for group in pool._groups.values()) == 3)
+    await eventually(lambda: pool.waiting == 3)
     stand.gateway.apply(reconfigured(upstream.url, sessions={"max": 3}))
     await upstream.saw("tools/call", 4)
     await eventually(lambda: stand.sessions("busy") == 3)

@@ -454,14 +454,14 @@ async def test_a_subscription_never_takes_the_session_of_the_calls(
     client = stand.client("Bearer ada")
     call = begun(do(client, "wait"))
     await upstream.saw("tools/call")
-    group = next(iter(stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()))
+    pool = stand.gateway.routes.live["/mcp"].upstream.pool
 
     async def listen() -> None:
         async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:
             _ = await stream.content.readany()
 
     listening = asyncio.get_running_loop().create_task(listen())
-    await eventually(lambda: group.waiting, "the subscription waits for room")
+    await eventually(lambda: pool.waiting, "the subscription waits for room")
     tool.go.set()
     assert (await call).text == "done"
     await listening

@@ -107,13 +107,13 @@ def fake_route(tasks: Tasks, launcher: FakeLauncher, era: str) -> Any:
 
 async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks: Tasks) -> None:
     launcher, host = FakeLauncher(), FakeHost(100)
-    front = StdioFront(host, Mock(), fake_route(tasks, launcher, "bridge"))  # type: ignore[arg-type]
+    live = fake_route(tasks, launcher, "bridge")
+    front, calls = StdioFront(host, Mock(), live), live.process.calls  # type: ignore[arg-type]
     running = tasks.start(front.run(), "host")
     for _ in range(10):
         await asyncio.sleep(0)
     assert host.left > 50, "the gateway reads no further"
     launcher.may_start.set()
-    calls = front._live.process.calls
     assert calls.used > 0
     await eventually(lambda: len(launcher.child.events) == 100, "everything arrives")
     await running

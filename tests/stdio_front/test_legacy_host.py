@@ -16,6 +16,7 @@ from gateway.stdio_front.front import StdioFront
 from gateway.stdio_front.legacy_host import LegacyHost
 from tests.support import host
 from tests.support.fake_upstream import FakeUpstream
+from tests.support.memory import left_by
 from tests.support.stand import Start
 from tests.support.workbench import eventually
 
@@ -39,7 +40,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.calls = CallBytes(InForce(1000), InForce(1000))
-        self.legacy = LegacyHost(Mock(), lambda _: Mock(), Mock(), self.calls)
+        self.legacy = LegacyHost(Mock(send=lambda _: None), lambda _: Mock(), Mock(), self.calls)
         self.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
 
     def host_says(self, line: str) -> None:
@@ -71,15 +72,16 @@ def test_the_id_of_a_request_that_gets_no_response_is_free_again() -> None:
 
 def test_questions_are_remembered_no_longer_than_their_request() -> None:
     bench = Bench()
-    bench.server_asks("5", None)
-    bench.server_asks("6", b"2")
-    assert not bench.legacy._asked, "they are about no open request"
-    for number in range(1000):
-        bench.server_asks(str(number))
-    assert len(bench.legacy._asked) <= 256
+    for number in range(300):
+        bench.server_asks(str(number), b"2" if number % 2 else None)
+    assert bench.legacy.is_busy, "they are about no open request"
+    bench.server_asks("300")
+    assert not bench.legacy.is_busy, "and need no room"
+    assert left_by(lambda: [bench.server_asks(str(number)) for number in range(2000)]) < 100_000
     bench.legacy.send(b'{"jsonrpc":"2.0","id":1,"result":{}}', None)
-    assert not bench.legacy._asked
     assert not bench.legacy.is_busy
+    bench.host_says('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}')
+    assert bench.legacy.is_busy, "its questions are forgotten"
 
 
 class Pipes:

@@ -30,9 +30,9 @@ class Handler:
         return NO_RESPONSE
 
 
-def served_by(handler: Any, host: Any) -> ModernHost:
+def served_by(handler: Any, host: Any, tasks: Tasks | None = None) -> ModernHost:
     live = Mock()
-    live.process.tasks = Tasks(Metrics("test"))
+    live.process.tasks = tasks or Tasks(Metrics("test"))
     live.config.limits.event_bytes = 1000
     live.route.path = "/mcp"
     return ModernHost(host, handler, live)
@@ -62,9 +62,9 @@ async def test_a_host_that_is_gone_fails_no_task() -> None:
     async def write(_: bytes) -> None:
         raise ConnectionResetError
 
-    handler = Handler()
-    modern = served_by(handler, Mock(write=write))
+    handler, tasks = Handler(), Tasks(Metrics("test"))
+    modern = served_by(handler, Mock(write=write), tasks)
     modern.receive(b'{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}')
     handler.may_answer.set()
     await finished(modern)
-    assert modern._live.process.tasks.failures == 0
+    assert tasks.failures == 0

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from gateway.admin.snapshot import about
 from gateway.config import parse
-from gateway.exchange.events import Expired
 from gateway.telemetry.process_status import (
     HeldStatus,
     ProcessStatus,
@@ -40,7 +39,7 @@ async def told(stand: Stand) -> Status:
 async def drop(stand: Stand) -> None:
     """Drop all held calls."""
     for driver in list(stand.gateway.lot):
-        driver._feed(Expired())
+        driver.expire()
 
 
 def held(age: float) -> HeldStatus:

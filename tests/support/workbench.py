@@ -14,6 +14,7 @@ from gateway.cluster.worker import Worker
 from gateway.config import parse
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
+from gateway.server.reload import Read
 from gateway.telemetry import Traces
 from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import DEADLINE
@@ -26,6 +27,8 @@ DECLINE = {"action": "decline"}
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
 BACKGROUND = ("side stream", "look for peers")
 """Tasks that run while the gateway is idle."""
+_OF_THE_PROCESS = ("mcp_gateway_connections", "mcp_gateway_state_rejected_total", "mcp_gateway_task_failures_total")
+"""Metrics without a route."""
 SHORT_TIMES = StreamTimes(
     drain_seconds=0.1, side_head_seconds=0.1, reopen_seconds=(0.0, 0.01, 0.01, 0.01), probe_pause_seconds=0.0
 )
@@ -207,7 +210,7 @@ class Stand:
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample; 0 if there is none yet."""
-        if name not in ("mcp_gateway_task_failures_total", "mcp_gateway_state_rejected_total"):
+        if name not in _OF_THE_PROCESS:
             labels = {"route": "/mcp", **labels}
         _ = self.gateway.metrics.render()  # some gauges are set when they are read
         return self.gateway.metrics.series.registry.get_sample_value(name, labels) or 0.0
@@ -255,11 +258,12 @@ async def start(
     http: aiohttp.ClientSession,
     *,
     worker: Worker | None = None,
+    read: Read | None = None,
     traces: Traces | None = None,
     stream_times: StreamTimes = SHORT_TIMES,
     **sections: Any,
 ) -> Stand:
     config = parse(configuration(upstream_url, **sections), "test", {})
-    gateway = Gateway(config, worker, traces=traces, stream_times=stream_times)
+    gateway = Gateway(config, worker, read, traces, stream_times)
     await gateway.start()
     return Stand(gateway, http)

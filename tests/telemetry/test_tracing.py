@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
+from gateway.auth.authenticator import Authenticator
 from gateway.protocol import mcp
 from gateway.telemetry import Traces, open_traces
 from gateway.telemetry.otel import OtelTraces
@@ -272,13 +273,13 @@ async def test_a_client_that_leaves_ends_its_span_too(
     """This holds while the caller is authenticated too, before there is anything to cancel."""
     stand = await begin(traces=spans.traces())
     _ = await stand.client().call()
-    asked, callers = asyncio.Event(), stand.gateway.downstream._authenticator
+    asked = asyncio.Event()
 
     async def caller(*_: Any, **__: Any) -> None:
         asked.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(callers, "caller", caller)
+    monkeypatch.setattr(Authenticator, "caller", caller)
     leaving = asyncio.get_running_loop().create_task(stand.client("Bearer ada").call())
     await asked.wait()
     _ = leaving.cancel()

@@ -42,8 +42,9 @@ class FakeChild:
         self._receive(json.dumps({"jsonrpc": "2.0", **message}).encode())
 
 
-def child_of(idle_seconds: float = 60.0) -> tuple[FakeChild, ModernStdio]:
-    launcher: Any = SimpleNamespace(client=SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds)), end=Mock())
+def child_of(idle_seconds: float = 60.0, ended: Mock | None = None) -> tuple[FakeChild, ModernStdio]:
+    client = SimpleNamespace(timeouts=Timeouts(idle_seconds=idle_seconds))
+    launcher: Any = SimpleNamespace(client=client, end=ended or Mock())
     child: Any = FakeChild()
     modern = ModernStdio(launcher, Mock())
     modern.use(child)
@@ -100,10 +101,10 @@ async def test_requests_do_not_wait_for_ever_for_a_child_for_which_there_is_no_r
 
 
 async def test_the_child_of_a_route_that_leads_elsewhere_ends_after_its_last_request() -> None:
-    child, modern = child_of()
+    ended = Mock()
+    child, modern = child_of(ended=ended)
     calling = later(modern.request(CALL, Mock()))
     await eventually(lambda: len(child.sent) == 1)
-    ended: Mock = modern._launcher.end  # type: ignore[assignment]
     modern.retire()
     ended.assert_not_called()
     child.say(id=child.sent[0]["id"], result={})

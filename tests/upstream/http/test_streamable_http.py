@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gateway.http_client.addresses import Addresses
 from gateway.http_client.errors import NotConnected, RequestFailed
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
@@ -673,7 +674,7 @@ class FakeHost:
         self.lacks_descriptors = 0
         self.lacks_names = 0
         monkeypatch.setattr("gateway.world.new_socket", self.open_socket)
-        monkeypatch.setattr("gateway.http_client.addresses._look_up", self.look_up)
+        monkeypatch.setattr(Addresses, "of", lambda _, host, port: self.look_up(host, port))
 
     def open_socket(self, address: Any) -> socket.socket:
         if self.lacks_descriptors:
@@ -682,10 +683,9 @@ class FakeHost:
         family, kind, protocol, *_ = address
         return socket.socket(family, kind, protocol)
 
-    def breaks(self, here: UpstreamSide, fault: str) -> None:
+    def breaks(self, fault: str) -> None:
         """Refuse the next 40 connections of this process."""
         setattr(self, fault, 40)
-        here.client._calls._connector._addresses.forget("upstream.test", here.endpoint.url.port or 0)
 
     async def look_up(self, _host: str, port: int) -> list[AddressInfo]:
         if self.lacks_names:
@@ -713,7 +713,7 @@ async def test_faults_of_the_gateways_own_host_do_not_lose_a_call(
     host = FakeHost(monkeypatch)
     async with named_replica(upstream) as here:
         session = await here.adopt()
-        host.breaks(here, fault)
+        host.breaks(fault)
         await here.resume(session)
         assert getattr(host, fault) == 0
         assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 3)
@@ -727,7 +727,7 @@ async def test_a_call_that_another_process_may_still_hold_is_left_to_it_after_lo
     host = FakeHost(monkeypatch)
     async with named_replica(upstream) as here:
         session = await here.adopt(is_shared=True)
-        host.breaks(here, fault)
+        host.breaks(fault)
         with pytest.raises(CallLost, match="cannot be reached"):
             await here.resume(session)
         assert getattr(host, fault) == 40 - 1 - len(PATIENT.retry_seconds)
