@@ -11,7 +11,6 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway import world
 from gateway.http import reply_stream
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
@@ -21,6 +20,7 @@ from gateway.http.upstream_headers import own_headers
 from gateway.mirror.client_profile import Profile
 from gateway.mirror.server_client import Hear, HttpServerClient, ModernRequest, is_modern
 from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
 from gateway.protocol.errors import GatewayError, InvalidParams, ShuttingDown, UpstreamError
 from gateway.protocol.request import ParsedBody
@@ -63,10 +63,8 @@ class StdioForwarding:
             raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
         if incoming.has_headers:
             header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
-        assert incoming.caller is not None, "the caller is identified before"
-        with live.process.calls.take(incoming.caller.principal, 2 * len(incoming.body)):
-            send = await self._send(incoming, live)
-            return await self._counted(_Passage(incoming, reply, live, parsed, self._catalog), send)
+        with StdioPassage(incoming, reply, live, parsed, self._catalog) as passage:
+            return await passage.run(await self._send(incoming, live))
 
     async def _send(self, incoming: Incoming, live: LiveRoute) -> Send:
         """Return what sends a request to the server of its route."""
@@ -87,44 +85,21 @@ class StdioForwarding:
         )
         return partial(server.send, request)
 
-    async def _counted(self, passage: "_Passage", send: Send) -> Response:
-        live, started = passage.live, world.monotonic()
-        is_long = passage.is_subscription
-        live.process.draining.leave_out(is_long)
-        if is_long:
-            live.upstream.streams[passage] = None
-        outcome = Passed.LEFT
-        try:
-            response = await passage.run(send)
-            outcome = Passed.ANSWERED
-        except UpstreamError as exc:
-            outcome = Passed.UNREACHABLE
-            if live.upstream.stdio is not None:  # an `HttpServerClient` counts them itself
-                live.process.metrics.upstream_failed(live.route.path, exc.reason)
-            raise
-        finally:
-            live.process.draining.leave_out(-is_long)
-            _ = live.upstream.streams.pop(passage, None)
-            seconds = None if is_long else world.monotonic() - started
-            live.process.metrics.passed(live.route.path, TrafficEra.MODERN, outcome, seconds)
-        live.upstream.health.ok()
-        return response
 
-
-class _Passage:
+class StdioPassage(Passage):
     """One request with its reply."""
+
+    copies = 2  # as it came, and with another id
 
     def __init__(
         self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute, parsed: ParsedBody, catalog: ToolCatalog
     ) -> None:
+        super().__init__(incoming, live, TrafficEra.MODERN, is_long_lived=parsed.method == mcp.LISTEN)
         assert parsed.id is not None
         assert incoming.caller is not None
-        self.live = live
-        self.is_subscription = parsed.method == mcp.LISTEN
         self._id = parsed.id
         self._caller, self._catalog = (incoming.path, incoming.caller.principal), catalog
         self._reply = reply
-        self._request_id = incoming.request_id
         self._queue = Outbox(live.deadlines.silence)
         self._is_over = False
 
@@ -138,7 +113,10 @@ class _Passage:
             _ = sending.cancel()
         if isinstance(last.cause, UpstreamError) and not self._reply.started:
             raise last.cause
-        return await self._reply.whole(last)
+        response = await self._reply.whole(last)
+        self.outcome = Passed.ANSWERED
+        self.live.upstream.health.ok()
+        return response
 
     async def _send(self, send: Send) -> None:
         with telling(self._fail):
@@ -149,7 +127,7 @@ class _Passage:
                 raise GatewayError(why) from exc
 
     def _fail(self, error: GatewayError) -> None:
-        self._finish(FinalMessage.of_error(error, self._id, self._request_id))
+        self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))
 
     def _take(self, data: bytes) -> None:
         message = jsonrpc.message(data)

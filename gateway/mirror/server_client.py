@@ -123,6 +123,7 @@ class HttpServerClient(msgspec.Struct, frozen=True, eq=False):
         except GatewayError as exc:
             if isinstance(exc, UpstreamError):
                 live.process.metrics.upstream_failed(live.route.path, exc.reason)
+                exc.is_counted = True
             live.upstream.health.note(exc)
             raise
 

@@ -8,18 +8,17 @@ Rule 3: headers are rebuilt, not copied (`header_rules.py`).
 from collections.abc import Collection
 from typing import Final
 
-from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
-from gateway.http.upstream_headers import is_valid_value, passed_back
+from gateway.http.upstream_headers import is_valid_value
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.header_rules import HeaderRules
-from gateway.passthrough.passage import Passage, UpstreamCut, next_part
+from gateway.passthrough.passage import REFUSAL_BYTES, HttpPassage, UpstreamCut, next_part
 from gateway.passthrough.rejections import not_allowed, not_passable
 from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter, FirstEventRewriter
 from gateway.passthrough.whole_reply import FamiliarResponse, start_of
@@ -32,8 +31,6 @@ from gateway.runtime.pieces import Turn, cut
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_REFUTING_BYTES: Final = 65_536
-"""The largest reply that is read whole, to see whether it shows the upstream to be of the other era."""
 _WHOLE_BYTES: Final = 65_536
 """The largest body that goes to the client in one write, if it is here when the reply begins."""
 
@@ -61,11 +58,11 @@ class Passthrough:
             raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
         if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
             incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
-        passage = Passage(incoming, reply, live, TrafficEra.LEGACY)
+        passage = HttpPassage(incoming, reply, live, TrafficEra.LEGACY)
         with passage:
             said = await passage.open(*self._request(passage))
             if withheld and said.status in withheld:
-                return await self._withheld(passage, said)
+                return await passage.refusal()
             return await self._relay(passage, said)
 
     async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
@@ -84,45 +81,35 @@ class Passthrough:
         assert probe is not None, "a child process is never modern"
         if not (probe.known or await probe.is_modern(self._headers.on_behalf(incoming, live.route), waits=waits)):
             return None
-        passage = Passage(incoming, reply, live, TrafficEra.MODERN)
+        passage = HttpPassage(incoming, reply, live, TrafficEra.MODERN)
         if self._draining.has_begun and (self._draining.refuses_calls or passage.is_long_lived):
             raise ShuttingDown("call again")
         with passage:
             said = await passage.open(*self._request(passage))
             if _may_refute(said):
-                return await self._read(passage, said)
+                return await self._refused(passage)
             return await self._relay(passage, said)
 
-    def _request(self, passage: Passage) -> tuple[URL | None, HeaderLines]:
-        """Return where a request goes, as `Passage.open` takes it, with its headers."""
+    def _request(self, passage: HttpPassage) -> tuple[URL | None, HeaderLines]:
+        """Return where a request goes, as `HttpPassage.open` takes it, with its headers."""
         incoming = passage.incoming
         target = self._endpoints.target(incoming, passage.probe.endpoint)
         return target, self._headers.lines(incoming, passage.live.route)
 
-    async def _read(self, passage: Passage, said: AwaitedReply) -> WholeResponse | None:
+    async def _refused(self, passage: HttpPassage) -> WholeResponse | None:
         """Return a refusal, unless a new probe finds that the upstream is not modern any more."""
-        probe = passage.probe
-        body = await passage.read(said)
-        if eras.refutes(said.status, body):
+        probe, response = passage.probe, await passage.refusal()
+        if eras.refutes(response.status, response.body):
             probe.doubt()
             # If the upstream may have run this request, only the next one is bridged.
             incoming = passage.incoming
             headers = self._headers.on_behalf(incoming, passage.live.route)
-            if not lost_session.is_answered(body, incoming.body) and not await probe.is_modern(headers):
+            if not lost_session.is_answered(response.body, incoming.body) and not await probe.is_modern(headers):
                 passage.outcome = Passed.BRIDGED
                 return None
-        passage.outcome = Passed.REFUSED
-        return WholeResponse(body=body, status=said.status, headers=_headers(passage, said))
+        return response
 
-    async def _withheld(self, passage: Passage, said: AwaitedReply) -> WholeResponse:
-        """Return a refusal, which the caller sends or not."""
-        body = await passage.read(said, _REFUTING_BYTES)
-        headers = _headers(passage, said)
-        _ = headers.popall("Content-Length", None)
-        passage.outcome = Passed.REFUSED
-        return WholeResponse(body=body, status=said.status, headers=headers)
-
-    async def _relay(self, passage: Passage, said: AwaitedReply) -> Response:
+    async def _relay(self, passage: HttpPassage, said: AwaitedReply) -> Response:
         """Send the reply to the client: whole if all of it is here, else as it arrives."""
         head = said.head
         status, is_sse = head.status, head.content_type == "text/event-stream"
@@ -134,7 +121,7 @@ class Passthrough:
         if body is not None and (start := start_of(head)) is not None:
             response = FamiliarResponse(body, status, start)
         else:
-            headers = _headers(passage, said)
+            headers = passage.headers(said)
             if is_sse:
                 headers.setdefault("X-Accel-Buffering", "no")
             if body is not None:
@@ -153,7 +140,7 @@ class Passthrough:
 
     async def _stream(
         self,
-        passage: Passage,
+        passage: HttpPassage,
         said: AwaitedReply,
         stream: StreamResponse,
         deadline: CoarseTimer | None,
@@ -188,12 +175,6 @@ class Passthrough:
         _ = await reply.end(COMPLETE)
 
 
-def _headers(passage: Passage, said: AwaitedReply) -> CIMultiDict[str]:
-    headers = passed_back(said.head)
-    passage.reply.rewrite_challenges(headers)
-    return headers
-
-
 def _reason(said: AwaitedReply) -> str | None:
     reason = said.head.reason
     return reason if reason and is_valid_value(reason) else None
@@ -201,7 +182,7 @@ def _reason(said: AwaitedReply) -> str | None:
 
 def _may_refute(said: AwaitedReply) -> bool:
     size = said.head.content_length
-    return said.status in eras.REFUTING and size is not None and size <= _REFUTING_BYTES
+    return said.status in eras.REFUTING and size is not None and size <= REFUSAL_BYTES
 
 
 def _outcome(status: int) -> Passed:

@@ -1,52 +1,102 @@
-"""One request that passes through, from its check until the end of its reply."""
+"""One request that passes to a server, from its check until the end of its reply."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import Self
+from typing import Final, Self
 
 from msgspec import Raw
+from multidict import CIMultiDict
 from yarl import URL
 
 from gateway import world
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
+from gateway.http.server.response import WholeResponse
 from gateway.http.upstream_client import REDIRECTS
+from gateway.http.upstream_headers import passed_back
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.http_client.request_head import HeaderLines
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, DownstreamError, Stopping, Unreachable, UpstreamError
 from gateway.routes.live_route import LiveRoute
-from gateway.runtime.call_bytes import Weight
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.telemetry import Passed, TrafficEra
+
+REFUSAL_BYTES: Final = 65_536
+"""The largest reply that is read whole, to see whether it shows the upstream to be of the other era."""
 
 
 class UpstreamCut(ConnectionResetError):
     """The upstream broke off a reply that had begun."""
 
 
-class Passage:
-    """One request with its reply; a context manager that counts it with its outcome, and closes the reply.
+class Passage(ABC):
+    """A request on its way to a server that reads it as it is; a context manager that weighs and counts it.
 
     It may open a stream that stays open for hours without belonging to a call: a standalone GET stream (legacy) or a
     subscription (modern). A drain ends such a stream instead of waiting for it.
     """
 
-    def __init__(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, era: TrafficEra) -> None:
-        assert live.upstream.era is not None, "nothing passes to a child process"
+    copies = 1
+    """How often the body is kept."""
+
+    def __init__(self, incoming: Incoming, live: LiveRoute, era: TrafficEra, *, is_long_lived: bool) -> None:
         self.incoming = incoming
-        self.reply = reply
         self.live = live
-        self.probe = live.upstream.era
         self.era = era
+        self.is_long_lived = is_long_lived
         self.outcome = Passed.LEFT
-        self.is_long_lived = (
-            incoming.method == "GET"
-            if era is TrafficEra.LEGACY
-            else incoming.headers.get(mcp.METHOD_HEADER) == mcp.LISTEN
-        )
+
+    def __enter__(self) -> Self:
+        """Weigh the request; raises Busy."""
+        caller, calls, size = self.incoming.caller, self.live.process.calls, self.copies * len(self.incoming.body)
+        assert caller is not None, "the caller is identified before"
+        try:
+            self._weight = calls.take(caller.principal, size)
+        except Busy:
+            if self.era is TrafficEra.MODERN or _may_call(self.incoming.body):
+                raise
+            # What answers a call, or is about one, always fits.
+            self._weight = calls.take(caller.principal, size, is_continued=True)
+        self._started = world.monotonic()
+        if self.is_long_lived:
+            self.live.upstream.streams[self] = None
+            self.live.process.draining.leave_out(1)
+        return self
+
+    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+        self._weight.release()
+        metrics, path = self.live.process.metrics, self.live.route.path
+        if isinstance(exc, DownstreamError):
+            self.outcome = Passed.REFUSED
+        elif isinstance(exc, UpstreamError):
+            self.outcome = Passed.UNREACHABLE
+            if not exc.is_counted:
+                metrics.upstream_failed(path, exc.reason)
+        seconds = None if self.is_long_lived else world.monotonic() - self._started
+        metrics.passed(path, self.era, self.outcome, seconds)
+        if self.is_long_lived:
+            _ = self.live.upstream.streams.pop(self, None)
+            self.live.process.draining.leave_out(-1)
+
+    @abstractmethod
+    def end(self) -> None:
+        """See `Endable`."""
+
+
+class HttpPassage(Passage):
+    """A request with its reply over HTTP, which it closes."""
+
+    def __init__(self, incoming: Incoming, reply: HttpReply, live: LiveRoute, era: TrafficEra) -> None:
+        is_legacy, method = era is TrafficEra.LEGACY, incoming.headers.get(mcp.METHOD_HEADER)
+        is_long_lived = incoming.method == "GET" if is_legacy else method == mcp.LISTEN
+        super().__init__(incoming, live, era, is_long_lived=is_long_lived)
+        assert live.upstream.era is not None, "nothing passes to a child process"
+        self.reply = reply
+        self.probe = live.upstream.era
         self.is_ended = False
         """Whether `end` was called."""
         self._said: AwaitedReply | None = None
@@ -54,45 +104,14 @@ class Passage:
         self._is_relayed = False
         """Whether it is on its way to the client."""
 
-    def __enter__(self) -> Self:
-        self._weight = self._weigh()
-        self._started = world.monotonic()
-        if self.is_long_lived:
-            self.live.upstream.streams[self] = None
-            self.live.process.draining.leave_out(1)
-        return self
-
-    def _weigh(self) -> Weight:
-        """Weigh the request; raises Busy. What answers a call, or is about one, always fits."""
-        caller, body = self.incoming.caller, self.incoming.body
-        assert caller is not None, "the caller is identified before"
-        calls = self.live.process.calls
-        try:
-            return calls.take(caller.principal, len(body))
-        except Busy:
-            if self.era is TrafficEra.MODERN or _may_call(body):
-                raise
-            return calls.take(caller.principal, len(body), is_continued=True)
-
-    def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> None:
         if self._said is not None:
             self._said.close()
-        self._weight.release()
-        metrics, path = self.live.process.metrics, self.live.route.path
-        if isinstance(exc, DownstreamError):
-            self.outcome = Passed.REFUSED
-        elif isinstance(exc, UpstreamError):
-            self.outcome = Passed.UNREACHABLE
-            metrics.upstream_failed(path, exc.reason)
-            if exc.status < 500:
-                exc.status = 502  # for a client without a session; `status_in_session` for one that has one
-        elif isinstance(exc, UpstreamCut):
+        if isinstance(exc, UpstreamCut):
             self.outcome = Passed.ENDED if self.is_ended else Passed.CUT
-        seconds = None if self.is_long_lived else world.monotonic() - self._started
-        metrics.passed(path, self.era, self.outcome, seconds)
-        if self.is_long_lived:
-            _ = self.live.upstream.streams.pop(self, None)
-            self.live.process.draining.leave_out(-1)
+        super().__exit__(kind, exc, traceback)
+        if isinstance(exc, UpstreamError) and exc.status < 500:
+            exc.status = 502  # for a client without a session; `status_in_session` for one that has one
 
     async def open(self, target: URL | None, headers: HeaderLines) -> AwaitedReply:
         """Send the request to `target`, else to the endpoint, and follow one redirect within the endpoint's origin.
@@ -149,18 +168,25 @@ class Passage:
         method = self.incoming.method
         return method == "POST" or (method == "GET" and mcp.SESSION_ID in self.incoming.headers)
 
-    async def read(self, reply: AwaitedReply, limit: int | None = None) -> bytes:
-        """The whole body of a reply, or nothing if it is larger than `limit` bytes; raises UpstreamError."""
-        where = self.probe.endpoint.where
+    async def refusal(self) -> WholeResponse:
+        """The reply as a whole, without its body if that is large; raises UpstreamError."""
+        said, where = self._said, self.probe.endpoint.where
+        assert said is not None, "its head tells that it is a refusal"
         try:
             with CoarseTimeout(self.live.deadlines.idle):
-                if limit is not None:
-                    return await reply.read_at_most(limit) or b""
-                return b"".join([part async for part in reply])
+                body = await said.read_at_most(REFUSAL_BYTES) or b""
         except TimeoutError as exc:
             raise CallLost(f"{where} did not complete its reply within timeouts.idle_seconds") from exc
         except RequestFailed as exc:
             raise exc.mapped(where) from exc
+        self.outcome = Passed.REFUSED
+        return WholeResponse(body, said.status, self.headers(said))
+
+    def headers(self, said: AwaitedReply) -> CIMultiDict[str]:
+        """The headers of the reply that go to the client."""
+        headers = passed_back(said.head)
+        self.reply.rewrite_challenges(headers)
+        return headers
 
     def begin(self) -> None:
         """Relay the rest of the reply as it comes; the request is not sent again, so its body is dropped."""

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from msgspec import Raw
 
-from gateway.downstream.stdio_forwarding import _Passage
+from gateway.downstream.stdio_forwarding import StdioPassage
 from gateway.http.incoming import Caller
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import mcp
@@ -211,7 +211,7 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
     )
     incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r", caller=Caller(b"", None))
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
-    passage = _Passage(incoming, Mock(started=False), live, parsed, ToolCatalog())
+    passage = StdioPassage(incoming, Mock(started=False), live, parsed, ToolCatalog())
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
             await passage.run(AsyncMock(side_effect=ZeroDivisionError))
