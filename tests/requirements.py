@@ -39,6 +39,9 @@ INPUTS: Final = "tests/exchange/test_input_requests.py::"
 JSONRPC: Final = "tests/protocol/test_jsonrpc.py::"
 NEGOTIATE: Final = "tests/exchange/test_handshake.py::"
 TOOLPARAMS: Final = "tests/protocol/test_param_headers.py::"
+DRIVER: Final = "tests/bridge/test_driver.py::"
+NEWEST_LEG: Final = DRIVER + "test_two_parallel_retries_share_one_answer_and_each_gets_the_end_under_its_own_ids"
+TRANSLATION: Final = "tests/bridge/test_modern_to_legacy.py::"
 PROPERTIES: Final = "tests/property/test_exchange_properties.py::test_whatever_happens_every_promise_is_kept"
 
 REQUIREMENTS: Final = (
@@ -296,14 +299,14 @@ REQUIREMENTS: Final = (
         LOGGING,
         "per-request-log-level",
         "The server MUST NOT emit notifications/message for a request that does not include this field.",
-        (EXCHANGE + "test_logs_are_sent_at_or_above_the_level_asked_for",),
+        (TRANSLATION + "test_logs_are_sent_at_or_above_the_level_asked_for",),
     ),
     Requirement(
         LOGGING,
         "per-request-log-level",
         "The server MUST NOT deliver it on any stream other than the one carrying the response to the request that "
         "set the log level.",
-        (EXCHANGE + "test_notifications_while_no_leg_waits_are_dropped", PROPERTIES),
+        (NEWEST_LEG,),
     ),
     Requirement(
         LOGGING,
@@ -316,18 +319,13 @@ REQUIREMENTS: Final = (
         "behavior-requirements",
         "Progress notifications MUST only reference tokens that were provided in an active request and are associated "
         "with an in-progress operation.",
-        (
-            EXCHANGE + "test_progress_carries_the_token_of_the_leg_that_waits",
-            EXCHANGE + "test_progress_goes_to_the_newest_of_two_legs",
-            EXCHANGE + "test_progress_that_the_client_did_not_ask_for_is_dropped",
-            EXCHANGE + "test_notifications_while_no_leg_waits_are_dropped",
-        ),
+        (DRIVER + "test_a_new_leg_brings_its_own_progress_token_and_id", NEWEST_LEG),
     ),
     Requirement(
         PROGRESS,
         "implementation-notes",
         "Progress notifications MUST stop after completion.",
-        (EXCHANGE + "test_notifications_while_no_leg_waits_are_dropped", PROPERTIES),
+        (NEWEST_LEG,),
     ),
     Requirement(
         CANCELLATION,
