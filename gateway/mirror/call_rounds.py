@@ -94,7 +94,8 @@ class Rounds:
         self.answers: dict[str, bytes] = {}
         """What the client has answered in this round."""
         self._drives_tasks = drives_tasks
-        self._declares_tasks = progress.task is not None
+        self._needs_tasks = False
+        """Whether the server has refused the call because tasks were not declared."""
         self._taken: set[str] = set()
         """The keys of the task's questions whose answers the server has taken."""
         self.live_task = progress.task
@@ -119,11 +120,11 @@ class Rounds:
         `trace` is its trace context, in place of the client's.
         """
         added: dict[str, bytes | Raw] = {}
-        profile = self.profile.with_tasks if self._declares_tasks else self.profile
         if self.answers:
             added["inputResponses"] = jsonrpc.merge(self.answers.items())
-        method, target = self.aim
-        if self.progress.task is not None:
+        (method, target), is_task = self.aim, self.progress.task is not None
+        profile = self.profile.with_tasks if is_task or self._needs_tasks else self.profile
+        if is_task:
             return modern_request(id_, method, {"taskId": Raw(jsonrpc.encode(target))}, profile, added=added)
         if self.progress.state is not None:
             added["requestState"] = self.progress.state
@@ -180,7 +181,7 @@ class Rounds:
                 if not task_id:
                     raise ValueError("a CreateTaskResult needs `taskId`")
                 self.progress = Progress(self.progress.round, task=task_id)
-                self.live_task, self._declares_tasks, self.answers = task_id, True, {}
+                self.live_task, self.answers = task_id, {}
                 return _pause(opened)
             case _:
                 return self._ended(result)
@@ -191,9 +192,9 @@ class Rounds:
     def _refused(self, error: jsonrpc.Error) -> Ending | float:
         if self.progress.task is not None:
             return self._task_refused(error)
-        may_declare = self._drives_tasks and not self._declares_tasks and self.request.method == mcp.TOOLS_CALL
+        may_declare = self._drives_tasks and not self._needs_tasks and self.request.method == mcp.TOOLS_CALL
         if may_declare and _wants_tasks(error):
-            self._declares_tasks = True
+            self._needs_tasks = True
             return _AT_ONCE
         return legacy_error(self.request.method, error)
 

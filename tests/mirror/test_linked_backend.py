@@ -55,31 +55,33 @@ class Host:
 
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
-        self.server, self.link = FakeServer(), FakeLink()
-        self.backend = MirrorBackend(
-            CallServer(fake_live(tasks), self.server, ToolCatalog(), ("/mcp", b"ada")), self.link
-        )
+        self.server, self.link, self.live = FakeServer(), FakeLink(), fake_live(tasks)
+        self.backend = MirrorBackend(CallServer(self.live, self.server, ToolCatalog(), ("/mcp", b"ada")), self.link)
+        self.headers = {"Authorization": "x"}
 
     def says(self, **message: Any) -> None:
         data = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        self.backend.receive(ClientMessage(data, jsonrpc.message(data), {"Authorization": "x"}))
+        self.backend.receive(ClientMessage(data, jsonrpc.message(data), self.headers))
+
+    async def at_server(self, method: str, count: int = 1) -> Sent:
+        """The request of that method with that number, once it is at the server."""
+        await eventually(lambda: len(self.server.of(method)) >= count, f"the server gets {method}")
+        return self.server.of(method)[count - 1]
 
     async def begin(self) -> None:
         params = {"protocolVersion": "2025-06-18", "capabilities": {"elicitation": {}}, "clientInfo": {}}
         self.says(id=0, method="initialize", params=params)
-        await eventually(lambda: self.server.of(mcp.DISCOVER))
-        self.server.of(mcp.DISCOVER)[0].completes(capabilities={"tools": {}})
+        (await self.at_server(mcp.DISCOVER)).completes(capabilities={"tools": {}})
         await eventually(lambda: self.link.sent)
         assert self.link.sent.pop()[0]["result"]["protocolVersion"] == "2025-06-18"
 
     async def call(self, id_: int = 1) -> Sent:
         """A call of the tool, once it is at the server."""
         self.says(id=id_, method="tools/call", params={"name": "t", "arguments": {}})
-        if not self.server.of("tools/list"):
-            await eventually(lambda: self.server.of("tools/list"))
-            self.server.of("tools/list")[0].completes(tools=[{"name": "t", "inputSchema": {"type": "object"}}])
-        await eventually(lambda: len(self.server.of("tools/call")) >= id_)
-        return self.server.of("tools/call")[-1]
+        if self.server.reads_headers and not self.server.of("tools/list"):
+            listed = await self.at_server("tools/list")
+            listed.completes(tools=[{"name": "t", "inputSchema": {"type": "object"}}])
+        return await self.at_server("tools/call", id_)
 
 
 @pytest.fixture
@@ -133,8 +135,7 @@ async def test_the_next_round_brings_all_answers_and_the_newest_log_level(host: 
     await asyncio.sleep(0)
     assert len(host.server.of("tools/call")) == 1, "a question is open"
     host.says(id=second, result=ACCEPT)
-    await eventually(lambda: len(host.server.of("tools/call")) == 2)
-    params = host.server.of("tools/call")[1].params
+    params = (await host.at_server("tools/call", 2)).params
     assert params["inputResponses"] == {"a": ACCEPT, "b": ACCEPT}
     assert params["_meta"][mcp.META_LOG_LEVEL] == "debug"
 
@@ -159,8 +160,7 @@ async def test_nothing_is_served_before_initialize() -> None:
 async def test_only_the_first_initialized_opens_a_stream(host: Host) -> None:
     for _ in range(3):
         host.says(method="notifications/initialized")
-    await eventually(lambda: host.server.of(mcp.LISTEN))
-    host.server.of(mcp.LISTEN)[0].acknowledges()
+    (await host.at_server(mcp.LISTEN)).acknowledges()
     host.says(method="notifications/initialized")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -206,8 +206,7 @@ async def test_a_cancelled_call_is_found_however_its_id_is_written(host: Host) -
 
 async def test_changes_are_told_on_the_standalone_stream(host: Host) -> None:
     host.says(method="notifications/initialized")
-    await eventually(lambda: host.server.of(mcp.LISTEN))
-    (stream,) = host.server.of(mcp.LISTEN)
+    stream = await host.at_server(mcp.LISTEN)
     stream.acknowledges()
     await asyncio.sleep(0)
     stream.says(method=mcp.TOOLS_CHANGED, params={"_meta": {mcp.META_SUBSCRIPTION: "x"}})

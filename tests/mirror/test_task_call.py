@@ -45,14 +45,6 @@ def task() -> Rounds:
     return it
 
 
-def test_tasks_are_declared_only_after_the_server_has_asked_for_them() -> None:
-    it = call()
-    assert "extensions" not in declared(it)
-    assert it.received(refusal()) == 0.0
-    assert declared(it) == {**json.loads(ALL), **DECLARED}
-    assert it.aim == ("tools/call", "t")
-
-
 @pytest.mark.parametrize(
     ("code", "data", "wanted"),
     [
@@ -86,49 +78,13 @@ def test_only_a_tool_becomes_a_task(method: str) -> None:
     assert "error" in ended(call(method).received(refusal()))
 
 
-def test_a_route_may_leave_tasks_undeclared() -> None:
-    it = call(drives_tasks=False)
-    assert ended(it.received(refusal()))["result"]["isError"] is True
-
-
-def test_a_task_is_asked_about_until_its_result() -> None:
+def test_a_task_is_asked_about_for_a_client_with_tasks() -> None:
     it = task()
     assert it.aim == ("tasks/get", "t1")
     assert sent(it).keys() == {"taskId", "_meta"}
     assert declared(it) == {**json.loads(ALL), **DECLARED}
     assert mcp.META_LOG_LEVEL not in sent(it)["_meta"]
     assert it.received(state("working", pollIntervalMs=2000)) == 2
-    assert it.live_task == "t1"
-    message = ended(it.received(state("completed", result={"resultType": "complete", "content": []})))
-    assert message["result"] == {"content": []}
-    assert it.live_task is None
-
-
-def test_a_failed_task_is_the_error_of_its_call() -> None:
-    it = task()
-    message = ended(it.received(state("failed", error={"code": -32050, "message": "broken"})))
-    assert message["error"] == {"code": -32050, "message": "broken"}
-    assert it.live_task is None
-
-
-def test_a_task_that_its_server_cancelled_is_a_failed_tool() -> None:
-    it = task()
-    assert ended(it.received(state("cancelled")))["result"]["isError"] is True
-    assert it.live_task is None
-
-
-def test_the_questions_of_a_task_are_asked_and_answered_with_an_update() -> None:
-    it = task()
-    step = it.received(state("input_required", inputRequests={"a": FORM, "b": FORM}))
-    assert isinstance(step, on.Asked)
-    assert [each.key for each in step.questions] == ["a", "b"]
-    for key in ("a", "b"):
-        assert answered(it, step, key, result=ACCEPT) is None
-    assert it.aim == ("tasks/update", "t1")
-    assert sent(it)["inputResponses"] == {"a": ACCEPT, "b": ACCEPT}
-    assert it.received(encoded(result={"resultType": "complete"})) == 0
-    assert it.aim == ("tasks/get", "t1")
-    assert "inputResponses" not in sent(it)
 
 
 def test_a_question_whose_answer_the_server_has_is_not_asked_again() -> None:
@@ -149,16 +105,6 @@ def test_rounds_may_come_before_the_task_with_keys_of_their_own() -> None:
     assert it.received(created()) == 1
     assert sent(it).keys() == {"taskId", "_meta"}
     assert isinstance(it.received(state("input_required", inputRequests={"a": FORM})), on.Asked)
-
-
-def test_a_task_goes_on_from_any_place() -> None:
-    first = task()
-    step = first.received(state("input_required", inputRequests={"a": FORM}))
-    again = Rounds(first.request, first.profile, "exchange", first.progress)
-    for it in (first, again):
-        assert answered(it, step, "a", result=ACCEPT) is None
-    assert sent(first) == sent(again)
-    assert (again.aim, again.live_task) == (("tasks/update", "t1"), "t1")
 
 
 def test_an_error_of_the_task_ends_the_call_or_is_tried_again() -> None:
@@ -220,7 +166,9 @@ def test_a_malformed_task_is_an_error_of_the_server(odd: Any) -> None:
 @pytest.mark.parametrize("status", ["working", "completed", "failed", "cancelled"])
 def test_a_task_is_read_as_its_status_says(status: str) -> None:
     everything = {"result": {"a": 1}, "error": {"code": -1, "message": "m"}, "inputRequests": {"k": FORM}}
-    said = task().received(state(status, **everything))
+    it = task()
+    said = it.received(state(status, **everything))
+    assert (it.live_task is None) is (status != "working")
     match status:
         case "working":
             assert said == 1

@@ -47,10 +47,10 @@ class Sent:
         self.over.set_exception(error)
 
 
-def fake_live(tasks: Tasks, seconds: float = 60.0) -> Any:
-    """What the mirror needs of a route that has no network; `seconds` is how long a task may take."""
+def fake_live(tasks: Tasks) -> Any:
+    """What the mirror needs of a route that has no network."""
     live = Mock()
-    live.process.tasks, live.config.tasks.ttl_seconds, live.route.tasks.undeclared = tasks, seconds, "drive"
+    live.process.tasks, live.config.tasks.ttl_seconds, live.route.tasks.undeclared = tasks, 60.0, "drive"
     return live
 
 

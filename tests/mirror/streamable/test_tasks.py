@@ -57,6 +57,7 @@ class Job:
     def check(self, call: Call) -> None:
         assert (call.params["taskId"], call.headers[mcp.NAME_HEADER]) == ("t1", "t1")
         assert call.headers[mcp.METHOD_HEADER] == call.body["method"]
+        assert mcp.TASKS in call.meta[mcp.META_CAPABILITIES]["extensions"]
 
 
 def names_task(client: LegacyClient, place: str) -> bool:
@@ -71,7 +72,9 @@ async def test_a_tool_that_needs_a_task_is_an_ordinary_call(client: LegacyClient
         question = await stream.message()
         assert (question["method"], question["params"]) == (FORM["method"], FORM["params"])
         assert await client.answer(question, ACCEPT) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
+        _ = await stream.place()
+        last = await stream.event()
+        assert text(json.loads(last.data)) == {"name": ACCEPT}, "a poll moves the place of no call"
     assert [mcp.TASKS in json.dumps(each["params"]["_meta"]) for each in server.of(mcp.TOOLS_CALL)] == [False, True]
     assert (job.made, job.cancelled) == (1, False)
 
