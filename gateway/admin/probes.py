@@ -10,7 +10,7 @@ import msgspec
 from gateway.admin.cluster_status import Heard, chosen
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
-from gateway.admin.snapshot import SnapshotSource, take_snapshot
+from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin
 from gateway.http.server.request import HttpRequest
@@ -141,4 +141,6 @@ class Admin(Probes):
 
     async def exposition(self) -> tuple[bytes, str]:
         """See `Probes`."""
-        return self._source().metrics.render()
+        source = self._source()
+        show_load(source)
+        return source.metrics.render()

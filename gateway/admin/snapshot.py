@@ -24,7 +24,6 @@ from gateway.routes.route_table import RouteTable
 from gateway.tasks.live_task import LiveTask
 from gateway.tasks.table import TaskTable
 from gateway.telemetry import Metrics
-from gateway.telemetry.metrics.saturation import Saturation
 from gateway.telemetry.process_status import (
     MOST_HELD,
     MOST_PEERS,
@@ -113,17 +112,20 @@ def take_snapshot(source: SnapshotSource, salt: bytes) -> Status:
     return cut(status)
 
 
-def show_load(source: SnapshotSource, gauges: Saturation) -> None:
+def show_load(source: SnapshotSource) -> None:
     """Show in the metrics how much of its limits a process uses."""
-    gauges.ready.set(source.is_ready)
-    gauges.connections.set(source.connections)
-    gauges.connections_limit.set(source.config.limits.connections)
-    gauges.in_flight.set(source.in_flight)
+    metrics = source.metrics
+    metrics.ready[()].set(source.is_ready)
+    metrics.connections[()].set(source.connections)
+    metrics.connections_limit[()].set(source.config.limits.connections)
+    metrics.in_flight[()].set(source.in_flight)
+    for of_routes in (metrics.sessions_limit, metrics.children_limit):
+        of_routes.clear()  # a reload may have removed a route
     for path, live in source.routes.live.items():
         pool, upstream = live.upstream.pool, live.route.upstream
-        gauges.sessions_limit[path,].set(pool.most)
+        metrics.sessions_limit[path,].set(pool.most)
         if upstream.command is not None:
-            gauges.children_limit[path,].set(upstream.max_children)
+            metrics.children_limit[path,].set(upstream.max_children)
 
 
 def now() -> str:
@@ -154,8 +156,8 @@ def _route(live: LiveRoute, held_and_tasks: tuple[int, int], metrics: Metrics, c
         children=children if by_command else None,
         children_limit=route.upstream.max_children if by_command else None,
         subscriptions=len(live.upstream.subscriptions),
-        mirrored=metrics.mirrored(route.path),
-        client_sessions=metrics.client_sessions(route.path),
+        mirrored=metrics.mirrored_calls.value(route.path),
+        client_sessions=metrics.client_sessions.value(route.path),
         tasks=tasks,
         streams=len(live.upstream.streams),
     )

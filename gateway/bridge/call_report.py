@@ -52,7 +52,7 @@ class Spoken(msgspec.Struct, frozen=True):
     def finished(self, rounds: int, outcome: Outcome, began: float, error: GatewayError | None, cause: str) -> None:
         """A call of several rounds is over, or one without a result."""
         route = self.live.route
-        self.live.process.metrics.exchange_finished(route.path, rounds)
+        self.live.process.metrics.rounds_per_exchange[route.path,].observe(rounds)
         to = log.bind()  # the proxy would look each method up anew
         say = to.warning if isinstance(error, UpstreamError) else to.info
         say(
@@ -126,7 +126,7 @@ class Report:
         """The call waits for its client from now on."""
         self._parked_at = world.monotonic()
         live = self._context.live
-        live.process.metrics.call_parked(live.route.path)
+        live.process.metrics.held_calls[live.route.path,].inc()
         if self._call_span is not None:
             self._call_span.happened("parked")
 
@@ -173,7 +173,7 @@ class Report:
     def step(self, step: Step) -> None:
         """Count the step by which a retry continued."""
         live, span = self._context.live, self._context.span
-        live.process.metrics.continued(live.route.path, step)
+        live.process.metrics.continuations[live.route.path, step].inc()
         if span is not None:
             span.note("step", step)
 
@@ -205,7 +205,7 @@ class Report:
         """The call is let go of, and nothing more is said about it until its client comes back."""
         self._is_told = True
         live = self._context.live
-        live.process.metrics.call_cooled(live.route.path)
+        live.process.metrics.calls_cooled[live.route.path,].inc()
         route = live.route.path
         log.info(
             Event.CALL_COOLED, route=route, round=self._context.exchange.round, request_id=self._context.request_id

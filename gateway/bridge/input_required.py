@@ -59,7 +59,7 @@ def input_required(
 
 def _sealed(context: Context, envelope: Envelope, *, held: bool) -> str:
     process = context.live.process
-    process.metrics.sealed()
+    process.metrics.seals.inc()
     for smaller in handoff.ever_smaller(envelope, held=held):
         state = process.states.fitting(smaller)
         if state is None:

@@ -81,14 +81,14 @@ async def subscription(asked: ClientCall, *, is_exempt: bool = True) -> AsyncIte
     live, serving = asked.live, Subscription(asked)
     # Registered before anything is awaited, so that a reload meanwhile ends this subscription too.
     live.upstream.subscriptions[serving] = None
-    live.process.metrics.subscribed(live.route.path, 1)
+    live.process.metrics.subscriptions[live.route.path,].inc(1)
     try:
         await live.process.draining.prepared(serving.begin(is_exempt=is_exempt))
         with live.upstream.pool.hearing(asked.key.principal, serving, serving.uris):
             yield serving.stream
     finally:
         _ = live.upstream.subscriptions.pop(serving, None)
-        live.process.metrics.subscribed(live.route.path, -1)
+        live.process.metrics.subscriptions[live.route.path,].inc(-1)
         serving.close()
 
 
@@ -242,7 +242,7 @@ class Subscription:
                 self._session = await self._open_again(pauses)
                 route, is_open = self._live.route, self._session is not None
                 log.info(Event.SUBSCRIPTION_LOST, route=route.path, upstream=route.upstream.name, opened_again=is_open)
-                self._live.process.metrics.subscription_lost(route.path, opened_again=is_open)
+                self._live.process.metrics.subscriptions_lost[route.path, "reopened" if is_open else "ended"].inc()
                 if not is_open:
                     return
                 self.missed()

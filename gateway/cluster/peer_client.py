@@ -107,14 +107,14 @@ class PeerClient:
         try:
             address = await self._membership.address(member)
         except OwnerSilent:
-            self._metrics.peer_asked(PeerOutcome.SILENT)
+            self._metrics.peer_requests[PeerOutcome.SILENT,].inc()
             raise
         if address is None:
-            self._metrics.peer_asked(PeerOutcome.DEAD)
+            self._metrics.peer_requests[PeerOutcome.DEAD,].inc()
             raise PeerDead(member)
         # An owner that was silent a moment ago may be back, so it is asked again; a failover candidate is skipped.
         if kind not in ("owner", "session") and self._membership.was_silent(member):
-            self._metrics.peer_asked(PeerOutcome.SILENT)
+            self._metrics.peer_requests[PeerOutcome.SILENT,].inc()
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
@@ -149,7 +149,7 @@ class PeerClient:
             outcome = PeerOutcome.STALLED
             raise
         finally:
-            self._metrics.peer_asked(outcome)
+            self._metrics.peer_requests[outcome,].inc()
             self._membership.note(member, _SEEN[outcome])
         return replied
 

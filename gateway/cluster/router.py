@@ -248,7 +248,7 @@ class Router:
         for host in hosts[self._turn :] + hosts[: self._turn]:
             replied = await self.send_to(host, incoming, reply)
             if replied is not None:
-                self._metrics.sent_on()
+                self._metrics.calls_sent_on.inc()
                 return replied
         return None
 

@@ -122,7 +122,7 @@ class Continuation:
         if incoming.peer_request is None:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
             metrics, seconds = self._process.metrics, world.monotonic() - started
-            metrics.continued(incoming.path, Step.FORWARDED)
+            metrics.continuations[incoming.path, Step.FORWARDED].inc()
             metrics.operation_finished(incoming.path, request.method, request.said.version, ending, seconds)
         return response
 
@@ -226,7 +226,7 @@ class Continuation:
         cold = self.lot.cold.find(envelope.exchange)
         if cold is not None and cold.round < envelope.round:
             _ = self.lot.cold.take(cold)
-            self._process.metrics.cold_call_ended(cold.live.route.path, ColdEnding.CONTINUED)
+            self._process.metrics.cold_calls_ended[cold.live.route.path, ColdEnding.CONTINUED].inc()
             return None
         return None if self.router.has_parted else cold
 
@@ -258,7 +258,7 @@ class Continuation:
                 self.lot.cold.add(cold)
             raise
         if cold is not None:
-            self._process.metrics.cold_call_ended(live.route.path, ColdEnding.RESUMED)
+            self._process.metrics.cold_calls_ended[live.route.path, ColdEnding.RESUMED].inc()
         return await self.legs.write(round_, driver, queue)
 
     def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:

@@ -181,7 +181,8 @@ class Dispatcher:
 
     def _looked_up(self, round_: Round, cached: bytes | None) -> Awaitable[Replied]:
         """Answer with a list from the cache, if it is there."""
-        round_.live.process.metrics.list_answered(round_.live.route.path, from_memory=cached is not None)
+        source = "upstream" if cached is None else "memory"
+        round_.live.process.metrics.lists_answered[round_.live.route.path, source].inc()
         return round_.answer(cached) if cached is not None else self._call(round_)
 
     def _call(

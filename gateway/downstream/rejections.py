@@ -60,7 +60,7 @@ class Rejections:
         if isinstance(exc, GatewayError):
             error = exc
         else:
-            self._metrics.task_failed()
+            self._metrics.task_failures.inc()
             log.error(
                 Event.TASK_FAILED, task="request", route=incoming.path, request_id=incoming.request_id, exc_info=exc
             )

@@ -108,7 +108,7 @@ class Round(ClientCall, eq=False, kw_only=True):
 
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""
-        self.live.process.metrics.continued(self.live.route.path, step)
+        self.live.process.metrics.continuations[self.live.route.path, step].inc()
         if self.incoming.span is not None:
             self.incoming.span.note("step", step)
 

@@ -94,7 +94,7 @@ class SessionTable:
             self._counts[key] += change
             if not self._counts[key]:
                 del self._counts[key]
-        self._metrics.relayed(path, change)
+        self._metrics.client_sessions[path,].inc(change)
 
     def _ended(self, session: FrontSession) -> None:
         del self._sessions[session.name]

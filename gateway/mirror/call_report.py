@@ -36,7 +36,7 @@ class CallReport:
         """The id of the HTTP request that waits."""
         if incoming is None:
             return
-        live.process.metrics.mirroring(live.route.path, 1)
+        live.process.metrics.mirrored_calls[live.route.path,].inc(1)
         traces, request, path = live.process.traces, self._request, live.route.path
         if traces is not None:  # each round is a span below that of the call
             about = Operation(request.method, request.target, self._version, path)
@@ -101,7 +101,7 @@ class CallReport:
             self._span.end(ending)
         rounds = self._rounds.progress.round + 1
         metrics, path, seconds = self._live.process.metrics, self._live.route.path, world.monotonic() - self._started
-        metrics.mirroring(path, -1)
+        metrics.mirrored_calls[path,].inc(-1)
         metrics.operation_finished(path, self._request.method, self._version, ending, seconds - self._thought)
         if rounds == 1 and ending is COMPLETE:
             return

@@ -124,7 +124,7 @@ class ColdCalls:
         self._due.setdefault(call.due, {})[call.id] = None
         self._used += call.size
         self._count(call, 1)
-        call.live.process.metrics.show_cold_call(call.live.route.path, 1)
+        call.live.process.metrics.cold_calls[call.live.route.path,].inc(1)
         self._after_add(call.due)
 
     def take(self, call: ColdCall) -> bool:
@@ -150,6 +150,6 @@ class ColdCalls:
         del self._calls[call.id]
         self._used -= call.size
         self._count(call, -1)
-        call.live.process.metrics.show_cold_call(call.live.route.path, -1)
+        call.live.process.metrics.cold_calls[call.live.route.path,].inc(-1)
         if not self._calls:
             _shared.cache_clear()  # they have credentials

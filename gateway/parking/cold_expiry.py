@@ -72,7 +72,7 @@ class ColdExpiry:
             self._cold.add(replace(call, due=due, inquiries=call.inquiries + 1))
             return False
         if is_taken is not False:
-            process.metrics.cold_call_ended(route, ColdEnding.CONTINUED)  # or a replica could never be asked
+            process.metrics.cold_calls_ended[route, ColdEnding.CONTINUED].inc()  # or a replica could never be asked
             return False
-        process.metrics.cold_call_ended(route, ColdEnding.EXPIRED)
+        process.metrics.cold_calls_ended[route, ColdEnding.EXPIRED].inc()
         return True

@@ -140,7 +140,7 @@ class RouteTable:
 
         def started(child: Child) -> None:
             self._children[child] = None
-            metrics.child_started(route.path)
+            metrics.children[route.path,].inc()
             child.gone.add_done_callback(lambda _: gone(child))
 
         malformed = partial(metrics.upstream_failed, route.path, "malformed")

@@ -57,7 +57,7 @@ class Tasks:
         _ = self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             self.failures += 1
-            self._metrics.task_failed()
+            self._metrics.task_failures.inc()
             log.error(Event.TASK_FAILED, task=task.get_name(), exc_info=task.exception())
 
     def guard(self, callback: Callable[[], None], name: str) -> Callable[[], None]:
@@ -68,7 +68,7 @@ class Tasks:
                 callback()
             except Exception:  # the outermost edge of a timer
                 self.failures += 1
-                self._metrics.task_failed()
+                self._metrics.task_failures.inc()
                 log.exception(Event.TASK_FAILED, task=name)
 
         return guarded

@@ -13,7 +13,7 @@ from typing import Final
 from gateway import __version__, world
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.probes import Admin
-from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
+from gateway.admin.snapshot import SnapshotSource, take_snapshot
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver  # noqa: TC001  (one import style; it costs nothing here)
 from gateway.cluster.draining import Draining
@@ -146,7 +146,7 @@ class Gateway:
         """The address that clients can reach; known after `start`."""
         self.admin = ""
         self.ready = False
-        self._saturation = self.metrics.watch_load(lambda gauges: show_load(self._snapshot_source(), gauges))
+        self.metrics.config_loaded()
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
         self.reload = Reload(
@@ -317,8 +317,8 @@ class Gateway:
         _log_cautions(config)
 
     def _show_settings(self, config: Config) -> None:
-        self._saturation.show_certificates(expiries(config))
-        self.metrics.set_held_limit(config.hold.max_calls)
+        self.metrics.show_certificates(expiries(config))
+        self.metrics.held_calls_limit.set(config.hold.max_calls)
         bodies.on = config.debug.bodies
 
     async def drain(self, *, delay_seconds: float) -> None:

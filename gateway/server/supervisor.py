@@ -166,7 +166,7 @@ class Supervisor:
             log.warning(
                 Event.WORKER_ENDED, worker=number, exit_code=code, error=error, seconds=seconds, again_in_seconds=pause
             )
-            self._metrics.worker_restarted()
+            self._metrics.worker_restarts.inc()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     _ = await self._stopping.wait()

@@ -167,7 +167,7 @@ class Session(SideListener):
         await self.channel.send(ready, headers)
         self._prove(headers)
         self.opened = True
-        self._metrics.session_opened(self._route)
+        self._metrics.sessions_opened[self._route,].inc()
 
     async def adopt(self, session_id: str, shaken: Handshake, headers: Headers, *, is_shared: bool = False) -> None:
         """Take over a session that another process opened, and whose call may still run at the upstream.
@@ -354,7 +354,7 @@ class Session(SideListener):
         """The upstream does not know the session any more."""
         self.is_forgotten = True
         self.lose()
-        self._metrics.session_lost(self._route)
+        self._metrics.sessions_lost[self._route,].inc()
         log.info(
             Event.SESSION_LOST, route=self._route, note="the upstream does not know it any more; was it restarted?"
         )

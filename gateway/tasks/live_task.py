@@ -272,7 +272,7 @@ class LiveTask(Driver):
             self._outcome = "failed", jsonrpc.Error(cause.code, cause.message)
         else:
             outcome, self._outcome = TaskOutcome.FAILED, ("failed", final.error)
-        self.live.process.metrics.task_ended(self.live.route.path, outcome)
+        self.live.process.metrics.tasks_ended[self.live.route.path, outcome].inc()
         seconds = round(max(world.wall() - self._handle.issued, 0), 3)
         if cause is None:
             log.info(Event.TOOL_TASK_ENDED, **self._about, outcome=outcome, seconds=seconds)

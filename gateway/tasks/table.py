@@ -96,7 +96,7 @@ class TaskTable(Generic[T]):
         """Keep a task."""
         self._tasks[task.id] = task
         self._per_principal[task.principal] += 1
-        task.live.process.metrics.tasks_changed(task.live.route.path, 1)
+        task.live.process.metrics.tasks[task.live.route.path,].inc(1)
 
     def remove(self, task: T) -> None:
         """Forget a task."""
@@ -104,7 +104,7 @@ class TaskTable(Generic[T]):
         self._per_principal[task.principal] -= 1
         if not self._per_principal[task.principal]:
             del self._per_principal[task.principal]
-        task.live.process.metrics.tasks_changed(task.live.route.path, -1)
+        task.live.process.metrics.tasks[task.live.route.path,].inc(-1)
 
     def leave(self, *, is_resumable: bool) -> None:
         """Let go of all tasks; if another replica cannot go on with them, their sessions end."""

@@ -86,6 +86,19 @@ def test_a_text_that_is_not_a_scrape_is_an_error(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "merged"),
+    [
+        ("mcp_gateway_ready", ("1.0", "0.0"), 0),
+        ("mcp_gateway_config_last_reload_successful", ("1.0", "0.0"), 0),
+        ("mcp_gateway_connections", ("4.0", "9.0"), 13),
+    ],
+)
+def test_the_worst_worker_counts_where_a_sum_means_nothing(name: str, values: tuple[str, str], merged: float) -> None:
+    scrapes = [parse(f"# HELP {name} x.\n# TYPE {name} gauge\n{name} {value}\n") for value in values]
+    assert merge(scrapes)[name].samples == {name: merged}
+
+
 # Against prometheus_client's own parser, with all the metrics that there are.
 
 
@@ -93,16 +106,16 @@ def process(seed: int) -> str:
     """The metrics of a process that did something."""
     chance = Random(seed)
     metrics = Metrics("1.2.3", ["/a", "/b"])
-    metrics.set_held_limit(10)
+    metrics.held_calls_limit.set(10)
     for _ in range(40):
         route = chance.choice(["/a", "/b"])
         method = chance.choice([mcp.TOOLS_CALL, "x"])
         metrics.operation_finished(
             route, method, "2026-07-28", Ending(chance.choice(list(Outcome))), chance.random() * 100
         )
-        metrics.continued(route, chance.choice(list(Step)))
+        metrics.continuations[route, chance.choice(list(Step))].inc()
         metrics.sessions_by_state(route)[SessionState.IDLE].inc()
-        metrics.call_parked(route)
+        metrics.held_calls[route,].inc()
         metrics.call_released(route, chance.random())
     return metrics.render()[0].decode()
 

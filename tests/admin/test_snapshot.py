@@ -17,6 +17,11 @@ from tests.support.stand import Start
 from tests.support.status import SECRET, ask, drop, fetch, told
 from tests.support.workbench import KEY, Stand, configuration, eventually, jwt
 
+GAUGES = {
+    *("ready", "connections", "connections_limit", "requests_in_flight", "sessions_limit", "children_limit"),
+    "config_last_reload_successful",
+}
+
 
 async def test_a_held_call_is_shown_without_its_contents(upstream: FakeUpstream, begin: Start) -> None:
     stand = await begin()
@@ -216,6 +221,34 @@ async def test_limits_are_shown_with_their_use(upstream: FakeUpstream, begin: St
     assert (await stand.client().call()).status == 429
     assert [error.kind for error in (await told(stand)).errors] == ["busy"]
     await drop(stand)
+
+
+async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: Start) -> None:
+    command = {"command": ["cat"], "warm": 0, "max_children": 4}
+    paths = [{"path": "/mcp", "upstream": {"url": "http://127.0.0.1:1/mcp"}}, {"path": "/child", "upstream": command}]
+    stand = await begin(limits={"connections": 99}, sessions={"max": 7}, routes=paths)
+
+    async def shown() -> dict[str, float]:
+        lines = (await fetch(stand, "/metrics"))[1].splitlines()
+        found = (line.removeprefix("mcp_gateway_").rpartition(" ") for line in lines)
+        return {name: float(value) for name, _, value in found if name.partition("{")[0] in GAUGES}
+
+    before = await shown()
+    assert before.pop("config_last_reload_successful") == 1
+    assert before == {
+        "ready": 1,
+        "connections": 0,
+        "connections_limit": 99,
+        "requests_in_flight": 0,
+        'sessions_limit{route="/mcp"}': 7,
+        'sessions_limit{route="/child"}': 4,
+        'children_limit{route="/child"}': 4,
+    }
+    config = stand.gateway.config
+    stand.gateway.apply(replace(config, routes=config.routes[:1]))
+    await stand.gateway.drain(delay_seconds=0)
+    assert not [name for name in await shown() if "/child" in name]
+    assert (await shown())["ready"] == 0
 
 
 @pytest.mark.parametrize(

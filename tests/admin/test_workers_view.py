@@ -38,7 +38,7 @@ class FakeWorker(Probes):
     def __init__(self, directory: Path, number: int) -> None:
         self.address = f"unix:{directory}/admin-{number}.sock"
         self.metrics = Metrics("1", ["/mcp"])
-        self.metrics.set_held_limit(10)
+        self.metrics.held_calls_limit.set(10)
         self.ready = True
         self.words: bytes | None = None
         """What it answers to everything, if not what a worker does."""
@@ -85,7 +85,7 @@ class FakeWorker(Probes):
 
     def work(self, times: int) -> None:
         for _ in range(times):
-            self.metrics.task_failed()
+            self.metrics.task_failures.inc()
 
     async def start(self) -> None:
         assert await self._listener.start() == self.address
@@ -133,7 +133,7 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def test_one_scrape_counts_all_processes(host: Host) -> None:
     for number in range(2):
         (await host.start(number)).work(number + 1)
-    host.own.task_failed()
+    host.own.task_failures.inc()
     assert await host.value(TASKS) == 1 + 2 + 1
     assert await host.value(LIMIT) == 20
     assert await host.value("mcp_gateway_build_info") == 1

@@ -116,9 +116,7 @@ def test_each_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
 def families() -> dict[str, tuple[str, ...]]:
     """Every sample name of the gateway, with its labels."""
     found: dict[str, tuple[str, ...]] = {}
-    metrics = Metrics("1", ["/mcp"])
-    _ = metrics.watch_load(lambda _: None)
-    for family in metrics.series.registry.collect():
+    for family in Metrics("1", ["/mcp"]).series.registry.collect():
         labels = tuple(getattr(family, "_labelnames", ()))
         ends = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",)}.get(family.type, ("",))
         for end in ends:

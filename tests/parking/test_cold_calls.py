@@ -9,9 +9,10 @@ import pytest
 
 from gateway.parking.cold_calls import ColdCall, ColdCalls, Remains, packed
 from gateway.seal.request_state import Upstream
+from gateway.telemetry import Metrics
 
 LIVE = SimpleNamespace(
-    process=SimpleNamespace(metrics=SimpleNamespace(show_cold_call=lambda _route, _change: None)),
+    process=SimpleNamespace(metrics=Metrics()),
     route=SimpleNamespace(path="/mcp"),
 )
 TOKENS = Random(1)

@@ -412,7 +412,12 @@ def _gateway_of(process: Process) -> Gateway | None:
 
 def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
     metrics = gateway.metrics
-    gauges = {"held": metrics._held, "cold": metrics._cold, "sessions": metrics._sessions, "legacy": metrics._relayed}
+    gauges = {
+        "held": metrics.held_calls,
+        "cold": metrics.cold_calls,
+        "sessions": metrics._sessions,
+        "legacy": metrics.client_sessions,
+    }
     gauges["subscriptions"] = metrics._subscriptions
     return {
         **{f"gauge {name}": sum(count.value for count in gauge.values()) for name, gauge in gauges.items()},

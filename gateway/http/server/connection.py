@@ -274,7 +274,7 @@ class Connection(asyncio.Protocol):
         except ConnectionError:
             pass
         except Exception:  # the outermost edge of a request
-            self._service.traffic.metrics.task_failed()
+            self._service.traffic.metrics.task_failures.inc()
             log.exception(Event.TASK_FAILED, task="serve a request")
             with suppress(ConnectionError):
                 await self._say_failed()

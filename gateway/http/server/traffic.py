@@ -37,7 +37,7 @@ class Traffic:
 
     def malformed(self, kind: Malformation, remote: str | None) -> None:
         """Count a malformed request; the log names its sender and nothing that it sent."""
-        self.metrics.malformed(kind)
+        self.metrics.malformations[kind,].inc()
         now = world.monotonic()
         if now - self._logged < _LOG_SECONDS:
             self._suppressed += 1

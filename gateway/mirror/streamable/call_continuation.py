@@ -149,7 +149,7 @@ class CallContinuation:
 
 def _continued(at: MirrorArrival, step: Step) -> None:
     """Count how the request found its call."""
-    at.live.process.metrics.continued(at.live.route.path, step)
+    at.live.process.metrics.continuations[at.live.route.path, step].inc()
 
 
 def _is_own(at: MirrorArrival, place: CallPlace) -> bool:

@@ -169,11 +169,11 @@ class Home:
             self._changes.tell_all(honoured)
         self._had_stream = True
         live.upstream.streams[self] = None
-        live.process.metrics.subscribed(live.route.path, 1)
+        live.process.metrics.subscriptions[live.route.path,].inc(1)
         try:
             return await reply_stream.finish(reply, await reply_stream.write(queue, reply))
         finally:
-            live.process.metrics.subscribed(live.route.path, -1)
+            live.process.metrics.subscriptions[live.route.path,].inc(-1)
             if self._queue is queue:
                 self._queue = None
                 _ = live.upstream.streams.pop(self, None)

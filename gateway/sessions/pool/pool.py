@@ -141,7 +141,7 @@ class Pool:
 
     def leave_out(self, tool: OmittedTool) -> None:
         """Count a tool that is hidden from clients, and warn of it once."""
-        self._metrics.tool_left_out(self.route.path)
+        self._metrics.tools_left_out[self.route.path,].inc()
         if tool not in self._left_out and len(self._left_out) < _LEFT_OUT_KEPT:
             self._left_out.add(tool)
             log.warning(Event.TOOL_LEFT_OUT, route=self.route.path, tool=tool.name, reason=tool.reason)

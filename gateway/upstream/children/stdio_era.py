@@ -96,7 +96,7 @@ class StdioEra:
         if found is None:
             self._unsure_until = world.monotonic() + _UNSURE_SECONDS
         name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
-        self._metrics.era_probed(self._route, name)
+        self._metrics.era_probes[self._route, name].inc()
         if found is not None:
             log.info(Event.ERA_FOUND, route=self._route, era=name)
 

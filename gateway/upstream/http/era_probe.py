@@ -153,7 +153,7 @@ class EraProbe:
             self._probe = None
         found = probe.found
         name = UpstreamEra.UNKNOWN if found is None else UpstreamEra.MODERN if found else UpstreamEra.LEGACY
-        self._metrics.era_probed(self.endpoint.route, name)
+        self._metrics.era_probes[self.endpoint.route, name].inc()
         if found is not None:
             self.known, self._found = found, world.monotonic()
             self._answered()

@@ -8,20 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry import (
     COMPLETE,
-    ColdEnding,
     Ending,
-    Malformation,
     Metrics,
     NestedOutcome,
     Outcome,
     Passed,
-    PeerOutcome,
     SessionLimit,
     SessionState,
-    Step,
-    TaskOutcome,
     TrafficEra,
-    UpstreamEra,
 )
 from gateway.telemetry.metrics.registry import BudgetStatus
 
@@ -61,7 +55,6 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'downstream_rejected_total{reason="header_mismatch"}': 1},
     ),
     (lambda metrics: metrics.downstream_rejected("odd"), {'downstream_rejected_total{reason="other"}': 1}),
-    (lambda metrics: metrics.malformed(Malformation.TARGET), {'malformed_requests_total{reason="target"}': 1}),
     (
         lambda metrics: metrics.passed("/mcp", TrafficEra.LEGACY, Passed.CUT, 0.2),
         {
@@ -93,20 +86,10 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         lambda metrics: metrics.notifications_dropped("/mcp", 2),
         {'notifications_total{kind="other",outcome="dropped",route="/mcp"}': 2},
     ),
-    (lambda metrics: metrics.call_parked("/mcp"), {'held_calls{route="/mcp"}': 1}),
     (
         lambda metrics: metrics.call_released("/mcp", 20),
         {'held_calls{route="/mcp"}': -1, 'hold_duration_seconds{route="/mcp"}': 20},
     ),
-    (lambda metrics: metrics.show_cold_call("/mcp", -1), {'cold_calls{route="/mcp"}': -1}),
-    (lambda metrics: metrics.call_cooled("/mcp"), {'calls_cooled_total{route="/mcp"}': 1}),
-    (
-        lambda metrics: metrics.cold_call_ended("/mcp", ColdEnding.EXPIRED),
-        {'cold_calls_ended_total{ending="expired",route="/mcp"}': 1},
-    ),
-    (lambda metrics: metrics.exchange_finished("/mcp", 3), {'rounds_per_exchange{route="/mcp"}': 3}),
-    (lambda metrics: metrics.continued("/mcp", Step.HELD), {'continuations_total{route="/mcp",step="held"}': 1}),
-    (lambda metrics: metrics.sealed(), {"seals_total": 1}),
     (lambda metrics: metrics.state_rejected("expired"), {'state_rejected_total{reason="expired"}': 1}),
     (lambda metrics: metrics.state_rejected("odd"), {'state_rejected_total{reason="other"}': 1}),
     (
@@ -114,7 +97,6 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         {'sessions{route="/mcp",state="idle"}': 1},
     ),
     (lambda metrics: metrics.sessions_by_state("/mcp")[None].inc(), {}),
-    (lambda metrics: metrics.session_opened("/mcp"), {'sessions_opened_total{route="/mcp"}': 1}),
     (
         lambda metrics: metrics.session_refused("/mcp", SessionLimit.RATE),
         {'sessions_refused_total{limit="sessions.new_per_second",route="/mcp"}': 1},
@@ -127,42 +109,11 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
         lambda metrics: metrics.session_refused("/mcp", "odd"),
         {'sessions_refused_total{limit="other",route="/mcp"}': 1},
     ),
-    (lambda metrics: metrics.session_lost("/mcp"), {'sessions_lost_total{route="/mcp"}': 1}),
-    (lambda metrics: metrics.relayed("/mcp", -1), {'client_sessions{route="/mcp"}': -1}),
-    (lambda metrics: metrics.mirroring("/mcp", -1), {'mirrored_calls{route="/mcp"}': -1}),
-    (lambda metrics: metrics.tasks_changed("/mcp", -2), {'tasks{route="/mcp"}': -2}),
-    (
-        lambda metrics: metrics.task_ended("/mcp", TaskOutcome.LOST),
-        {'tasks_ended_total{outcome="lost",route="/mcp"}': 1},
-    ),
-    (lambda metrics: metrics.subscribed("/mcp", 1), {'subscriptions{route="/mcp"}': 1}),
-    (
-        lambda metrics: metrics.subscription_lost("/mcp", opened_again=True),
-        {'subscriptions_lost_total{outcome="reopened",route="/mcp"}': 1},
-    ),
-    (
-        lambda metrics: metrics.subscription_lost("/mcp", opened_again=False),
-        {'subscriptions_lost_total{outcome="ended",route="/mcp"}': 1},
-    ),
     (
         lambda metrics: metrics.upstream_failed("/mcp", "call_lost"),
         {'upstream_errors_total{kind="call_lost",route="/mcp"}': 1},
     ),
     (lambda metrics: metrics.upstream_failed("/mcp", "odd"), {'upstream_errors_total{kind="other",route="/mcp"}': 1}),
-    (
-        lambda metrics: metrics.era_probed("/mcp", UpstreamEra.MODERN),
-        {'era_probes_total{era="modern",route="/mcp"}': 1},
-    ),
-    (
-        lambda metrics: metrics.list_answered("/mcp", from_memory=True),
-        {'lists_answered_total{route="/mcp",source="memory"}': 1},
-    ),
-    (
-        lambda metrics: metrics.list_answered("/mcp", from_memory=False),
-        {'lists_answered_total{route="/mcp",source="upstream"}': 1},
-    ),
-    (lambda metrics: metrics.tool_left_out("/mcp"), {'tools_left_out_total{route="/mcp"}': 1}),
-    (lambda metrics: metrics.child_started("/mcp"), {'children{route="/mcp"}': 1}),
     (
         lambda metrics: metrics.child_ended("/mcp", asked=True),
         {'children{route="/mcp"}': -1, 'children_ended_total{route="/mcp",why="asked"}': 1},
@@ -173,20 +124,18 @@ COUNTED: list[tuple[Callable[[Metrics], object], dict[str, float]]] = [
     ),
     (lambda metrics: metrics.config_reloaded(applied=True), {'config_reloads_total{outcome="applied"}': 1}),
     (lambda metrics: metrics.config_reloaded(applied=False), {'config_reloads_total{outcome="rejected"}': 1}),
-    (lambda metrics: metrics.peer_asked(PeerOutcome.STALLED), {'peer_requests_total{outcome="stalled"}': 1}),
     (lambda metrics: metrics.peer_rejected("replayed"), {'peer_rejected_total{reason="replayed"}': 1}),
     (lambda metrics: metrics.peer_rejected("odd"), {'peer_rejected_total{reason="other"}': 1}),
-    (lambda metrics: metrics.sent_on(), {"calls_sent_on_total": 1}),
-    (lambda metrics: metrics.worker_restarted(), {"worker_restarts_total": 1}),
-    (lambda metrics: metrics.task_failed(), {"task_failures_total": 1}),
 ]
 
 
 def exercised() -> Metrics:
     """Return metrics in which everything has happened once."""
     metrics = Metrics("1.2.3", ["/mcp"])
-    metrics.set_held_limit(10_000)
+    metrics.held_calls_limit.set(10_000)
     metrics.watch_budget("limits.results_bytes", lambda: BudgetStatus(7, 9, 2))
+    metrics.rounds_per_exchange["/mcp",].observe(3)
+    metrics.seals.inc()
     for happens, _ in COUNTED:
         happens(metrics)
     return metrics
@@ -228,8 +177,6 @@ def test_reading_shows_what_is_set_only_then() -> None:
     assert value(metrics, "mcp_gateway_build_info", version="1.2.3") == 1
     assert value(metrics, "mcp_gateway_sessions", route="/mcp", state="idle") == 1
     assert value(metrics, "mcp_gateway_budget_bytes", budget="limits.results_bytes") == 7
-    _ = metrics.watch_load(lambda gauges: gauges.in_flight.set(5))
-    assert value(metrics, "mcp_gateway_requests_in_flight") == 5
 
 
 def test_each_histogram_has_bounds_that_fit_what_it_measures() -> None:
@@ -250,10 +197,10 @@ def test_sessions_and_calls_of_legacy_clients_can_be_read_back() -> None:
     counts[SessionState.IDLE].inc()
     counts[SessionState.BUSY].inc()
     for change in (1, 1, -1):
-        metrics.relayed("/mcp", change)
-        metrics.mirroring("/mcp", change)
+        metrics.client_sessions["/mcp",].inc(change)
+        metrics.mirrored_calls["/mcp",].inc(change)
     assert metrics.sessions("/mcp") == {"idle": 1, "busy": 1, "quarantined": 0}
-    assert (metrics.client_sessions("/mcp"), metrics.mirrored("/mcp")) == (1, 1)
+    assert (metrics.client_sessions.value("/mcp"), metrics.mirrored_calls.value("/mcp")) == (1, 1)
 
 
 def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
@@ -268,13 +215,26 @@ def test_a_budget_shows_its_bytes_and_how_often_a_holder_gave_way() -> None:
         assert [next(shown) for _ in series] == expected
 
 
-def test_a_reload_is_noted_where_clients_are_served() -> None:
-    metrics, name = Metrics(), "mcp_gateway_config_last_reload_successful"
+def test_a_reload_is_noted_where_clients_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, name = Metrics(), "mcp_gateway_config_last_reload_success"
     metrics.config_reloaded(applied=True)
-    assert value(metrics, name) is None
-    assert metrics.watch_load(lambda _: None) is metrics.saturation
-    metrics.config_reloaded(applied=False)
-    assert value(metrics, name) == 0
+    assert value(metrics, f"{name}ful") is None
+    seconds = iter((1.0, 3.0))
+    monkeypatch.setattr("gateway.telemetry.metrics.registry.world.wall", lambda: next(seconds))
+    metrics.config_loaded()
+    found = [(value(metrics, f"{name}ful"), value(metrics, f"{name}_timestamp_seconds"))]
+    for applied in (False, True):
+        metrics.config_reloaded(applied=applied)
+        found.append((value(metrics, f"{name}ful"), value(metrics, f"{name}_timestamp_seconds")))
+    assert found == [(1, 1), (0, 1), (1, 3)]
+
+
+def test_a_reload_takes_the_certificates_of_before_away() -> None:
+    metrics, name = Metrics(), "mcp_gateway_certificate_expiry_timestamp_seconds"
+    metrics.show_certificates({"tls.cert_file": 5.0})
+    assert value(metrics, name, key="tls.cert_file") == 5
+    metrics.show_certificates({})
+    assert value(metrics, name, key="tls.cert_file") is None
 
 
 def test_ten_thousand_odd_names_from_outside_make_a_bounded_number_of_series() -> None:
@@ -298,7 +258,7 @@ def test_every_metric_has_a_help_text_and_a_name_by_the_rules() -> None:
     families = [
         family for family in text_string_to_metric_families(text.decode()) if not family.name.startswith("process_")
     ]
-    assert len(families) == 44
+    assert len(families) == 53
     for family in families:
         assert re.fullmatch(r"mcp_(gateway|server|client)(_[a-z]+)+", family.name)
         assert family.documentation.endswith(".")

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ import pytest
 from gateway.protocol import mcp
 from tests.parts.launch import free_port
 from tests.support.fake_upstream import FakeUpstream, Turn, text
-from tests.support.replicas import later
+from tests.support.replicas import ask, later
 from tests.support.stand import Start
-from tests.support.workbench import Client, Stand, eventually
+from tests.support.workbench import ACCEPT, Client, Stand, eventually
 
+DURATION = "mcp_client_operation_duration_seconds"
 COUNT = "mcp_server_operation_duration_seconds_count"
 OLD = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 FAILED: dict[str, Any] = {**text("no such city"), "isError": True}
@@ -144,3 +147,26 @@ async def test_what_is_passed_through_is_timed_but_for_streams_that_are_no_reply
     assert stand.metric(passed, era="legacy", outcome="answered") == 1
     assert stand.metric("mcp_gateway_passed_through_duration_seconds_count", era="legacy") == 1
     assert operations(stand) == {}
+
+
+async def test_the_time_that_people_think_is_not_the_upstreams(
+    upstream: FakeUpstream, stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream.tool(ask)
+    client = stand.client()
+    asked = await client.call()
+    later_on = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000.0)
+    monkeypatch.setattr("gateway.bridge.call_report.world", later_on)
+    assert json.loads((await client.answer(asked)).text) == ACCEPT
+    labels = {"method": mcp.TOOLS_CALL, "error_type": ""}
+    assert stand.metric(f"{DURATION}_count", **labels) == 1
+    seconds = stand.metric(f"{DURATION}_sum", **labels)
+    assert 0 <= seconds < 100
+
+
+async def test_a_plain_call_is_counted_with_the_time_of_its_upstream(upstream: FakeUpstream, stand: Stand) -> None:
+    client = stand.client()
+    for _ in range(3):  # from the second one on, an idle session takes the call at once
+        _ = await client.call()
+    labels = {"method": mcp.TOOLS_CALL, "error_type": ""}
+    assert stand.metric(f"{DURATION}_count", **labels) == 3
