@@ -417,8 +417,8 @@ def _held_by(gateway: Gateway, process: Process) -> dict[str, Any]:
         "cold": metrics.cold_calls,
         "sessions": metrics._sessions,
         "legacy": metrics.client_sessions,
+        "subscriptions": metrics.subscriptions,
     }
-    gauges["subscriptions"] = metrics._subscriptions
     return {
         **{f"gauge {name}": sum(count.value for count in gauge.values()) for name, gauge in gauges.items()},
         **{f"budget {name}": status.used for name, status in metrics.budgets().items()},
