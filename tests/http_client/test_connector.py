@@ -36,91 +36,6 @@ def sender(client: HttpClient, url: str, name: str | None = None, **tls: Any) ->
     return Sender(client, url, Origin.of(URL(url), context, name))
 
 
-async def test_a_trusted_server_is_used_over_one_connection(client: HttpClient, ca: Authority) -> None:
-    async with FakeHttp(answers(OK), server_context(ca.sign("server"))) as server:
-        secure = sender(client, server.url, ca_file=ca.file)
-        for _ in range(3):
-            assert (await secure.send()).words == COMPLETE
-        assert server.connections == 1
-
-
-async def test_a_certificate_of_another_name_is_accepted_if_the_configuration_names_it(
-    client: HttpClient, ca: Authority
-) -> None:
-    async with FakeHttp(answers(OK), server_context(ca.sign("server", "mcp.internal.example"))) as server:
-        named = sender(client, server.url, "mcp.internal.example", ca_file=ca.file)
-        assert (await named.send()).words == COMPLETE
-
-
-CAUSES: list[tuple[str, dict[str, Any], str | None, str | None, str]] = [
-    # (what is wrong, the server's certificate, the authority that is trusted, upstream.tls.server_name, the reason)
-    ("unknown authority", {}, "other.pem", None, "unknown authority; give that authority's in upstream.tls.ca_file"),
-    ("system trust", {}, None, None, "unknown authority"),
-    ("expired", {"days": -1}, "ca.pem", None, "its certificate has expired; renew it"),
-    ("another address", {"host": "127.0.0.9"}, "ca.pem", None, "is for another address"),
-    ("another name", {}, "ca.pem", "else.example", "is for another name"),
-]
-
-
-@pytest.mark.parametrize(
-    ("what", "certificate", "trusted", "name", "said"), CAUSES, ids=[cause[0] for cause in CAUSES]
-)
-async def test_a_certificate_that_is_not_accepted_is_explained_and_nothing_is_sent(
-    client: HttpClient,
-    ca: Authority,
-    tmp_path: Path,
-    what: str,
-    certificate: dict[str, Any],
-    trusted: str | None,
-    name: str | None,
-    said: str,
-) -> None:
-    Authority(tmp_path, "other")
-    async with FakeHttp(answers(OK), server_context(ca.sign("server", **certificate))) as server:
-        tls = {} if trusted is None else {"ca_file": tmp_path / trusted}
-        heard = await sender(client, server.url, name, **tls).send()
-        assert heard.words == ["failed"]
-        assert isinstance(heard.failure, TlsRefused)
-        assert not heard.failure.sent
-        assert said in str(heard.failure)
-        assert server.requests == []
-
-
-async def test_a_self_signed_certificate_is_explained(client: HttpClient, ca: Authority, tmp_path: Path) -> None:
-    key_and_certificate = tmp_path / "self.pem"
-    key = ca.key.private_bytes(*_pem())
-    key_and_certificate.write_bytes(key + ca.file.read_bytes())
-    async with FakeHttp(answers(OK), server_context(key_and_certificate)) as server:
-        heard = await Sender(client, server.url).send()
-        assert isinstance(heard.failure, TlsRefused)
-        assert "self-signed" in str(heard.failure)
-
-
-def _pem() -> tuple[Any, Any, Any]:
-    from cryptography.hazmat.primitives import serialization as s  # noqa: PLC0415
-
-    return s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()
-
-
-async def test_a_port_without_tls_is_explained(client: HttpClient, ca: Authority) -> None:
-    async with FakeHttp(says(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as server:
-
-        async def script(wire: Wire) -> None:
-            await wire.reader.read(1)
-            await wire.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        server.script = script
-        heard = await sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).send()
-        assert isinstance(heard.failure, TlsRefused)
-        assert "does not speak TLS there" in str(heard.failure)
-
-
-async def test_a_client_certificate_is_shown(client: HttpClient, ca: Authority) -> None:
-    async with FakeHttp(answers(OK), server_context(ca.sign("server"), clients=ca.file)) as server:
-        shown = sender(client, server.url, ca_file=ca.file, cert_file=ca.sign("gateway"))
-        assert (await shown.send()).words == COMPLETE
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_server_that_misses_the_client_certificate_is_explained(
     client: HttpClient, ca: Authority, version: ssl.TLSVersion
@@ -189,38 +104,6 @@ async def test_another_alert_does_not_prove_that_nothing_ran(
         assert (await serving).startswith(b"POST ")
     assert isinstance(heard.failure, NoReply)
     assert heard.failure.sent
-
-
-async def test_contexts_do_not_share_connections(client: HttpClient, ca: Authority, tmp_path: Path) -> None:
-    Authority(tmp_path, "other")
-    async with FakeHttp(answers(OK), server_context(ca.sign("server"))) as server:
-        assert (await sender(client, server.url, ca_file=ca.file).send()).words == COMPLETE
-        heard = await sender(client, server.url, ca_file=tmp_path / "other.pem").send()
-        assert isinstance(heard.failure, TlsRefused)
-        assert client.idle_connections == 1
-
-
-@pytest.mark.parametrize("stalls", [True, False])
-async def test_a_handshake_that_stalls_or_breaks_is_no_connection(
-    client: HttpClient, ca: Authority, *, stalls: bool
-) -> None:
-    async def script(wire: Wire) -> None:
-        await wire.reader.read(1)
-        if stalls:
-            await wire.gone()
-        else:
-            wire.reset()
-
-    async with FakeHttp(script) as server:
-        heard, _ = sender(client, server.url.replace("http:", "https:"), ca_file=ca.file).begin(
-            seconds=0.05 if stalls else 20
-        )
-        await heard.over()
-        assert isinstance(heard.failure, ConnectTimedOut if stalls else NotConnected)
-        assert not heard.failure.sent
-        assert str(heard.failure)
-        if stalls:
-            await server.left.wait()
 
 
 async def test_an_abort_in_a_handshake_ends_it(client: HttpClient, ca: Authority) -> None:

@@ -195,7 +195,6 @@ async def test_a_recognised_reply_is_heard_like_any_other(client: HttpClient, is
 def taught_connection(pending: PendingRequest | None = None) -> tuple[Recorder, Connection, Mock]:
     """A connection with a request in flight, whose upstream is known; with its listener and its owner."""
     owner, heard, transport = Mock(), Recorder(), FakeTransport()
-    transport.socket.close()
     connection = Connection(Origin.of(URL("http://127.0.0.1:1/mcp")), owner, taught(DATED, STREAM))
     connection.connection_made(transport)
     connection.start(pending or PendingRequest(heard), b"", b"", is_head=False)

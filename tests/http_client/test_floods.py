@@ -1,6 +1,5 @@
 """Replies that take long to parse: other connections are served meanwhile, and nothing that was received is lost."""
 
-import asyncio
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +13,7 @@ from gateway.http_client.familiar_heads import FamiliarHeads
 from gateway.http_client.origin import Origin
 from gateway.http_client.pending_request import PendingRequest
 from gateway.runtime.pieces import PIECE_BYTES
+from tests.http_client.test_connection import FakeTransport
 from tests.http_client.test_connector import sender
 from tests.support.authority import Authority, server_context
 from tests.support.fake_http import OK, FakeHttp, answers, says
@@ -79,37 +79,6 @@ async def test_the_end_of_tls_comes_behind_the_pieces(
             await heard.over()
     assert (heard.words, heard.body) == (["head", "body", "end"], body), what
     assert len(turns.noted) >= MANY
-
-
-class FakeTransport(asyncio.Transport):
-    """A FAKE open transport, which notes whether it is read from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_open = self.is_read = True
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return not self.is_open
-
-    def abort(self) -> None:
-        self.is_open = False
-
-    def pause_reading(self) -> None:
-        assert self.is_open
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        assert self.is_open
-        self.is_read = True
 
 
 class Begun:

@@ -16,6 +16,10 @@ class FakeFailure(Exception):
     ("failure", "expected"),
     [
         (FakeFailure(10, "certificate has expired"), "its certificate has expired; renew it there"),
+        (
+            FakeFailure(18, "self-signed certificate"),
+            "its certificate is self-signed; put it into upstream.tls.ca_file",
+        ),
         (FakeFailure(62, "Hostname mismatch"), "its certificate is for another name; correct upstream.url"),
         (FakeFailure(23, "certificate revoked"), "its certificate is refused (certificate revoked)"),
         (FakeFailure(1, ""), "its certificate is refused (it is not accepted)"),

@@ -346,32 +346,6 @@ def opener(quota: Quota[FakeSession] | None) -> SessionRequest[FakeSession] | No
     return next(iter(quota.openers)) if quota is not None else None
 
 
-def test_a_principal_at_its_limit_has_no_turn_until_it_can_give_a_session() -> None:
-    counted, group, session = capacity(1), group_of(b"a"), FakeSession()
-    counted.opened(session, group)
-    counted.add(waiting := request(group_of(b"a")))
-    assert counted.next_quota() is None
-    counted.rested(session, group)
-    assert opener(counted.next_quota()) is waiting
-    counted.occupied(session, group)
-    assert counted.next_quota() is None
-    counted.closed(session, group)
-    assert opener(counted.next_quota()) is waiting
-
-
-def test_the_turn_passes_on_when_a_principal_opens_a_session() -> None:
-    counted, group = capacity(), group_of(b"a")
-    counted.add(first := request(group))
-    counted.add(second := request(group))
-    counted.add(other := request(group_of(b"b")))
-    assert opener(counted.next_quota()) is first
-    counted.opened(FakeSession(), group)
-    counted.remove(first)
-    assert opener(counted.next_quota()) is other
-    counted.remove(other)
-    assert opener(counted.next_quota()) is second
-
-
 def test_new_limits_decide_which_principals_are_eligible() -> None:
     counted, group = capacity(1), group_of(b"a")
     counted.opened(FakeSession(), group)
@@ -396,18 +370,6 @@ def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_the
     counted.closed(session, group)
     assert group.main is None
     assert list(counted._quotas[b"a"].openers) == [first]
-
-
-def test_a_session_with_joiners_is_idle_and_cannot_be_evicted() -> None:
-    counted, group, session = capacity(), group_of(b"a"), FakeSession()
-    counted.opened(session, group)
-    session.joiners = ["a joiner"]
-    counted.rested(session, group)
-    assert (list(group.idle), list(counted.evictable)) == ([session], [])
-    session.joiners = []
-    counted.rested(session, group)
-    assert (list(group.idle), list(counted.evictable)) == ([session], [session])
-    assert list(counted._quotas[b"a"].evictable) == [session]
 
 
 def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:

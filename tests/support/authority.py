@@ -18,14 +18,14 @@ class Authority:
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder
-        self.key = ec.generate_private_key(ec.SECP256R1())
+        self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test {name}")])
         now = datetime.now(UTC)
         self._own = (
             x509.CertificateBuilder()
             .subject_name(self._name)
             .issuer_name(self._name)
-            .public_key(self.key.public_key())
+            .public_key(self._key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - 30 * DAY)
             .not_valid_after(now + 30 * DAY)
@@ -34,8 +34,8 @@ class Authority:
                 x509.KeyUsage(*(each == 5 for each in range(9))),  # key_cert_sign
                 critical=True,
             )
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()), critical=False)
-            .sign(self.key, hashes.SHA256())
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
         )
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
@@ -61,10 +61,10 @@ class Authority:
                 critical=False,
             )
             .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
                 critical=False,
             )
-            .sign(self.key, hashes.SHA256())
+            .sign(self._key, hashes.SHA256())
         )
         hiding = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
         path = self._folder / f"{name}.pem"

@@ -763,17 +763,6 @@ async def test_progress_keeps_a_call_alive(upstream: FakeUpstream, begin: Start)
     assert (await stand.client().call()).text == "slow but alive"
 
 
-async def test_http_proxy_in_the_environment_is_ignored(
-    upstream: FakeUpstream, begin: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    stand = await begin()
-    assert (await stand.client().call()).text == "done"
-
-
 # -- servers that ask and do not listen -------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from gateway.sessions.group import MAX_FOLLOWED, Group, Groups
 from gateway.sessions.pool import pool as pools
 from gateway.sessions.pool.pool import Pool
 from gateway.sessions.session import Session
-from gateway.telemetry import Metrics, SessionState
+from gateway.telemetry import Metrics
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
@@ -311,51 +311,6 @@ async def test_a_waiter_that_is_cancelled_as_there_is_room_passes_the_room_on() 
     await bench.close()
 
 
-async def test_room_goes_to_a_caller_that_can_use_it() -> None:
-    bench = Bench(sessions={"max": 3, "max_per_principal": 2}, timeouts={"session_wait_seconds": 2})
-    held = [await bench.acquire(key("a")), await bench.acquire(key("a")), await bench.acquire(key("b"))]
-    capped = bench.acquire(key("a", b'{"roots":{}}'))  # at its own limit, so it cannot use room
-    waiting = bench.acquire(key("c"))
-    await turns()
-    bench.pool.release(held[2], clean=True)
-    session = await asyncio.wait_for(waiting, 1)
-    assert not capped.done()
-    bench.pool.release(held[0], clean=False)
-    bench.pool.release(await asyncio.wait_for(capped, 1), clean=True)
-    for left in (held[1], session):
-        bench.pool.release(left, clean=True)
-    await bench.close()
-
-
-async def test_room_passes_by_a_call_that_waits_for_the_one_session_of_its_principal() -> None:
-    bench = Bench(route={"sessions": {"affinity": "principal"}}, sessions={"max": 2})
-    one, other = await bench.acquire(key("a")), await bench.acquire(key("z"))
-    behind = bench.acquire(key("a"))
-    await turns()
-    waiting = bench.acquire(key("b"))
-    await turns()
-    bench.pool.release(other, clean=False)
-    session = await asyncio.wait_for(waiting, 1)
-    assert not behind.done()
-    bench.pool.release(one, clean=True)
-    assert await asyncio.wait_for(behind, 1) is one
-    for held in (session, one):
-        bench.pool.release(held, clean=True)
-    await bench.close()
-
-
-async def test_waiters_time_out_and_leave_nothing_behind() -> None:
-    bench = Bench(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.01})
-    held = await bench.acquire(key("a"))
-    with pytest.raises(Busy):
-        await bench.acquire(key("a"))
-    assert not bench.pool.group(key("a")).waiting
-    bench.pool.release(held, clean=True)
-    assert await bench.acquire(key("a")) is held
-    bench.pool.release(held, clean=True)
-    await bench.close()
-
-
 @pytest.mark.parametrize("how", ["acquire", "open", "adopt"])
 async def test_a_caller_is_served_though_the_sweeper_runs_while_it_waits(
     how: str, monkeypatch: pytest.MonkeyPatch
@@ -422,17 +377,6 @@ async def test_a_release_does_not_search_the_groups() -> None:
     await bench.close()
     assert not bench.pool._capacity
     assert not bench.pool._capacity.evictable
-
-
-async def test_the_session_that_is_idle_longest_makes_room() -> None:
-    bench = Bench(sessions={"max": 3, "max_per_principal": 2})
-    first, second, third = [await bench.acquire(key(name)) for name in ("a", "b", "a2")]
-    for session in (second, third, first):
-        bench.pool.release(session, clean=True)
-    fourth = await bench.acquire(key("c"))
-    assert [second.state, third.state, first.state] == [None, SessionState.IDLE, SessionState.IDLE]
-    bench.pool.release(fourth, clean=True)
-    await bench.close()
 
 
 @pytest.mark.parametrize("status", [401, 500])
