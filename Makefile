@@ -46,9 +46,8 @@ $(VENV)/fuzz-stamp: $(VENV)/stamp
 	  echo "atheris has no wheel for $$($(BIN)/python -V) here: fuzzing goes on without guidance by coverage"
 	@touch $@
 
-soak: $(VENV)/stamp parts ## faults and hostile clients for MINUTES=30; what is used meanwhile goes to build/soak
-	$(BIN)/python -m pip install --quiet --group soak
-	$(BIN)/python -m tests.chaos.long_soak $(MINUTES)
+soak: $(VENV)/stamp parts ## faults and hostile clients for MINUTES=30
+	MRTR_SOAK_SECONDS=$$((60 * $(MINUTES))) $(BIN)/python -m pytest -s tests/chaos/test_soak.py
 
 simulate: $(VENV)/stamp ## clusters in one process, on virtual time: SEED=17 tells a history, SEEDS=0:100000 runs many
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
