@@ -22,10 +22,11 @@ import aiohttp
 
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.chaos.stage import KEY, Call, Gate, accept
-from tests.e2e.wire import Answer, Json, Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server, stdio_server
 from tests.support.cluster import Cluster, cluster
 from tests.support.gateway_process import HELD, SESSIONS, Gateway
+from tests.support.workbench import Client, Json, Reply
 
 PEOPLE: Final = 12
 ATTEMPT_SECONDS: Final = 6.0
@@ -56,7 +57,7 @@ class World:
     """By the path of their route."""
     proxies: list[FaultProxy]
     """Before those servers that are no children."""
-    client: Wire
+    client: Client
     dice: Random
     folder: Path
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -88,7 +89,7 @@ class Person:
         while time.monotonic() < until:
             await dice.choice(habits)()
 
-    def call(self) -> tuple[Call, Wire]:
+    def call(self) -> tuple[Call, Client]:
         world = self.world
         world.numbers += 1
         path = world.dice.choice(list(world.servers))
@@ -104,7 +105,7 @@ class Person:
         """Be asked, think, answer."""
         _ = await self.answer(*self.call())
 
-    async def answer(self, call: Call, client: Wire) -> Retry | None:
+    async def answer(self, call: Call, client: Client) -> Retry | None:
         """Be asked, think, answer; the last retry if it had a result."""
         state = await self.begin(call, client)
         if state is None:
@@ -114,7 +115,7 @@ class Person:
         call.after.open()
         return await self.finish(call, client, state)
 
-    async def finish(self, call: Call, client: Wire, state: str) -> Retry | None:
+    async def finish(self, call: Call, client: Client, state: str) -> Retry | None:
         answers: Json | None = accept(call.name)
         while True:
             answer = await self.insist(call, client, state, answers)
@@ -131,7 +132,7 @@ class Person:
         assert outcome in FINAL, answer
         return None
 
-    async def begin(self, call: Call, client: Wire) -> str | None:
+    async def begin(self, call: Call, client: Client) -> str | None:
         """Call once, as nobody may call twice; the state, unless that was all."""
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
@@ -148,7 +149,7 @@ class Person:
         self.world.calls.append((call, outcome))
         return None
 
-    async def insist(self, call: Call, client: Wire, state: str, answers: Json | None) -> Answer:
+    async def insist(self, call: Call, client: Client, state: str, answers: Json | None) -> Reply:
         """Send one retry until it is served."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:

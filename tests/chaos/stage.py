@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.wire import Answer, Json, Wire
 from tests.parts.launch import NODE, PARTS, OldServer, PartError
 from tests.support.cluster import Cluster
 from tests.support.gateway_process import Gateway
+from tests.support.workbench import Client, Json, Reply
 
 CONTINUATIONS: Final = "mcp_gateway_continuations_total"
 PROMPT_SECONDS: Final = 2.0
@@ -58,13 +58,13 @@ class Call:
         gates = {"before": self.before, "after": self.after}
         return {"question": self.name, **{key: str(gate.file) for key, gate in gates.items() if gate is not None}}
 
-    async def begin(self, client: Wire) -> str:
+    async def begin(self, client: Client) -> str:
         """Call until the server asks; return the state."""
         answer = await client.call(self.tool, self.arguments)
         assert answer.asks == [KEY], answer
         return answer.state
 
-    async def retry(self, client: Wire, state: str) -> Answer:
+    async def retry(self, client: Client, state: str) -> Reply:
         """Give the answer; return the reply."""
         return await client.call(self.tool, self.arguments, state=state, answers=accept(self.name))
 
@@ -73,7 +73,7 @@ class Call:
         """The tool's result for its answer."""
         return f'accept:{{"name":"{self.name}"}}'
 
-    def outcome(self, answer: Answer) -> str:
+    def outcome(self, answer: Reply) -> str:
         """`result` if the result is right, otherwise the reason of the error."""
         if "error" in answer.final:
             return str(answer.error.get("data", {}).get("reason", answer.error))
@@ -144,7 +144,7 @@ def others(c: Cluster, owner: Gateway) -> list[Gateway]:
     return [replica for replica in c.replicas if replica is not owner]
 
 
-async def prompt(work: Awaitable[Answer], seconds: float = PROMPT_SECONDS) -> Answer:
+async def prompt(work: Awaitable[Reply], seconds: float = PROMPT_SECONDS) -> Reply:
     """Retry, within the promised time."""
     async with asyncio.timeout(seconds):
         return await work

@@ -9,10 +9,10 @@ from random import Random
 from typing import Final
 
 from tests.chaos.soak import BROKEN, World
-from tests.e2e.wire import Wire, headers_of, request
+from tests.support.workbench import Client
 
 PATIENCE_SECONDS: Final = 8.0
-BIG_BYTES: Final = 2_000_000
+BIG: Final = {"name": "big", "arguments": {"bytes": 2_000_000}}
 SECRET: Final = "s3cret-of-a-stranger"
 """In every request that no log may quote."""
 MALFORMED: Final = (
@@ -58,7 +58,7 @@ class Stranger:
         c = self.world.c
         return self.dice.choice([c.balancer.address, *(str(replica.config["listen"]) for replica in c.replicas)])
 
-    def client(self, **headers: str) -> Wire:
+    def client(self, **headers: str) -> Client:
         path = self.dice.choice(list(self.world.servers))
         return self.world.client.on(f"http://{self.somewhere()}{path}", **headers)
 
@@ -72,8 +72,8 @@ class Stranger:
             writer.transport.abort()
 
     def head(self, length: int, *more: str) -> bytes:
-        message = request("tools/call", {"name": "big", "arguments": {"bytes": BIG_BYTES}})
-        lines = [f"{name}: {value}" for name, value in headers_of(message).items()]
+        headers, _ = self.world.client.build("tools/call", BIG)
+        lines = [f"{name}: {value}" for name, value in headers.items()]
         lines += ["Host: x", f"Content-Length: {length}", *more, "", ""]
         return "\r\n".join(["POST /mcp HTTP/1.1", *lines]).encode()
 
@@ -83,7 +83,8 @@ class Stranger:
             await reader.read(4096)
 
     async def send_odd_body(self) -> None:
-        answer = await self.client().raw(self.dice.choice(BODIES), headers_of(request("tools/call", {"name": "echo"})))
+        client = self.client()
+        answer = await client.raw(client.build("tools/call", {"name": "echo"})[0], self.dice.choice(BODIES))
         self.world.outcomes[f"odd body: {answer.status}"] += 1
 
     async def send_half_body(self) -> None:
@@ -97,9 +98,7 @@ class Stranger:
 
     async def read_slowly(self) -> None:
         """Ask for megabytes, read some bytes of them now and then, and leave."""
-        body = request("tools/call", {"name": "big", "arguments": {"bytes": BIG_BYTES}})
-        client = self.client()
-        async with client.http.post(client.url, json=body, headers=headers_of(body)) as response:
+        async with self.client().open("tools/call", BIG) as response:
             for _ in range(self.dice.randrange(5)):
                 await response.content.read(100)
                 await asyncio.sleep(self.dice.uniform(0, 1))

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.chaos.stage import Call, Gate, built, steps
-from tests.e2e.wire import Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import old_server
 from tests.support.cluster import cluster, installed
 from tests.support.gateway_process import Gateway
+from tests.support.workbench import Client
 
 pytestmark = [
     pytest.mark.real,
@@ -29,7 +30,7 @@ async def drains(replica: Gateway) -> None:
     await replica.until(says_so, "unready")
 
 
-async def stopping(replica: Gateway, client: Wire) -> None:
+async def stopping(replica: Gateway, client: Client) -> None:
     """Wait until the replica begins no new calls itself."""
 
     async def sends_on() -> bool:

@@ -17,11 +17,12 @@ import pytest
 import pytest_asyncio
 
 from tests.chaos.stage import Call, Gate, built, others, prompt, stepped, steps
-from tests.e2e.wire import Answer, Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
 from tests.support import tables
 from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
+from tests.support.workbench import Client, Reply
 
 SERVERS = ("py130-store", "ts132-store", "py130")
 ONCE, TWICE = TOOLS = ("ask_slow", "ask_read")
@@ -74,8 +75,8 @@ class Scene:
     call: Call
     owner: Gateway
     survivors: list[Gateway]
-    at_owner: Wire
-    elsewhere: Wire
+    at_owner: Client
+    elsewhere: Client
     before: Gate
     after: Gate
 
@@ -84,7 +85,7 @@ class Scene:
         return await self.call.begin(self.at_owner)
 
 
-async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Answer] | None", state: str) -> Answer:
+async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Reply] | None", state: str) -> Reply:
     """Kill the owner; return what the client gets, by its open reply or by a retry."""
     before = await steps(scene.survivors)
     await scene.owner.kill()
@@ -97,12 +98,16 @@ async def killed(scene: Scene, step: str, waiting: "asyncio.Task[Answer] | None"
     return await task
 
 
-async def play(state: str, scene: Scene, step: str) -> Answer | None:
+async def play(state: str, scene: Scene, step: str) -> Reply | None:
     """Bring a call into that state and kill its owner; return what its client got in the end."""
     call, loop = scene.call, asyncio.get_running_loop()
     if state == "running":
         async with AsyncExitStack() as leaving:
-            opening = loop.create_task(leaving.enter_async_context(scene.at_owner.open(call.tool, call.arguments)))
+            opening = loop.create_task(
+                leaving.enter_async_context(
+                    scene.at_owner.open("tools/call", {"name": call.tool, "arguments": call.arguments})
+                )
+            )
             await call.began()
             await scene.owner.kill()
             with pytest.raises(aiohttp.ClientError):  # the head of a reply is sent only with its first message

@@ -11,11 +11,12 @@ from typing import Final, Literal
 import pytest
 
 from tests.chaos.stage import Call, accept, built
-from tests.e2e.wire import Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import BalancerName, Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
 from tests.support.steady_load import Load, followed
+from tests.support.workbench import Client
 
 ANSWERED_AFTER: Final = 1.0
 """How far into the drain people answer, in seconds: new calls reach a draining replica all that time."""
@@ -28,7 +29,7 @@ pytestmark = [
 ]
 
 
-async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Wire, name: str) -> float:
+async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Client, name: str) -> float:
     """End one replica with a call that waits for its person; return the new calls that it sent on."""
     parked = Call(server, "ask_slow", name)
     state = await parked.begin(client.on(replica.url))

@@ -24,11 +24,12 @@ from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Metrics
-from tests.e2e.wire import ACCEPT, Wire, headers_of, request, wire
+from tests.e2e.wire import ACCEPT, wire
 from tests.parts.launch import REPOSITORY, die_with_parent, free_port
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
 from tests.support.turns import Turns
+from tests.support.workbench import Client
 
 FAKE: Final = (sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_stdio.py"))
 FLOOD_LINES: Final = 32_000
@@ -105,12 +106,12 @@ async def gw(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(gw: Gateway, request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
+async def client(gw: Gateway, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     async with wire(gw.url, Authorization=f"Bearer {request.node.name}") as found:
         yield found
 
 
-async def test_a_command_that_does_not_exist_is_named(client: Wire, gw: Gateway) -> None:
+async def test_a_command_that_does_not_exist_is_named(client: Client, gw: Gateway) -> None:
     error = (await client.on(gw.base + "/missing").call("echo")).error
     assert error["data"]["reason"] == "upstream_unreachable"
     assert "no-such-program of route /missing cannot be started: No such file or directory" in error["message"]
@@ -118,13 +119,13 @@ async def test_a_command_that_does_not_exist_is_named(client: Wire, gw: Gateway)
     assert "No such file or directory (directory /no/such/folder)" in error["message"]
 
 
-async def test_half_an_emoji_goes_to_a_child_and_back_unharmed(client: Wire) -> None:
+async def test_half_an_emoji_goes_to_a_child_and_back_unharmed(client: Client) -> None:
     cut = {"cut \ud83d": "\ude00"}
     assert json.loads((await client.call("echo", cut)).text) == cut
     assert (await client.call("say", {"words": "cut \ud83d"})).text == "cut \ud83d"
 
 
-async def test_children_are_told_on_the_status_page(client: Wire, gw: Gateway) -> None:
+async def test_children_are_told_on_the_status_page(client: Client, gw: Gateway) -> None:
     for path in ("/missing", "/one"):
         _ = await client.on(gw.base + path).call("echo")
 
@@ -143,7 +144,7 @@ async def test_children_are_told_on_the_status_page(client: Wire, gw: Gateway) -
     assert (missing["children_limit"], one["children_limit"], one["health"]) == (32, 1, "ok")
 
 
-async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Wire, gw: Gateway) -> None:
+async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Client, gw: Gateway) -> None:
     at = client.on(gw.base + "/die")
     answers = await asyncio.gather(*(at.call("echo") for _ in range(20)))
     reasons = [answer.error["data"]["reason"] for answer in answers]
@@ -157,7 +158,7 @@ async def test_a_child_that_dies_at_once_is_started_ever_more_seldom(client: Wir
     assert last["stderr"] == ["cannot find my database"]
 
 
-async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client: Wire, gw: Gateway) -> None:
+async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client: Client, gw: Gateway) -> None:
     error = (await client.on(gw.base + "/silent").call("echo")).error
     assert "did not finish its handshake in 2 s" in error["message"]
 
@@ -167,7 +168,7 @@ async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client:
     await gw.until(ended, "the child has ended")
 
 
-async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client: Wire) -> None:
+async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client: Client) -> None:
     before = (await client.call("pid")).text
     error = (await client.call("die")).error
     assert error["data"]["reason"] == "call_lost"
@@ -177,7 +178,7 @@ async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client
 
 
 @pytest.mark.parametrize("then", ["die", "end unfinished"])
-async def test_what_a_child_says_before_it_ends_still_counts(client: Wire, gw: Gateway, then: str) -> None:
+async def test_what_a_child_says_before_it_ends_still_counts(client: Client, gw: Gateway, then: str) -> None:
     before = await gw.metric(ENDED, route="/mcp")
     assert json.loads((await client.call("echo", {"then": then})).text) == {"then": then}
 
@@ -188,7 +189,7 @@ async def test_what_a_child_says_before_it_ends_still_counts(client: Wire, gw: G
     assert (await client.call("pid")).text
 
 
-async def test_a_parked_call_is_lost_with_its_child(client: Wire) -> None:
+async def test_a_parked_call_is_lost_with_its_child(client: Client) -> None:
     first = await client.call("pid")
     asked = await client.call("ask")
     os.kill(int(first.text), signal.SIGKILL)
@@ -197,33 +198,33 @@ async def test_a_parked_call_is_lost_with_its_child(client: Wire) -> None:
     assert "SIGKILL" in error["message"]
 
 
-async def test_a_call_that_may_run_twice_is_run_again_in_another_child(client: Wire, tmp_path: Path) -> None:
+async def test_a_call_that_may_run_twice_is_run_again_in_another_child(client: Client, tmp_path: Path) -> None:
     given = {"marker": str(tmp_path / "marker")}
     asked = await client.call("ask_die", given)
     answer = await client.call("ask_die", given, state=asked.state, answers={"Name": ACCEPT})
     assert answer.text == "Ann"
 
 
-async def test_lines_on_stdout_that_are_not_messages_are_only_counted(client: Wire, gw: Gateway) -> None:
+async def test_lines_on_stdout_that_are_not_messages_are_only_counted(client: Client, gw: Gateway) -> None:
     before = await gw.metric(ERRORS, route="/mcp", kind="malformed")
     assert (await client.call("noise")).text == "heard"
     assert await gw.metric(ERRORS, route="/mcp", kind="malformed") == before + 5
 
 
-async def test_a_line_without_end_ends_the_child(client: Wire) -> None:
+async def test_a_line_without_end_ends_the_child(client: Client) -> None:
     error = (await client.call("endless")).error
     assert "sent a message larger than limits.event_bytes" in error["message"]
     assert (await client.call("pid")).text
 
 
-async def test_a_child_that_does_not_read_delays_no_other_call(client: Wire) -> None:
+async def test_a_child_that_does_not_read_delays_no_other_call(client: Client) -> None:
     assert (await client.call("deaf")).text == "deaf"
     error = (await client.call("echo", {"much": "x" * 150_000})).error
     assert "did not read its input within timeouts.answer_seconds" in error["message"]
     assert (await client.call("pid")).text
 
 
-async def test_a_child_that_closes_its_input_is_ended(client: Wire) -> None:
+async def test_a_child_that_closes_its_input_is_ended(client: Client) -> None:
     pid = (await client.call("pid")).text
     assert (await client.call("shut")).text == "shut"
     error = (await client.call("pid")).error
@@ -233,20 +234,22 @@ async def test_a_child_that_closes_its_input_is_ended(client: Wire) -> None:
     assert (await client.call("pid")).text
 
 
-async def test_a_message_is_one_line_whatever_its_client_wrote(client: Wire) -> None:
-    message = request("tools/call", {"name": "echo", "arguments": {"a": ["b\n\r", 1]}})
-    answer = await client.raw(json.dumps(message, indent=1).replace("\n", "\r\n").encode(), headers_of(message))
+async def test_a_message_is_one_line_whatever_its_client_wrote(client: Client) -> None:
+    headers, body = client.build("tools/call", {"name": "echo", "arguments": {"a": ["b\n\r", 1]}})
+    answer = await client.raw(headers, json.dumps(json.loads(body), indent=1).replace("\n", "\r\n").encode())
     assert json.loads(answer.text) == {"a": ["b\n\r", 1]}
 
 
-async def test_a_child_has_the_environment_it_was_given_and_little_else(client: Wire) -> None:
+async def test_a_child_has_the_environment_it_was_given_and_little_else(client: Client) -> None:
     found = json.loads((await client.call("environment")).text)
     assert found["API_KEY"] == SECRET
     assert "PYTHONUNBUFFERED" not in found, "the gateway has it"
     assert found["PATH"]
 
 
-async def test_stderr_goes_to_the_log_bounded_and_without_what_the_child_was_given(client: Wire, gw: Gateway) -> None:
+async def test_stderr_goes_to_the_log_bounded_and_without_what_the_child_was_given(
+    client: Client, gw: Gateway
+) -> None:
     assert (await client.call("print_stderr")).text == "printed"
 
     def lines() -> list[dict[str, Any]]:
@@ -266,13 +269,13 @@ async def test_a_secret_among_the_arguments_is_masked_on_stderr_as_one_in_the_en
     assert given_secrets(given) == ["s3cret-2", "s3cret-1"]
 
 
-async def test_principals_share_no_child(client: Wire) -> None:
+async def test_principals_share_no_child(client: Client) -> None:
     mine = (await client.call("pid")).text
     assert (await client.call("pid")).text == mine
     assert (await client.on(Authorization="Bearer somebody else").call("pid")).text != mine
 
 
-async def test_there_are_never_more_children_than_allowed(client: Wire, gw: Gateway) -> None:
+async def test_there_are_never_more_children_than_allowed(client: Client, gw: Gateway) -> None:
     at = client.on(gw.base + "/one")
     first = await at.call("ask")
     other = at.on(Authorization="Bearer somebody else")
@@ -284,7 +287,7 @@ async def test_there_are_never_more_children_than_allowed(client: Wire, gw: Gate
     assert await gw.metric(CHILDREN, route="/one") == 1
 
 
-async def test_invented_callers_start_few_children(client: Wire, gw: Gateway) -> None:
+async def test_invented_callers_start_few_children(client: Client, gw: Gateway) -> None:
     at = client.on(gw.base + "/slow")
     pids = set[str]()
     errors = set[str]()
@@ -326,7 +329,7 @@ async def test_a_gateway_that_ends_in_peace_leaves_no_process_either() -> None:
         assert not [pid for pid in pids if is_alive(pid)]
 
 
-async def test_a_child_whose_reaper_is_killed_is_killed_with_all_of_its_group(client: Wire, gw: Gateway) -> None:
+async def test_a_child_whose_reaper_is_killed_is_killed_with_all_of_its_group(client: Client, gw: Gateway) -> None:
     at = client.on(gw.base + "/wrapped")
     shell, server, orphan = json.loads((await at.call("family")).text)
     reaper = parent(shell)
@@ -377,7 +380,7 @@ async def test_the_command_line_is_all_that_a_sidecar_needs(tmp_path: Path) -> N
         assert await process.wait() == 0
 
 
-async def ready(client: Wire, admin: str) -> int:
+async def ready(client: Client, admin: str) -> int:
     try:
         async with client.http.get(f"http://{admin}/readyz") as response:
             return response.status

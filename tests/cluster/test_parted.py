@@ -21,7 +21,7 @@ from tests.support.replicas import (
     steps,
 )
 from tests.support.workbench import ACCEPT, Stand, jwt
-from tests.tasks.test_live_task import EXTENSION, TaskServer, make
+from tests.tasks.test_live_task import TaskServer, make
 
 QUICK: dict[str, Any] = {"hold": {**SOON, "cold_seconds": 0, "drain_seconds": 0.05}}
 STOPPING = (503, -32603, "stopping")
@@ -197,7 +197,7 @@ async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
     task = await make(one)
     await part(one)
     one.gateway.task_table.leave(is_resumable=True)  # as it closes, with its listener still open
-    task.client = two.client(capabilities=EXTENSION)
+    task = task.on(two.client())
     assert (await task.get())["status"] == "working"
     assert [len(stand.gateway.task_table) for stand in (one, two)] == [0, 1]
     server.done.set()

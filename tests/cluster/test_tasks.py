@@ -27,8 +27,9 @@ from tests.support.replicas import (
     resealed,
     steps,
 )
+from tests.support.task_client import EXTENSION, Task
 from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, leave
-from tests.tasks.test_live_task import EXTENSION, Task, TaskServer, forget, make
+from tests.tasks.test_live_task import TaskServer, forget, make
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 
@@ -209,10 +210,10 @@ async def _restarted(cluster: Cluster) -> tuple[Stand, Stand, Task]:
     while (await order(two, list(one.gateway.task_table)[-1].id))[0] != "gw-1":
         task = await make(one)
     await cluster.crash(one)
-    task.client = two.client(capabilities=EXTENSION)
+    task = task.on(two.client())
     assert (await task.get())["status"] == "working"
     again = await cluster.start("gw-1", cluster.peers["gw-1"])
-    task.client = again.client(capabilities=EXTENSION)
+    task = task.on(again.client())
     return again, two, task
 
 

@@ -14,20 +14,20 @@ from typing import Any
 
 import aiohttp
 
-from tests.e2e.wire import Wire, wire
-from tests.support.workbench import start
+from tests.e2e.wire import wire
+from tests.support.workbench import Client, start
 
 
-async def initialize(client: Wire) -> None:
-    assert (await client.send("server/discover")).result["supportedVersions"]
+async def initialize(client: Client) -> None:
+    assert (await client.post("server/discover")).result["supportedVersions"]
 
 
-async def tools_call(client: Wire) -> None:
-    assert (await client.send("tools/list")).result["tools"]
+async def tools_call(client: Client) -> None:
+    assert (await client.post("tools/list")).result["tools"]
     assert (await client.call("add_numbers", {"a": 2, "b": 3})).text == "The sum of 2 and 3 is 5"
 
 
-async def elicitation_defaults(client: Wire) -> None:
+async def elicitation_defaults(client: Client) -> None:
     """A client answers with the defaults of the form, so the gateway must not lose one."""
     asked = await client.call("test_client_elicitation_defaults")
     (key,) = asked.asks
@@ -37,17 +37,17 @@ async def elicitation_defaults(client: Wire) -> None:
     assert (await client.call("test_client_elicitation_defaults", state=asked.state, answers=answers)).text
 
 
-async def sse_retry(client: Wire) -> None:
+async def sse_retry(client: Client) -> None:
     assert (await client.call("test_reconnection")).text == "Reconnection test completed successfully"
 
 
-async def json_schema(client: Wire) -> None:
-    tools = {tool["name"]: tool for tool in (await client.send("tools/list")).result["tools"]}
+async def json_schema(client: Client) -> None:
+    tools = {tool["name"]: tool for tool in (await client.post("tools/list")).result["tools"]}
     schema = tools["json_schema_2020_12_tool"]["inputSchema"]
     assert (await client.call("json_schema_echo", {"schema": schema})).text == "echoed"
 
 
-SCENARIOS: dict[str, Callable[[Wire], Awaitable[None]]] = {
+SCENARIOS: dict[str, Callable[[Client], Awaitable[None]]] = {
     "initialize": initialize,
     "tools_call": tools_call,
     "elicitation-sep1034-client-defaults": elicitation_defaults,

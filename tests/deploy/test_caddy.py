@@ -11,11 +11,12 @@ import aiohttp
 import pytest
 
 from tests.chaos.stage import built
-from tests.e2e.wire import Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import die_with_parent, free_port, old_server
 from tests.support.cluster import DEPLOY, PATH, memberships, replaced
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.steady_load import Load
+from tests.support.workbench import Client
 
 CADDY = shutil.which("caddy", path=PATH)
 FILE = DEPLOY / "caddy" / "Caddyfile"
@@ -59,7 +60,7 @@ async def caddy(folder: Path, path: Path) -> AsyncIterator[None]:
             await process.wait()
 
 
-async def serves(client: Wire) -> bool:
+async def serves(client: Client) -> bool:
     try:
         return (await client.call("echo", {"text": "x"})).text == "x"
     except (aiohttp.ClientError, AssertionError, ValueError, KeyError):

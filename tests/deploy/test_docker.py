@@ -15,11 +15,12 @@ import pytest
 import yaml
 
 from tests.chaos.stage import built
-from tests.e2e.wire import Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, free_port, old_server
 from tests.support.cluster import DEPLOY, program, replaced
 from tests.support.docker_engine import BALANCERS, GATEWAY, Docker, engine, missing, own_address
 from tests.support.steady_load import Load
+from tests.support.workbench import Client
 
 UNTIL_SECONDS = 150.0
 KEY = "0f" * 32
@@ -67,7 +68,7 @@ def think(number: int) -> float:
     return number % 5
 
 
-async def serves(client: Wire) -> bool:
+async def serves(client: Client) -> bool:
     """Whether one request after another gets through."""
     try:
         return all([(await client.call("echo", {"text": "x"})).text == "x" for _ in range(6)])

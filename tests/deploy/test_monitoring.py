@@ -25,12 +25,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway import telemetry
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics import labels
-from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
+from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.clients.drive import ModernClient, available, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream
 from tests.support.cluster import memberships
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.prometheus import DIRECTORY, Prometheus, installed, prometheus
+from tests.support.workbench import Client
 
 DASHBOARD: Final = json.loads((REPOSITORY / "deploy" / "grafana" / "mrtr-gateway.json").read_text())
 RULES: Final = yaml.safe_load((DIRECTORY / "alerts.yml").read_text())["groups"][0]["rules"]
@@ -209,7 +210,7 @@ def test_the_provisioned_datasource_fits_the_dashboard() -> None:
 class Traffic:
     """Continuous traffic through two gateways, because Prometheus sees a rate only between two scrapes."""
 
-    def __init__(self, gateways: list[Gateway], client: ModernClient, plain: Wire) -> None:
+    def __init__(self, gateways: list[Gateway], client: ModernClient, plain: Client) -> None:
         self.gateways = gateways
         self.client = client
         self.one = plain.on(gateways[0].url)
@@ -223,8 +224,8 @@ class Traffic:
         (key,) = asked.asks
         again = {"state": asked.state, "answers": {key: ACCEPT}}
         assert (await self.other.call("ask", {"question": "Who?"}, **again)).text == NAMED  # forwarded
-        assert (await self.one.call("progress", {"steps": 2}, progress="p")).text == "done"
-        assert (await self.one.send("tools/nonsense")).status == 404
+        assert (await self.one.call("progress", {"steps": 2}, meta={"progressToken": "p"})).text == "done"
+        assert (await self.one.post("tools/nonsense")).status == 404
         forged = asked.state[:-4] + ("AAAA" if asked.state[-4:] != "AAAA" else "BBBB")
         refused = await self.one.call("ask", {"question": "Who?"}, state=forged, answers={key: ACCEPT})
         assert refused.refusal == (400, -32602)
@@ -233,7 +234,7 @@ class Traffic:
         child = self.one.on(self.gateways[0].base + "/child")
         assert (await child.call("echo", {"text": "x"})).text == "x"
         old = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-        await self.one.raw(json.dumps(old).encode(), {"Content-Type": "application/json"})  # passed through
+        await self.one.raw({"Content-Type": "application/json"}, json.dumps(old).encode())  # passed through
 
     async def hold(self) -> None:
         """One call stays parked."""

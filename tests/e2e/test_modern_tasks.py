@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.e2e.old_clients import ANN, ASK, ECHO, OLD_CLIENTS
-from tests.e2e.task_client import TaskClient
 from tests.e2e.test_task_clients import FASTMCP, run
 from tests.e2e.wire import wire
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
 from tests.support.gateway_process import gateway
 from tests.support.mirrored_client import LegacyClient
+from tests.support.task_client import TaskClient
 
 pytestmark = [
     pytest.mark.real,

@@ -14,10 +14,11 @@ from gateway.__main__ import main
 from gateway.config import parse
 from gateway.tools.probe.report.findings import ProbedServer, ProbeReport, report
 from gateway.tools.probe.report.text import lines
-from tests.e2e.wire import ACCEPT, NAMED, Wire, wire
+from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server, stdio_server
 from tests.support.gateway_process import gateway
 from tests.support.probing import answers, check, look
+from tests.support.workbench import Client
 
 pytestmark = [
     pytest.mark.real,
@@ -93,7 +94,7 @@ async def found(servers: dict[str, OldServer]) -> dict[str, ProbedServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(servers: dict[str, OldServer], found: Mapping[str, ProbedServer]) -> AsyncIterator[Wire]:
+async def client(servers: dict[str, OldServer], found: Mapping[str, ProbedServer]) -> AsyncIterator[Client]:
     """A modern client of a gateway before all of them, each with the configuration that its probe gave."""
     routes = []
     for name in servers:
@@ -141,7 +142,7 @@ async def test_a_probe_tells_where_the_bridge_can_help(found: dict[str, ProbedSe
         assert ("set era: bridge" in check(found[name], "era").fix) == sessions
 
 
-async def words(client: Wire, name: str, tool: str) -> str:
+async def words(client: Client, name: str, tool: str) -> str:
     """The tool's result for an answered question, or the reason why there is none."""
     there = client.on(client.url + path(name))
     asked = await there.call(tool)
@@ -153,7 +154,7 @@ async def words(client: Wire, name: str, tool: str) -> str:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
 async def test_the_gateway_handles_questions_as_the_probe_predicts(
-    name: str, client: Wire, found: dict[str, ProbedServer]
+    name: str, client: Client, found: dict[str, ProbedServer]
 ) -> None:
     match answers(found[name])["questions"]:
         case "yes":
@@ -169,12 +170,14 @@ async def test_the_gateway_handles_questions_as_the_probe_predicts(
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", OLD)
 async def test_the_gateway_handles_progress_as_the_probe_predicts(
-    name: str, client: Wire, found: dict[str, ProbedServer]
+    name: str, client: Client, found: dict[str, ProbedServer]
 ) -> None:
     predicted = answers(found[name])["progress"] == "yes"
     # Old SDKs report progress on the session's GET stream, where the result of the call may overtake it.
     for _ in range(20 if name == "py110" else 1):
-        answer = await client.on(client.url + path(name)).call("progress", {"steps": 2}, progress="token")
+        answer = await client.on(client.url + path(name)).call(
+            "progress", {"steps": 2}, meta={"progressToken": "token"}
+        )
         assert answer.result["resultType"] == "complete"
         if (is_told := len(answer.messages) > 1) == predicted:
             break
@@ -184,7 +187,7 @@ async def test_the_gateway_handles_progress_as_the_probe_predicts(
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ["py130", "modern-py", "modern-ts", "modern-ts-both"])
 async def test_the_gateway_serves_legacy_clients_as_the_probe_predicts(
-    name: str, client: Wire, found: dict[str, ProbedServer]
+    name: str, client: Client, found: dict[str, ProbedServer]
 ) -> None:
     headers = {"Accept": "application/json, text/event-stream"}
     async with client.http.post(client.url + path(name), json=INITIALIZE, headers=headers) as response:

@@ -17,9 +17,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.e2e.wire import ACCEPT, NAMED, Answer, Wire, wire
+from tests.e2e.wire import ACCEPT, NAMED, wire
 from tests.parts.launch import PARTS, REPOSITORY, OldServer, die_with_parent, free_port, old_server
 from tests.support.gateway_process import STATE_KEY, Gateway, gateway, merged
+from tests.support.workbench import Client, Reply
 
 pytestmark = [
     pytest.mark.real,
@@ -44,14 +45,14 @@ class Setup:
     """A gateway and a client of its first route."""
 
     gw: Gateway
-    wire: Wire
+    wire: Client
 
-    async def park(self, by: Wire | None = None) -> Answer:
+    async def park(self, by: Client | None = None) -> Reply:
         answer = await (by or self.wire).call("ask", QUESTION)
         assert answer.asks, answer
         return answer
 
-    async def answer(self, asked: Answer, by: Wire | None = None) -> Answer:
+    async def answer(self, asked: Reply, by: Client | None = None) -> Reply:
         answers = dict.fromkeys(asked.asks, ACCEPT)
         return await (by or self.wire).call("ask", QUESTION, state=asked.state, answers=answers)
 

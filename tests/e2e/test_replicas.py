@@ -99,7 +99,11 @@ async def test_every_replica_serves_and_the_owner_is_found_from_each(
 async def test_a_client_that_leaves_its_stream_cancels_the_call(server: OldServer, balancer: BalancerName) -> None:
     before = len(server.ledger("cancelled", "progress"))
     async with cluster(server.url, balancer=balancer) as c, wire(c.url) as client:
-        async with client.open("progress", {"steps": 2, "delay_seconds": 30}, progress="p") as response:
+        async with client.open(
+            "tools/call",
+            {"name": "progress", "arguments": {"steps": 2, "delay_seconds": 30}},
+            meta={"progressToken": "p"},
+        ) as response:
             # After this the call is silent, so no write can reveal that the client disconnected.
             assert (await response.content.readline()).startswith((b"event:", b"data:"))
         await server.wait_for("cancelled", "progress", count=before + 1)

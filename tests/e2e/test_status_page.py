@@ -11,11 +11,12 @@ import pytest
 import pytest_asyncio
 
 from gateway.admin.documents import TITLES
-from tests.e2e.wire import Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import NODE_MODULES, PARTS, OldServer, free_port, old_server
 from tests.support.browser import PROGRAM, Browser, Tab, chromium
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import Gateway, gateway
+from tests.support.workbench import Client
 
 AXE: Final = NODE_MODULES / "axe-core" / "axe.min.js"
 
@@ -39,7 +40,7 @@ class Stage:
     troubled: Gateway
     well: Gateway
     server: OldServer
-    client: Wire
+    client: Client
     browser: Browser
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.task_client import EXTENSION, TaskClient
+from gateway.protocol import mcp
 from tests.e2e.wire import wire
 from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, old_server
 from tests.support.gateway_process import gateway
+from tests.support.task_client import TaskClient
 
 pytestmark = [
     pytest.mark.real,
@@ -83,7 +84,7 @@ async def test_the_task_of_server_everything_asks_clients_of_both_kinds() -> Non
     answer = {"action": "accept", "content": {"interpretation": "snake"}}
     forms = {"elicitation": {"form": {}}}  # it would ask for roots too, as soon as a session is open
     async with old_server("everything") as server, gateway(server.url) as gw, wire(gw.url) as client:
-        extended = TaskClient(client, capabilities={**forms, "extensions": {EXTENSION: {}}})
+        extended = TaskClient(client, capabilities={**forms, "extensions": {mcp.TASKS: {}}})
         task = await extended.task(tool, given)
         plain = await client.call(tool, given, capabilities=forms)
         (key,) = plain.asks

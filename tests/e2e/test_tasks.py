@@ -6,17 +6,19 @@ The families differ as decision 43 says; each trap that they set has a test here
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from tests.chaos.stage import built
-from tests.e2e.task_client import CONFIRM, DECLARED, FIRST_FORM, SECONDS, TaskClient
-from tests.e2e.wire import Wire, wire
+from tests.e2e.wire import wire
 from tests.parts.launch import NODE, PARTS, OldServer, old_server
 from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway, gateway
+from tests.support.task_client import EXTENSION, FIRST_FORM, TaskClient
+from tests.support.workbench import Client
 
+CONFIRM: Final = {"action": "accept", "content": {"confirm": True}}
 FAMILIES = ("tasks-ts", "tasks-py", "tasks-fm3")
 ASKING_AT_ONCE = ("tasks-ts", "tasks-py")
 """A task of fastmcp 3 hangs after two questions at once."""
@@ -36,7 +38,7 @@ class Stage:
 
     server: OldServer
     gw: Gateway
-    wire: Wire
+    wire: Client
 
     @property
     def client(self) -> TaskClient:
@@ -65,7 +67,7 @@ async def test_a_tool_that_requires_a_task_is_an_ordinary_call_with_rounds(stage
     assert "_meta" not in question["params"]
     done = await stage.wire.call("must_confirm", {"filename": "x"}, state=asked.state, answers={"Confirm": CONFIRM})
     assert done.text == "deleted x"
-    assert "related-task" not in done.body.decode()
+    assert "related-task" not in done.data.decode()
     assert len(stage.server.ledger("run", "must_confirm")) == 1
     await stage.gw.settled()
 
@@ -139,7 +141,7 @@ async def test_a_task_id_fits_into_a_header_and_is_bound_to_its_caller(stage: St
     forged = await alice.send("tasks/get", {"taskId": task.id[:-4] + "AAAA"})
     unknown = await alice.send("tasks/get", {"taskId": "no-such-task"})
     assert stolen.refusal == forged.refusal == unknown.refusal == (400, -32602)
-    assert stolen.error == forged.error == unknown.error
+    assert stolen.error["message"] == forged.error["message"] == unknown.error["message"]
     assert (await task.get())["status"] == "working"
 
 
@@ -212,7 +214,7 @@ async def test_a_live_task_counts_as_the_call_in_flight(stage: Stage) -> None:
 @BOTH_SDKS
 async def test_a_task_with_two_questions_stays_open_until_both_are_answered(stage: Stage) -> None:
     task = await stage.client.task("multi_input")
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(15):
         while len((asked := await task.until("input_required"))["inputRequests"]) < 2:
             await asyncio.sleep(0.05)
     first, second = asked["inputRequests"]
@@ -233,7 +235,7 @@ async def test_a_tool_may_ask_first_and_become_a_task_then(stage: Stage) -> None
     assert asked.result["resultType"] == "input_required"
     assert "taskId" not in asked.result
     answers = {"user_name": {"action": "accept", "content": {"name": "Ann"}}}
-    task = await stage.client.task("test_tool_with_task", state=asked.state, answers=answers)
+    task = await stage.client.task("test_tool_with_task", requestState=asked.state, inputResponses=answers)
     assert (await task.until("completed"))["result"]["content"][0]["text"] == "Hello, Ann!"
 
 
@@ -249,10 +251,10 @@ async def test_requests_without_the_extension_are_told_of_it(stage: Stage) -> No
 
 @TS
 async def test_the_lists_of_modern_clients_say_nothing_of_legacy_tasks(stage: Stage) -> None:
-    found = (await stage.wire.send("server/discover")).result["capabilities"]
+    found = (await stage.wire.post("server/discover")).result["capabilities"]
     assert found["extensions"] == {"io.modelcontextprotocol/tasks": {}}
     assert "tasks" not in found
-    tools = (await stage.wire.send("tools/list", capabilities=DECLARED)).result["tools"]
+    tools = (await stage.wire.post("tools/list", capabilities=EXTENSION)).result["tools"]
     assert len(tools) > 1
     assert not any("execution" in tool for tool in tools)
 
@@ -317,7 +319,7 @@ async def test_a_task_whose_server_was_restarted_is_failed(stage: Stage) -> None
 @BOTH_SDKS
 async def test_clients_of_the_old_tasks_get_their_questions_by_tasks_result(stage: Stage) -> None:
     client = TaskClient(stage.wire, capabilities=FIRST_FORM)
-    made = (await client.call("must_confirm", {"filename": "x"}, more={"task": {"ttl": 60000}})).result
+    made = (await client.call("must_confirm", {"filename": "x"}, task={"ttl": 60000})).result
     task_id = made["task"]["taskId"]
     asked = (await client.send("tasks/result", {"taskId": task_id})).result
     assert asked["resultType"] == "input_required"
@@ -337,7 +339,7 @@ async def test_clients_of_the_old_tasks_get_their_questions_by_tasks_result(stag
 @TS
 async def test_clients_of_the_old_tasks_may_cancel_and_see_the_task(stage: Stage) -> None:
     client = TaskClient(stage.wire, capabilities=FIRST_FORM)
-    made = (await client.call("slow_compute", {"seconds": 30}, more={"task": {}})).result["task"]
+    made = (await client.call("slow_compute", {"seconds": 30}, task={})).result["task"]
     assert (await client.send("tasks/cancel", {"taskId": made["taskId"]})).result["status"] == "cancelled"
     assert (await client.send("tasks/cancel", {"taskId": made["taskId"]})).refusal == (400, -32602)
 

@@ -9,11 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.e2e.wire import ACCEPT, NAMED, Wire
+from tests.e2e.wire import ACCEPT, NAMED, SECONDS
 from tests.parts.clients.drive import Kind, available, modern_client
 from tests.parts.launch import PARTS, old_server
 from tests.support.authority import Authority
 from tests.support.gateway_process import Gateway, gateway
+from tests.support.workbench import Client
 
 KINDS: tuple[Kind, ...] = ("py", "ts")
 
@@ -58,7 +59,7 @@ async def test_workers_serve_a_renewed_certificate_and_drop_nothing(tmp_path: Pa
             connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(ca.file)))
         )
         async with old:
-            asked = await Wire(old, url).call("ask", {"question": "Who?"})
+            asked = await Client(old, url, seconds=SECONDS).call("ask", {"question": "Who?"})
             renewed = Authority(tmp_path, "renewed")
             renewed.sign("front")
             said = await gw.reload()
@@ -67,8 +68,10 @@ async def test_workers_serve_a_renewed_certificate_and_drop_nothing(tmp_path: Pa
             async with aiohttp.ClientSession(connector=new) as http:
                 answers = dict.fromkeys(asked.asks, ACCEPT)
                 for text in "abcdef":  # whichever worker it is
-                    assert (await Wire(http, url).call("echo", {"text": text})).text == text
-                final = await Wire(http, url).call("ask", {"question": "Who?"}, state=asked.state, answers=answers)
+                    assert (await Client(http, url, seconds=SECONDS).call("echo", {"text": text})).text == text
+                final = await Client(http, url, seconds=SECONDS).call(
+                    "ask", {"question": "Who?"}, state=asked.state, answers=answers
+                )
                 assert final.text == NAMED
             # The earlier connection: the client trusts only the old authority.
-            assert (await Wire(old, url).call("echo", {"text": "still"})).text == "still"
+            assert (await Client(old, url, seconds=SECONDS).call("echo", {"text": "still"})).text == "still"

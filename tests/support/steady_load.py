@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from tests.chaos.stage import KEY, Call, accept
-from tests.e2e.wire import Answer, Json, Wire
 from tests.parts.launch import OldServer
+from tests.support.workbench import Client, Json, Reply
 
 CALLS_PER_SECOND: Final = 20
 
 
-async def followed(client: Wire, tool: str, arguments: Json, **retry: Any) -> Answer:
+async def followed(client: Client, tool: str, arguments: Json, **retry: Any) -> Reply:
     """Call a tool, and go on until there is a question or an end."""
     while True:
         answer = await client.call(tool, arguments, **retry)
@@ -36,7 +36,7 @@ class Load:
     """The calls of one test, with what went wrong."""
 
     def __init__(
-        self, server: OldServer, client: Wire, think: Callable[[int], float] = lambda _: 0, name: str = "call"
+        self, server: OldServer, client: Client, think: Callable[[int], float] = lambda _: 0, name: str = "call"
     ) -> None:
         """`think` returns for how many seconds the person of a call thinks, by its number; `name` names the calls."""
         self._name = name

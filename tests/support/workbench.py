@@ -20,7 +20,8 @@ from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import DEADLINE
 from tests.support.schema import assert_modern_message
 
-ALL: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
+Json = dict[str, Any]
+ALL: Json = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
 CLIENT = {"name": "bench", "version": "1"}
 ACCEPT = {"action": "accept", "content": {"name": "Ada"}}
 DECLINE = {"action": "decline"}
@@ -56,31 +57,34 @@ def jwt(**claims: Any) -> str:
 class Reply:
     """One HTTP reply, read to its end."""
 
-    def __init__(self, response: aiohttp.ClientResponse, data: bytes, method: str) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, data: bytes, method: str | None) -> None:
+        """Check what is right in reply to this method; nothing is checked if it is None."""
         self.status = response.status
         self.headers = response.headers
         self.data = data
         self.is_stream = response.content_type == "text/event-stream"
         events = [event.data for event in sse.Parser(1 << 26).feed(data)] if self.is_stream else [data]
-        self.messages = [assert_modern_message(raw, method) for raw in events if raw]
+        self.messages: list[Json] = [
+            assert_modern_message(raw, method) if method else json.loads(raw) for raw in events if raw
+        ]
 
     @property
-    def notifications(self) -> list[dict[str, Any]]:
+    def notifications(self) -> list[Json]:
         return self.messages[:-1]
 
     @property
-    def final(self) -> dict[str, Any]:
+    def final(self) -> Json:
         assert [message for message in self.messages if "method" not in message] == self.messages[-1:]
         return self.messages[-1]
 
     @property
-    def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.final["result"]
+    def result(self) -> Json:
+        result: Json = self.final["result"]
         return result
 
     @property
-    def error(self) -> dict[str, Any]:
-        error: dict[str, Any] = self.final["error"]
+    def error(self) -> Json:
+        error: Json = self.final["error"]
         return error
 
     @property
@@ -94,13 +98,24 @@ class Reply:
         return str(self.result["requestState"])
 
     @property
-    def questions(self) -> dict[str, Any]:
+    def questions(self) -> Json:
         return dict(self.result.get("inputRequests", {}))
+
+    @property
+    def asks(self) -> list[str]:
+        """The keys of the questions."""
+        assert self.result["resultType"] == "input_required", self.result
+        return list(self.questions)
 
     @property
     def outcome(self) -> tuple[int, int, str | None]:
         """HTTP status, JSON-RPC code and reason of an error."""
         return self.status, self.error["code"], (self.error.get("data") or {}).get("reason")
+
+    @property
+    def refusal(self) -> tuple[int, int]:
+        """HTTP status and JSON-RPC code of an error."""
+        return self.outcome[:2]
 
 
 async def leave(task: "asyncio.Task[Reply]") -> None:
@@ -120,13 +135,20 @@ class Client:
         capabilities: Mapping[str, Any] = ALL,
         info: Mapping[str, str] = CLIENT,
         headers: Mapping[str, str] | None = None,
+        seconds: float = DEADLINE,
     ) -> None:
         self.http, self.url = http, url
+        self.seconds = seconds
         self._authorization = authorization
         self._capabilities = capabilities
         self._info = info
         self._headers = dict(headers or {})
         self._ids = itertools.count(1)
+
+    def on(self, url: str | None = None, **headers: str) -> "Client":
+        """Another caller, with that URL and these headers."""
+        where, given = url or self.url, {**self._headers, **headers}
+        return Client(self.http, where, self._authorization, self._capabilities, self._info, given, self.seconds)
 
     def build(
         self,
@@ -134,12 +156,13 @@ class Client:
         params: Mapping[str, Any] | None = None,
         meta: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
+        capabilities: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, str], bytes]:
         """Headers and body of one request, valid unless the arguments say otherwise."""
         own = {
             mcp.META_VERSION: mcp.MODERN,
             mcp.META_CLIENT_INFO: self._info,
-            mcp.META_CAPABILITIES: self._capabilities,
+            mcp.META_CAPABILITIES: self._capabilities if capabilities is None else capabilities,
             **(meta or {}),
         }
         params = {**(params or {}), "_meta": own}
@@ -166,8 +189,13 @@ class Client:
 
     async def post(self, method: str, params: Any = None, **options: Any) -> Reply:
         """Send one request and read its whole reply."""
-        async with asyncio.timeout(DEADLINE), self.open(method, params, **options) as response:
+        async with asyncio.timeout(self.seconds), self.open(method, params, **options) as response:
             return Reply(response, await response.read(), method)
+
+    async def raw(self, headers: Mapping[str, str], body: bytes) -> Reply:
+        """POST these bytes and read the whole reply, which is not checked."""
+        async with asyncio.timeout(self.seconds), self.http.post(self.url, headers=headers, data=body) as response:
+            return Reply(response, await response.read(), None)
 
     async def call(
         self,
@@ -179,7 +207,7 @@ class Client:
         **options: Any,
     ) -> Reply:
         """tools/call, or its retry."""
-        params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+        params: Json = {"name": name, "arguments": arguments or {}}
         if state is not None:
             params["requestState"] = state
         if answers is not None:
@@ -236,14 +264,14 @@ class Stand:
 def configuration(upstream_url: str, **sections: Any) -> str:
     """A configuration as JSON, and so as YAML: one route, free ports, short times."""
     route = {"upstream": {"url": upstream_url}, **sections.pop("route", {})}
-    tree: dict[str, Any] = {
+    tree: Json = {
         "listen": "127.0.0.1:0",
         "admin": "127.0.0.1:0",
         "state": {"keys": [KEY]},
         "replica": {"id": "gw-1"},
         "routes": [route],
     }
-    short: dict[str, dict[str, Any]] = {
+    short: dict[str, Json] = {
         "hold": {"quiet_seconds": 0.02, "grace_seconds": 0.05},
         "timeouts": {"cancel_seconds": 1},
         "sessions": {"quarantine_seconds": 0.3},

@@ -13,7 +13,6 @@ from gateway.seal.task_handle import QuestionKey
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.pool.pool import Pool
-from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import wire
 from tests.support import copies
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
@@ -21,11 +20,10 @@ from tests.support.gateway_process import gateway
 from tests.support.host import fake
 from tests.support.legacy_client import later
 from tests.support.stand import Start
-from tests.support.workbench import ACCEPT, ALL, Client, Stand, eventually
+from tests.support.task_client import FIRST_FORM, Task, TaskClient
+from tests.support.workbench import ACCEPT, Reply, Stand, eventually
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
-EXTENSION: Final = {**ALL, "extensions": {mcp.TASKS: {}}}
-FIRST_FORM: Final = {**ALL, "tasks": {}}
 
 
 class TaskServer:
@@ -73,38 +71,6 @@ async def server(upstream: FakeUpstream, begin: Start) -> AsyncIterator[TaskServ
     found.done.set()
 
 
-class Task:
-    """A task as its client knows it."""
-
-    def __init__(self, client: Client, id_: str) -> None:
-        self.client = client
-        self.id = id_
-
-    async def send(self, method: str, **params: Any) -> dict[str, Any]:
-        async with self.client.open(method, {"taskId": self.id, **params}) as response:
-            found: dict[str, Any] = await response.json()
-            return found
-
-    async def get(self) -> dict[str, Any]:
-        found: dict[str, Any] = (await self.send(mcp.TASKS_GET))["result"]
-        return found
-
-    async def until(self, *statuses: str) -> dict[str, Any]:
-        async with asyncio.timeout(5):
-            while (found := await self.get())["status"] not in statuses:
-                await asyncio.sleep(0.01)
-        return found
-
-    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return await self.send(mcp.TASKS_UPDATE, inputResponses=dict.fromkeys(asked["inputRequests"], ACCEPT))
-
-
-async def call(client: Client, **params: Any) -> dict[str, Any]:
-    async with client.open(mcp.TOOLS_CALL, {"name": "tool", "arguments": {}, **params}) as response:
-        found: dict[str, Any] = await response.json()
-        return found
-
-
 async def test_a_tool_is_a_task_though_a_change_of_the_tools_may_be_missed_once_it_is_checked(
     server: TaskServer, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +90,7 @@ async def test_a_tool_is_a_task_though_a_change_of_the_tools_may_be_missed_once_
 
 
 async def make(stand: Stand) -> Task:
-    client = stand.client(capabilities=EXTENSION)
-    return Task(client, (await call(client))["result"]["taskId"])
+    return await TaskClient(stand.client()).task()
 
 
 def forget(stand: Stand) -> None:
@@ -201,7 +166,7 @@ class TwoAnswers:
         self._stand = stand
         self.task: Task
         self.may_go_on = asyncio.Event()
-        self.sending: asyncio.Task[dict[str, Any]]
+        self.sending: asyncio.Task[Reply]
 
     async def begin(self) -> "TwoAnswers":
         async def slow(turn: Turn) -> None:
@@ -242,7 +207,7 @@ async def test_a_task_that_is_cancelled_between_two_answers_gets_no_more(
     answers = await TwoAnswers(server, stand).begin()
     _ = await answers.task.send(mcp.TASKS_CANCEL)
     answers.may_go_on.set()
-    assert "result" in await answers.sending
+    assert (await answers.sending).result
     assert len(upstream.of("answer")) == 1
     assert (await answers.task.get())["status"] == "cancelled"
     forget(stand)
@@ -253,13 +218,12 @@ async def test_a_request_that_waits_for_a_task_hears_that_the_gateway_lets_go_of
 ) -> None:
     del server
     stand = await begin()
-    client = stand.client(capabilities=FIRST_FORM)
-    task = Task(client, (await call(client, task={}))["result"]["task"]["taskId"])
+    task = await TaskClient(stand.client(), FIRST_FORM).first_form()
     waiting = later(task.send(mcp.TASKS_RESULT))
     await upstream.saw(mcp.TASKS_RESULT)
     await eventually(lambda: stand.gateway.downstream.in_flight == 1, "the request waits")
     forget(stand)
-    assert (await waiting)["error"]["data"]["reason"] == "stopping"
+    assert (await waiting).outcome[2] == "stopping"
 
 
 async def test_the_open_questions_of_a_task_are_weighed(server: TaskServer, begin: Start) -> None:
@@ -270,9 +234,9 @@ async def test_the_open_questions_of_a_task_are_weighed(server: TaskServer, begi
     await eventually(lambda: stand.gateway.calls.used > len(json.dumps(FORM)), "both questions are here")
     large = {**ACCEPT, "content": {"name": "y" * 60_000}}
     more = dict.fromkeys(asked["inputRequests"], large)
-    assert "result" in await task.send(mcp.TASKS_UPDATE, inputResponses=more), "an answer always fits"
-    refused = await call(task.client, arguments={"x": "y" * 60_000})
-    assert refused["error"]["data"]["reason"] == "busy"
+    assert (await task.send(mcp.TASKS_UPDATE, inputResponses=more)).result, "an answer always fits"
+    refused = await task.client.call(arguments={"x": "y" * 60_000})
+    assert refused.outcome[2] == "busy"
     forget(stand)
     assert stand.gateway.calls.used == 0
 
@@ -282,8 +246,7 @@ async def test_a_request_that_waits_for_a_task_keeps_nothing_of_its_body(
 ) -> None:
     del server
     stand = await begin()
-    client = stand.client(capabilities=FIRST_FORM)
-    task = Task(client, (await call(client, task={}))["result"]["task"]["taskId"])
+    task = await TaskClient(stand.client(), FIRST_FORM).first_form()
     with copies.counted() as kept:
         waiting = later(task.send(mcp.TASKS_RESULT, **copies.LARGE))
         await upstream.saw(mcp.TASKS_RESULT)
@@ -291,7 +254,7 @@ async def test_a_request_that_waits_for_a_task_keeps_nothing_of_its_body(
         await eventually(lambda: live._changed._waiters, "the request waits")
         assert kept() == stand.gateway.calls.used == 0
         forget(stand)
-        assert "error" in await waiting
+        assert (await waiting).error
 
 
 async def test_a_flood_of_questions_that_no_client_may_see_costs_one_connection(
@@ -331,14 +294,14 @@ async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
 
     upstream.tool(make_together)
     stand = await begin(tasks={"max_per_principal": 1})
-    client = stand.client(capabilities=EXTENSION)
-    calls = [later(call(client)) for _ in range(2)]
+    client = TaskClient(stand.client())
+    calls = [later(client.call()) for _ in range(2)]
     await upstream.saw(mcp.TOOLS_CALL, 2)
     both.set()
-    refused, made = sorted(await asyncio.gather(*calls), key=lambda reply: "result" in reply)
-    assert made["result"]["resultType"] == "task"
-    assert refused["error"]["data"]["reason"] == "call_lost"
-    assert "tasks.max_per_principal" in refused["error"]["message"]
+    refused, made = sorted(await asyncio.gather(*calls), key=lambda reply: "result" in reply.final)
+    assert made.result["resultType"] == "task"
+    assert refused.outcome[2] == "call_lost"
+    assert "tasks.max_per_principal" in refused.error["message"]
     await upstream.saw(mcp.TASKS_CANCEL)
     forget(stand)
 
@@ -366,7 +329,7 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
     await upstream.saw(mcp.TASKS_RESULT)
     first.gateway.task_table.leave(is_resumable=True)
     second = await begin(replica={"id": "gw-2"}, sessions={"max": 1}, timeouts={"session_wait_seconds": 0.05})
-    client = second.client(capabilities=EXTENSION)
+    client = TaskClient(second.client())
     moved, is_listed = Task(client, task.id), asyncio.Event()
 
     async def listing(turn: Turn) -> None:
@@ -374,9 +337,9 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
         await turn.result({"tools": [TOOL]})
 
     upstream.on(mcp.TOOLS_LIST, listing)
-    using = later(client.post(mcp.TOOLS_LIST))
+    using = later(client.client.post(mcp.TOOLS_LIST))
     await upstream.saw(mcp.TOOLS_LIST, 2)
-    assert (await moved.send(mcp.TASKS_GET))["error"]["data"]["reason"] == "busy"
+    assert (await moved.send(mcp.TASKS_GET)).outcome[2] == "busy"
     is_listed.set()
     _ = await using
     server.done.set()
@@ -404,15 +367,15 @@ async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliv
     upstream.tool(ask_first)
     upstream.on("answer", refuse)
     stand = await begin()
-    client = stand.client(capabilities=EXTENSION)
-    asked = (await call(client))["result"]
+    client = TaskClient(stand.client())
+    asked = (await client.call()).result
     answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
-    made = (await call(client, requestState=asked["requestState"], inputResponses=answers))["result"]
+    made = (await client.call(requestState=asked["requestState"], inputResponses=answers)).result
     is_task.set()
     task = Task(client, made["taskId"])
     again = await task.until("input_required")
     upstream.on("answer", accept)
-    assert "result" in await task.answer(again)
+    assert (await task.answer(again)).result
     assert len(upstream.of("answer")) == 2
     forget(stand)
 
@@ -433,15 +396,13 @@ async def test_a_client_that_was_asked_before_there_was_a_task_gets_its_handle_b
 
     upstream.tool(ask_first)
     stand = await begin()
-    client = stand.client(capabilities=EXTENSION)
-    asked = (await call(client))["result"]
+    client = TaskClient(stand.client())
+    asked = (await client.call()).result
     may_make.set()
     if is_away:
         await upstream.saw(mcp.TASKS_RESULT)
     answers = dict.fromkeys(asked["inputRequests"], ACCEPT)
-    made = [
-        (await call(client, requestState=asked["requestState"], inputResponses=answers))["result"] for _ in range(2)
-    ]
+    made = [(await client.call(requestState=asked["requestState"], inputResponses=answers)).result for _ in range(2)]
     assert {result["resultType"] for result in made} == {"task"}
     assert made[0]["taskId"] == made[1]["taskId"]
     assert (await Task(client, made[0]["taskId"]).get())["status"] == ("input_required" if is_away else "working")
@@ -467,9 +428,9 @@ async def test_only_the_keys_of_a_task_reach_its_questions(
         seal(QuestionKey(live.id, mcp.ELICIT, b"7")),  # which nobody else can have asked
         "forged",
     ]
-    assert "result" in await task.answer({"inputRequests": others})
+    assert (await task.answer({"inputRequests": others})).result
     assert "answer" not in upstream.words
-    assert "result" in await task.answer(asked)
+    assert (await task.answer(asked)).result
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
     forget(stand)
 
@@ -488,12 +449,12 @@ async def test_the_key_of_an_answered_question_does_not_answer_a_later_one_with_
     stand = await begin()
     task = await make(stand)
     first = await task.until("input_required")
-    assert "result" in await task.answer(first)
+    assert (await task.answer(first)).result
     second = await task.until("input_required")
-    assert "result" in await task.answer(first)
+    assert (await task.answer(first)).result
     assert await task.get() == second, "it still asks"
     server.done.set()
-    assert "result" in await task.answer(second)
+    assert (await task.answer(second)).result
     _ = await task.until("completed")
     assert [answer.body["id"] for answer in upstream.of("answer")] == [1, 1]
     forget(stand)
@@ -509,7 +470,7 @@ async def test_a_key_of_an_earlier_version_answers_the_open_question_with_its_id
     _ = await task.until("input_required")
     (live,) = stand.gateway.task_table
     key = stand.gateway.task_table.sealer.questions.seal(QuestionKey(live.id, mcp.ELICIT, b"1"))
-    assert "result" in await task.answer({"inputRequests": [key]})
+    assert (await task.answer({"inputRequests": [key]})).result
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
     forget(stand)
 
@@ -542,10 +503,10 @@ async def test_a_question_that_another_replica_asked_is_answered_once(
     asked = await task.until("input_required")
     first.gateway.task_table.leave(is_resumable=True)
     second = await begin(replica={"id": "gw-2"})
-    moved = Task(second.client(capabilities=EXTENSION), task.id)
+    moved = task.on(second.client())
     assert (await moved.get())["status"] == "working"
     for _ in range(2):
-        assert "result" in await moved.answer(asked)
+        assert (await moved.answer(asked)).result
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
     forget(second)
 
@@ -558,7 +519,7 @@ async def test_a_task_of_another_replica_that_its_client_cancels_is_no_exchange_
     task = await make(first)
     first.gateway.task_table.leave(is_resumable=True)
     second = await begin(replica={"id": "gw-2"})
-    moved = Task(second.client(capabilities=EXTENSION), task.id)
+    moved = task.on(second.client())
     _ = await moved.send(mcp.TASKS_CANCEL)
     assert (await moved.get())["status"] == "cancelled"
     forget(second)
@@ -573,7 +534,7 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_question_of_a_task_open(
     task = await make(stand)
     asked = await task.until("input_required")
     refused = await task.send(mcp.TASKS_UPDATE, inputResponses={key: {"roots": []} for key in asked["inputRequests"]})
-    assert refused["error"]["message"].endswith("; the task still waits: send tasks/update again")
+    assert refused.error["message"].endswith("; the task still waits: send tasks/update again")
     assert (await task.get())["inputRequests"] == asked["inputRequests"]
     forget(stand)
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.e2e.task_client import TaskClient
 from tests.e2e.wire import ACCEPT, wire
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.host import fake
+from tests.support.task_client import TaskClient
 
 pytestmark = pytest.mark.processes
 
