@@ -6,7 +6,6 @@ from tests.simulation.history import History
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Call, Plan
 from tests.simulation.server import Kind
-from tests.simulation.test_stories import story
 
 _IDLE: list[tuple[float, float]] = [
     # (after how many seconds the server closes a connection, how much later the next request is sent)
@@ -42,10 +41,3 @@ def _expect_results(idle: float, has_events: bool, *, think: float, apart: float
     outcome = History(Plan(1, 1, Kind(has_events, idle), config, calls, ())).run()
     assert [record.outcome for record in outcome.records] == ["result"] * len(calls)
     assert complaints(outcome) == []
-
-
-def test_only_a_link_that_was_down_excuses_a_call_that_met_the_end_of_a_connection() -> None:
-    outcome = story("a_link_hides_that_the_server_closed_a_connection")
-    assert complaints(outcome) == []
-    outcome.faults.clear()
-    assert ["call_lost" in each for each in complaints(outcome)] == [True]

@@ -1,6 +1,5 @@
 """Stories of clients that listen to changes while servers, replicas and connections come and go."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from tests.simulation.listening import URIS, Change, Listener
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.server import Kind
-from tests.simulation.test_stories import story
 
 _TIMES = (2.0, 5.0, 5.5, 6.5, 9.0, 14.0, 25.0, 45.0, 80.0)
 
@@ -70,30 +68,3 @@ def test_a_mirrored_listener_misses_nothing_when_its_home_or_its_replica_ends(ta
     """The last event id carries its subscriptions to the next home."""
     outcome = played(listener(1, 2, 3, path="/modern", is_legacy=True), Fault(fault, 4.0, 6.0, target))
     assert complaints(outcome) == []
-
-
-def test_a_replica_that_found_a_home_silent_long_ago_excuses_no_change_that_was_not_heard() -> None:
-    """In the story, that was a second before the session began."""
-    outcome = story("a_session_subscribes_at_a_replica_that_found_its_home_silent")
-    assert complaints(outcome) == []
-    (fault,) = outcome.faults
-    outcome.faults = [replace(fault, at=fault.at - 2.0)]
-    assert [each[:27] for each in complaints(outcome)] == ["l1: did not hear of change "]
-
-
-def test_a_listener_is_excused_until_a_replica_that_heard_late_of_its_drain_runs_again() -> None:
-    """In the story, the replica stands still when the signal comes: it drains eight seconds later."""
-    outcome = story("a_listener_waits_for_a_replica_that_heard_late_of_its_drain")
-    assert complaints(outcome) == []
-    outcome.lines = [line for line in outcome.lines if line.event != "server.started"]
-    assert [each[:20] for each in complaints(outcome)] == ["l1: its stream from "]
-
-
-@pytest.mark.parametrize("change", [{"target": 2}, {"seconds": 3.0}, {"kind": "drift"}])
-def test_only_a_replica_that_could_not_be_told_of_the_end_of_a_session_may_keep_what_it_has_of_it(
-    change: dict[str, Any],
-) -> None:
-    outcome = story("a_session_ends_where_a_clock_keeps_its_home_from_hearing_of_it")
-    assert any("results" in each for each in outcome.left)
-    outcome.faults = [replace(fault, **change) if fault.kind == "jump" else fault for fault in outcome.faults]
-    assert any("results" in each for each in complaints(outcome))

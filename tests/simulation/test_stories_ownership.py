@@ -268,38 +268,6 @@ def test_a_result_of_a_call_that_was_taken_over_in_a_drain_outlives_it_unread(
     assert oracle.complaints(outcome) == []
 
 
-def test_only_a_client_that_has_not_read_the_result_of_an_adopted_session_before_a_drain_may_lose_it() -> None:
-    """The session of the cold call ends with its result, and the signal comes just after that."""
-    the_call = call(1, 1, 1, 1, think=3.0, habit="leaves unread", questions=1, between=1.0)
-    hold = {"cold_seconds": 1.0, "drain_delay_seconds": 0.1, "drain_seconds": 0.1}
-    outcome = played(the_call, Fault("term", 4.2, 0.1, target=1), replicas=1, **hold)
-    (record,), lines = outcome.records, outcome.lines
-    assert replies(outcome)[-1] == "gw-1 200 session_lost"
-    assert oracle.complaints(outcome) == []
-    earlier = [replace(each, at=each.at - 0.2) if each.event == "server.draining" else each for each in lines]
-    for other in (
-        replace(outcome, lines=[each for each in lines if each.event != "call.cooled"]),
-        replace(outcome, lines=earlier),
-        replace(outcome, records=[replace(record, unread=[])]),
-    ):
-        assert any("session_lost" in each for each in oracle.complaints(other))
-
-
-def test_only_a_silent_owner_that_nobody_could_tell_of_the_takeover_may_give_its_call_up() -> None:
-    """Who took it over ends in its drain, and the client comes back with its state after that of the owner expired."""
-    the_call = call(1, 3, 1, think=8.0, questions=2)
-    faults = Fault("one way", 5.0, 6.0, target=1), Fault("term", 12.0, 1.0, target=2)
-    outcome = played(the_call, *faults, ttl_seconds=16.0, drain_delay_seconds=0.5, drain_seconds=1.0)
-    lines = outcome.lines
-    assert replies(outcome)[1:] == ["gw-3 200 input_required", "gw-1 200 session_lost"]
-    assert oracle.complaints(outcome) == []
-    for event in ("call.taken_over", "exchange.finished"):
-        other = replace(outcome, lines=[each for each in lines if each.event != event])
-        assert any("session_lost" in each for each in oracle.complaints(other))
-    later = replace(outcome, deaths=[each for each in outcome.deaths if each[0] > 1018.0])
-    assert any("session_lost" in each for each in oracle.complaints(later))
-
-
 REPLAY = {"continuation": "replay"}
 
 
@@ -320,16 +288,6 @@ def test_a_drain_cancels_a_run_that_no_replica_can_resume() -> None:
     assert later.result is not None
     assert [run.result for run in former if run.cancelled is not None] == [None, None]
     assert oracle.complaints(outcome) == []
-
-
-def test_only_an_answer_that_hangs_excuses_a_run_that_a_drain_does_not_cancel() -> None:
-    """A replica declines the open questions of a run before it cancels it, and ends meanwhile."""
-    the_call = call(1, tool="search", questions=2, refuses="late 503", **{"at once": True})
-    fault = Fault("term", 0.0, 15.0, target=1, when="asking")
-    outcome = played(the_call, fault, replicas=1, route=REPLAY, quiet_seconds=2.0, drain_seconds=1.0)
-    assert oracle.complaints(outcome) == []
-    del the_call.script["refuses"]
-    assert any("is left running" in each for each in oracle.complaints(outcome))
 
 
 def test_a_replica_takes_a_call_over_from_the_one_that_had_done_so_before() -> None:

@@ -9,7 +9,6 @@ from tests.simulation import test_stories_ownership as ownership
 from tests.simulation.history import History, Outcome
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
-from tests.simulation.test_stories import story
 
 
 def call(tag: str, at: float, tool: str, **script: Any) -> Call:
@@ -60,13 +59,6 @@ def test_a_question_that_may_be_one_of_either_is_refused() -> None:
     assert oracle.complaints(outcome) == []
 
 
-def test_only_a_question_of_the_same_caller_may_be_refused_for_another_call() -> None:
-    outcome = played(call("c1", 0.0, "pay", **REFERRED, aside=True), call("c2", 3.2, "search", **DEAF))
-    plan = outcome.plan
-    outcome.plan = replace(plan, calls=tuple(replace(each, caller="bob") for each in plan.calls))
-    assert any("answered for it" in each for each in oracle.complaints(outcome))
-
-
 def test_a_call_that_is_taken_over_is_asked_on_the_side_stream_if_no_other_one_can_have_joined_its_session() -> None:
     """Its first question came there, so nobody could join it before its replica ended."""
     the_call = ownership.call(2, 1, questions=2, aside=True, between=3.0)
@@ -101,13 +93,3 @@ def test_only_a_slow_network_excuses_that_a_question_is_taken_for_one_of_the_nex
         setattr(run, field, before)
     second.call = replace(second.call, caller="bob")
     assert strange in oracle.complaints(outcome)
-
-
-def test_only_a_call_that_came_again_after_the_end_of_its_process_takes_the_session_of_a_later_one_along() -> None:
-    outcome = story("a_session_ends_with_a_call_that_had_it_before_and_came_again")
-    deaths, (former, *_) = outcome.deaths, outcome.records
-    assert oracle.complaints(outcome) == []
-    assert former.final is not None
-    for outcome.deaths, sent in (([], former.final.sent), (deaths, former.began)):
-        former.final.sent = sent
-        assert any("session_lost" in each for each in oracle.complaints(outcome))

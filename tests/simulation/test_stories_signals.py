@@ -9,7 +9,6 @@ from tests.simulation.history import History
 from tests.simulation.oracle import BUG_LEVELS, complaints
 from tests.simulation.plan import Call, Fault, Plan
 from tests.simulation.server import Kind
-from tests.simulation.test_stories import story
 from tests.simulation.world import START
 
 _SOON_SECONDS = 2.1
@@ -120,70 +119,6 @@ def test_a_second_signal_may_come_from_another_fault() -> None:
     outcome = History(Plan(1, 2, Kind(has_events=False), config, (the_call,), faults)).run()
     assert [fault.kind for fault in outcome.faults] == ["term", "term twice"]
     assert complaints(outcome) == []
-
-
-def test_a_reply_that_is_cut_before_the_deadline_of_a_drain_is_not_excused_by_a_client_that_reads_late() -> None:
-    """In the story, the client still reads nothing when the time of the drain is over."""
-    outcome = story("a_client_that_reads_nothing_until_a_drain_is_over_loses_the_reply")
-    assert outcome.records[0].outcome == "broken"
-    assert complaints(outcome) == []
-    for line in outcome.lines:
-        if line.event == "server.draining":
-            line.fields["deadline_seconds"] += 5.0
-    assert complaints(outcome) == ["c3: ended without a cause: broken "]
-
-
-def test_only_a_client_that_read_beyond_the_deadline_of_a_drain_is_excused_for_a_session_that_has_ended() -> None:
-    """It was given the result, which it did not read; the session had an open question, and ended at once."""
-    outcome = story("a_client_that_reads_nothing_until_a_drain_is_over_finds_no_session")
-    (record,) = outcome.records
-    assert record.final is not None
-    assert record.final.reason == "session_lost"
-    assert complaints(outcome) == []
-    record.final.unheard_since = None
-    assert [each for each in complaints(outcome) if "ended without a cause: error session_lost" in each]
-
-
-def test_a_request_that_passes_through_is_ended_by_no_drain_before_its_deadline() -> None:
-    outcome = story("a_call_that_passes_through_a_drain_outlasts_it")
-    assert "may have had effects" in str([record.final for record in outcome.records])
-    assert complaints(outcome) == []
-    for line in outcome.lines:
-        if line.event == "server.draining":
-            line.fields["deadline_seconds"] += 5.0
-    assert [each[:35] for each in complaints(outcome)] == ["c2: ended without a cause: error st"]
-
-
-def test_only_a_drain_that_was_over_excuses_a_client_that_waited_beyond_it() -> None:
-    outcome = story("a_call_begins_at_the_successor_of_a_process_whose_drain_was_cut_short")
-    assert complaints(outcome) == []
-    outcome.deaths.clear()
-    outcome.faults.clear()
-    assert any("which drained" in each for each in complaints(outcome))
-
-
-def test_only_an_answer_that_is_taken_late_keeps_a_process_that_had_a_second_signal() -> None:
-    """In the story, the server takes three seconds to refuse the answer to another call."""
-    outcome = story("an_answer_keeps_a_process_that_had_a_second_signal")
-    assert complaints(outcome) == []
-    for call in outcome.plan.calls:
-        _ = call.script.pop("refuses", None)
-    assert any("which drained" in each for each in complaints(outcome))
-
-
-def test_only_a_link_that_failed_excuses_the_loss_of_a_call_that_a_draining_replica_has_given_away() -> None:
-    outcome = story("a_link_fails_before_the_replica_behind_it_ends_the_leg_of_a_draining_one")
-    assert complaints(outcome) == []
-    outcome.faults = [fault for fault in outcome.faults if fault.kind != "peers"]
-    assert any("did not complete its reply" in each for each in complaints(outcome))
-
-
-def test_only_a_second_signal_excuses_a_call_that_is_not_handed_over() -> None:
-    """In the story, two faults send one signal each."""
-    outcome = story("a_second_signal_of_another_fault_cuts_a_drain_short")
-    assert complaints(outcome) == []
-    outcome.second_signals.clear()
-    assert [each[:20] for each in complaints(outcome)] == ["c1: waited at gw-1 u"]
 
 
 @pytest.mark.parametrize("kind", ["term", "int"])

@@ -8,7 +8,6 @@ import pytest
 from tests.simulation.history import Line, Outcome
 from tests.simulation.oracle import complaints
 from tests.simulation.plan import Fault
-from tests.simulation.test_stories import story
 from tests.simulation.test_stories_ownership import call, played, replies
 
 
@@ -45,42 +44,22 @@ def test_a_client_that_has_left_does_not_reach_its_replica_within_the_grace_peri
 def test_a_client_that_has_left_comes_back_through_a_replica_that_does_not_reach_the_owner(
     grace_seconds: float, end: str
 ) -> None:
-    outcome = _comes_back_where_no_link_leads(grace_seconds)
+    outcome = comes_back_where_no_link_leads(grace_seconds)
     assert replies(outcome) == ["gw-2 200 input_required", "gw-1 503 owner_stalled", end]
     assert complaints(outcome) == []
 
 
-@pytest.mark.parametrize("fault", [None, Fault("peers", 4.0, 2.0, 2, 3), Fault("stop", 4.0, 2.0, 2)])
-def test_only_a_link_to_the_owner_that_was_cut_excuses_that_it_did_not_hear_of_its_client(fault: Fault | None) -> None:
-    outcome = replace(_comes_back_where_no_link_leads(6.0), faults=[] if fault is None else [fault])
-    assert any("its state is invalid" in each for each in complaints(outcome))
-
-
 def test_a_replica_does_not_tell_an_owner_whose_state_is_of_the_future_that_its_client_is_back() -> None:
-    outcome = _comes_back_with_a_state_of_the_future()
+    outcome = comes_back_with_a_state_of_the_future()
     assert replies(outcome)[1:] == [*["gw-1 503 owner_stalled"] * 4, "gw-2 400 invalid_request_state"]
     assert complaints(outcome) == []
 
 
-@pytest.mark.parametrize("change", [{"target": 3}, {"seconds": 2.0}, {"kind": "stall"}])
-def test_only_the_clock_of_the_owner_excuses_that_it_did_not_hear_of_its_client(change: dict[str, Any]) -> None:
-    outcome = _comes_back_with_a_state_of_the_future()
-    outcome.faults = [replace(fault, **change) for fault in outcome.faults]
-    assert any("its state is invalid" in each for each in complaints(outcome))
-
-
-def _comes_back_with_a_state_of_the_future() -> Outcome:
+def comes_back_with_a_state_of_the_future() -> Outcome:
     """The clock of the owner is ahead, from before the call until after its grace period."""
     the_call = call(2, 2, 1, 1, 1, 1, 2, at=1.0, think=0.01, habit="leaves", questions=2, between=9.0)
     fault = Fault("jump", 0.0, 15.0, target=2, amount=90.0)
     return played(the_call, fault, has_events=False, ttl_seconds=120.0)
-
-
-def test_only_a_replica_that_took_a_call_over_keeps_a_client_from_its_owner_while_it_is_busy() -> None:
-    outcome = story("a_replica_that_hears_nothing_of_the_owner_has_no_session_for_its_call")
-    assert complaints(outcome) == []
-    lines = [line for line in outcome.lines if line.event != "call.taken_over"]
-    assert any("its state is invalid" in each for each in complaints(replace(outcome, lines=lines)))
 
 
 @pytest.mark.parametrize(
@@ -89,16 +68,10 @@ def test_only_a_replica_that_took_a_call_over_keeps_a_client_from_its_owner_whil
 )
 def test_a_copy_of_a_request_is_refused_only_if_its_call_went_cold_meanwhile(cold_seconds: float, reply: str) -> None:
     """The replica that got the copy stands still while another one serves the request, and parks the call again."""
-    outcome = _copy_comes_late(cold_seconds)
+    outcome = copy_comes_late(cold_seconds)
     assert replies(outcome)[1:3] == ["gw-1 200 input_required", reply]
     assert replies(outcome)[-1].endswith("200 complete")
     assert complaints(outcome) == []
-
-
-def test_only_a_call_that_went_cold_excuses_the_refusal_of_a_copy() -> None:
-    outcome = _copy_comes_late(2.0)
-    lines = [line for line in outcome.lines if line.event != "call.cooled"]
-    assert any("its state is invalid" in each for each in complaints(replace(outcome, lines=lines)))
 
 
 @pytest.mark.parametrize(
@@ -108,32 +81,10 @@ def test_only_a_call_that_went_cold_excuses_the_refusal_of_a_copy() -> None:
 def test_a_repeat_of_a_request_whose_reply_was_lost_is_refused_only_if_its_call_went_cold(
     cold_seconds: float, end: str
 ) -> None:
-    outcome = _reply_is_lost(cold_seconds)
+    outcome = reply_is_lost(cold_seconds)
     assert replies(outcome)[1] == "gw-1 503 owner_stalled"
     assert replies(outcome)[-1].endswith(end)
     assert complaints(outcome) == []
-
-
-def test_only_a_link_that_was_cut_before_a_call_went_cold_excuses_the_refusal_of_a_repeat() -> None:
-    outcome = _reply_is_lost(2.0)
-    lines = [line for line in outcome.lines if line.event != "call.cooled"]
-    for other in (replace(outcome, lines=lines), replace(outcome, faults=[])):
-        assert any("its state is invalid" in each for each in complaints(other))
-
-
-@pytest.mark.parametrize("is_cold", [True, False])
-def test_only_a_call_that_went_cold_excuses_that_neither_of_two_rivals_is_served(is_cold: bool) -> None:  # noqa: FBT001
-    outcome = story("the_call_of_the_faster_of_two_rivals_goes_cold")
-    assert replies(outcome)[1:] == [
-        "gw-3 400 invalid_request_state",
-        "gw-1 503 owner_stalled",
-        "gw-1 400 invalid_request_state",
-    ]
-    if is_cold:
-        assert complaints(outcome) == []
-        return
-    lines = [line for line in outcome.lines if line.event != "call.cooled"]
-    assert "c10: was told at 12.80 that its state is invalid" in complaints(replace(outcome, lines=lines))
 
 
 @pytest.mark.parametrize("ttl_seconds", [10.0, 20.0])
@@ -151,7 +102,7 @@ def test_only_a_state_that_expires_excuses_that_neither_of_two_rivals_is_served(
     assert any("its state is invalid" in each for each in complaints(outcome)) is (ttl_seconds > 10.0)
 
 
-def _reply_is_lost(cold_seconds: float) -> Outcome:
+def reply_is_lost(cold_seconds: float = 2.0) -> Outcome:
     """The owner hears the request of another replica, and then nothing that it says arrives for 2 s."""
     the_call = call(2, 1, 1, think=0.01, questions=2, between=0.05)
     return played(the_call, Fault("one way", 0.1, 2.0, target=2), cold_seconds=cold_seconds)
@@ -176,14 +127,6 @@ def test_only_a_call_that_went_cold_refuses_a_client_whose_connection_broke_befo
         assert any("its state is invalid" in each for each in complaints(outcome))
 
 
-@pytest.mark.parametrize("process", ["one_process", "a_process_that_was_started_again"])
-def test_a_state_whose_key_is_of_one_process_ages_on_its_way_too(process: str) -> None:
-    outcome = story(f"a_state_whose_key_is_of_{process}_ages_on_its_way")
-    assert complaints(outcome) == []
-    outcome.own_keys.clear()
-    assert any("its state is invalid" in each for each in complaints(outcome)), "nothing else says when it was made"
-
-
 @pytest.mark.parametrize(
     ("ttl_seconds", "end"),
     [(20.0, "gw-2 400 invalid_request_state"), (90.0, "gw-2 200 complete")],
@@ -197,32 +140,16 @@ def test_a_replica_that_only_asks_again_gives_its_client_no_more_time(ttl_second
     assert complaints(outcome) == []
 
 
-def _copy_comes_late(cold_seconds: float) -> Outcome:
+def copy_comes_late(cold_seconds: float = 2.0) -> Outcome:
     the_call = call(1, 2, 1, 1, 1, think=1.0, habit="twice", questions=2)
     return played(the_call, Fault("stop", 0.5, 6.0, target=2), replicas=2, cold_seconds=cold_seconds)
 
 
-def _comes_back_where_no_link_leads(grace_seconds: float) -> Outcome:
+def comes_back_where_no_link_leads(grace_seconds: float = 6.0) -> Outcome:
     """Its client comes back after 4 s, obeys a 503, and reaches the owner some milliseconds after 6 s."""
     the_call = call(2, 1, 1, 1, think=1.0, habit="leaves", questions=1, between=12.0)
     faults = Fault("peers", 4.0, 2.0, target=2, other=1), Fault("peers", 4.0, 2.0, target=2, other=3)
     return played(the_call, *faults, has_events=False, grace_seconds=grace_seconds)
-
-
-def test_a_state_is_too_old_only_because_its_replica_waited_for_a_link() -> None:
-    outcome = story("a_client_that_lost_its_replica_waits_for_a_link_that_is_down")
-    assert complaints(outcome) == []
-    first = next(fault for fault in outcome.faults if fault.kind == "part")
-    others = [fault for fault in outcome.faults if fault is not first]
-    assert any("its state is invalid" in each for each in complaints(replace(outcome, faults=others)))
-
-
-def test_a_call_that_goes_cold_excuses_only_a_client_that_did_not_get_its_questions() -> None:
-    outcome = story("a_call_goes_cold_whose_questions_did_not_reach_its_client")
-    assert complaints(outcome) == []
-    for record in outcome.records:
-        record.told = [told for told in record.told if told.reason != "owner_stalled"]
-    assert any("its state is invalid" in each for each in complaints(outcome))
 
 
 @pytest.mark.parametrize(("seconds", "end"), [(6.0, "gw-2 200 complete"), (12.0, "gw-2 200 upstream_unreachable")])
@@ -333,50 +260,24 @@ def test_only_a_call_that_was_taken_over_is_lost_for_a_question_of_the_side_stre
 
 
 def test_a_client_whose_leg_was_given_up_may_lose_the_grace_period_at_a_replica_that_it_does_not_reach() -> None:
-    outcome = _is_kept_from_coming()
+    outcome = is_kept_from_coming()
     assert replies(outcome)[1:] == ["gw-3 503 owner_stalled", "gw-3 400 invalid_request_state"]
     assert complaints(outcome) == []
 
 
-@pytest.mark.parametrize("change", [{"seconds": 4.0}, {"at": 6.0}, {"target": 3}, {"kind": "stop"}])
-def test_only_a_replica_that_it_did_not_reach_all_the_time_excuses_a_client_whose_leg_was_given_up(
-    change: dict[str, Any],
-) -> None:
-    outcome = _is_kept_from_coming()
-    part, one_way = outcome.faults
-    outcome.faults = [replace(part, **change), one_way]
-    assert any("its state is invalid" in each for each in complaints(outcome))
-
-
-def _is_kept_from_coming() -> Outcome:
+def is_kept_from_coming() -> Outcome:
     """Its leg waits at the third replica, which gives it up. Then it asks the second one, which is cut off."""
     faults = Fault("part", 0.0, 15.0, target=2), Fault("one way", 0.3, 2.0, target=1)
     return played(call(1, 3, 2, 3, think=0.2, questions=2, between=6.0), *faults, has_events=False)
 
 
 def test_a_client_may_lose_the_grace_period_where_no_link_leads_to_the_owner() -> None:
-    outcome = _comes_where_no_link_leads_to_the_owner()
+    outcome = comes_where_no_link_leads_to_the_owner()
     assert [reply.removeprefix("gw-3 ") for reply in replies(outcome)[1:]] == [
         *["503 owner_stalled"] * 4,
         "400 invalid_request_state",
     ]
     assert complaints(outcome) == []
-
-
-@pytest.mark.parametrize("told", [2, 3, 4])
-def test_only_a_client_that_comes_again_and_again_may_lose_the_grace_period_where_no_link_leads(told: int) -> None:
-    outcome = _comes_where_no_link_leads_to_the_owner()
-    del outcome.records[0].told[told]
-    assert any("its state is invalid" in each for each in complaints(outcome))
-
-
-@pytest.mark.parametrize("change", [{"seconds": 3.0}, {"at": 4.0}, {"target": 2}, {"kind": "part"}])
-def test_only_a_link_that_fails_all_the_time_excuses_a_client_that_comes_again_and_again(
-    change: dict[str, Any],
-) -> None:
-    outcome = _comes_where_no_link_leads_to_the_owner()
-    outcome.faults = [replace(each, **change) for each in outcome.faults]
-    assert any("its state is invalid" in each for each in complaints(outcome))
 
 
 @pytest.mark.parametrize("kind", ["peers", "part"])
@@ -392,7 +293,7 @@ def test_only_an_owner_that_hears_of_the_end_of_a_leg_may_give_up_its_client(kin
     assert any("its state is invalid" in each for each in complaints(outcome))
 
 
-def _comes_where_no_link_leads_to_the_owner() -> Outcome:
+def comes_where_no_link_leads_to_the_owner() -> Outcome:
     """The owner hears that the replica at which its leg waits gives it up, and nobody hears the owner."""
     the_call = call(1, 3, 3, 3, 3, 3, think=0.2, questions=2, between=9.0)
     return played(the_call, Fault("one way", 0.3, 7.0, target=1), has_events=False)
@@ -417,19 +318,6 @@ def test_only_a_state_that_a_clock_made_look_valid_leads_to_a_call_that_is_over(
     assert record.final.state is not None
     record.states[record.final.state] = record.final.at - age
     assert any(reason in each for each in complaints(outcome)) is not is_excused
-
-
-@pytest.mark.parametrize(
-    ("name", "tag"),
-    [
-        ("a_clock_keeps_a_client_away_until_its_call_is_over", "c26"),
-        ("a_call_is_resumed_whose_end_only_a_process_of_before_knew", "c20"),
-    ],
-)
-def test_a_clock_keeps_a_client_away_until_its_call_is_over(name: str, tag: str) -> None:
-    outcome = story(name)
-    assert [record.outcome for record in outcome.records if record.call.tag == tag] == ["error"]
-    assert complaints(outcome) == []
 
 
 def test_a_drain_cancels_a_call_that_nobody_can_resume_from_the_state_of_its_client() -> None:

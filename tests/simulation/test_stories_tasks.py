@@ -142,18 +142,6 @@ def test_only_a_task_that_its_client_could_not_hear_of_may_be_cancelled_for_it(
     assert not any(said in each for each in complaints(found))
 
 
-def test_a_task_that_was_cancelled_without_its_server_may_end_at_others_before_the_replica_is_asked_that_knows() -> (
-    None
-):
-    fault = Fault("one way", 0.0, 6.0, target=3)
-    outcome = played(fault, habit="cancels", replicas=(3, 3, 1, 2, 3), fragile=True, before=1.0, questions=2)
-    assert statuses(outcome) == ["completed", "cancelled"]
-    assert outcome.tasks[0].ended_twice
-    assert complaints(outcome) == []
-    outcome.faults.clear()
-    assert [each[:11] for each in said_of(outcome)] == ["ended twice"]
-
-
 def test_only_a_task_that_no_cancel_stops_may_go_on_and_hear_that_nobody_answers() -> None:
     outcome = played(Fault("kill", 20.0, 6.0), habit="cancels", fragile=True, before=6.0, questions=1)
     (record,), (run,) = outcome.tasks, outcome.ledger.of("t1")
@@ -181,28 +169,6 @@ def test_only_a_task_that_no_cancel_stops_may_go_on_and_hear_that_nobody_answers
     record.outcome, record.task = outcome_of_it, handle
     record.wanted_cancelled, record.call.script["fragile"] = START, False
     assert any("run 1 was not cancelled" in each for each in said_of(replace(outcome, faults=[])))
-
-
-def test_only_a_server_that_waits_for_a_shorter_time_than_its_user_thinks_may_withdraw_its_question() -> None:
-    outcome = played(questions=1, patience=1.0)
-    outcome.tasks[0].call.script["patience"] = 3.0
-    assert said_of(outcome) == ["run 1 got no answer to t1/0"]
-
-
-def test_a_server_that_refuses_each_answer_once_is_the_cause_of_so_many_refusals() -> None:
-    outcome = played(questions=2, refuses="503")
-    outcome.tasks[0].refusals.insert(0, "another one")
-    assert said_of(outcome) == ["was refused without a cause: another one"]
-
-
-def test_only_a_call_that_another_replica_took_over_is_served_without_a_task() -> None:
-    said = "t1: was served without a task"
-    outcome = played(Fault("kill", 7.0, 6.0), questions=1, made=8.0, asks_first=False)
-    (record,) = outcome.tasks
-    assert (record.is_driven, record.outcome) == (True, "result")
-    assert said not in complaints(outcome)
-    record.requests.clear()
-    assert said in complaints(outcome)
 
 
 @pytest.mark.parametrize("asks_first", [True, False], ids=["asks", "silent"])
