@@ -71,7 +71,7 @@ class Changes:
         """`gave_up` is called if a lost stream is not opened again."""
         self.server = server
         self.tasks = tasks
-        self._profile = profile
+        self.profile = profile
         self.deliver, self._gave_up = deliver, gave_up
         self.uris: dict[str, None] = {}
         """The resources to which the client subscribed."""
@@ -93,13 +93,16 @@ class Changes:
         return sum(map(_size, self.uris))
 
     async def change(self, method: str, uri: str, headers: Headers) -> None:
-        """Serve resources/subscribe or resources/unsubscribe; raises GatewayError."""
-        await (self.subscribe if method == mcp.SUBSCRIBE else self.unsubscribe)(uri, headers)
+        """Serve resources/subscribe or resources/unsubscribe.
 
-    async def subscribe(self, uri: str, headers: Headers) -> None:
-        """Listen to a resource too; raises InvalidParams if the server does not offer that, or UpstreamError."""
+        Raises InvalidParams if the server does not offer the changes of a resource, or another GatewayError.
+        """
         async with self._in_turn():
-            if uri in self.uris:
+            if (uri in self.uris) is (method == mcp.SUBSCRIBE):
+                return
+            if method == mcp.UNSUBSCRIBE:
+                del self.uris[uri]
+                _ = await self._open(self.uris, headers)
                 return
             if not self._has_room(uri):
                 raise InvalidParams(
@@ -120,20 +123,13 @@ class Changes:
     def _has_room(self, uri: str) -> bool:
         return len(self.uris) < _MAX_URIS and self.uri_bytes + _size(uri) <= _MAX_URI_BYTES
 
-    async def unsubscribe(self, uri: str, headers: Headers) -> None:
-        """Stop listening to a resource; raises GatewayError."""
-        async with self._in_turn():
-            if uri in self.uris:
-                del self.uris[uri]
-                _ = await self._open(self.uris, headers)
-
     async def listen(self, headers: Headers) -> Filter:
         """Listen to everything that is wanted now, in place of the stream before; raises GatewayError."""
         async with self._in_turn():
             return await self._open(self.uris, headers)
 
     def begin(self, headers: Headers) -> None:
-        """Listen to everything that is wanted, as soon as the server can be reached."""
+        """Listen to everything that is wanted, as soon as the server can be reached; a second time changes nothing."""
         self._headers = headers
         self._start_reopening(has_missed=False)
 
@@ -150,7 +146,7 @@ class Changes:
 
     async def _open(self, uris: Iterable[str], headers: Headers) -> Filter:
         closed, self._headers = self._closed, headers
-        request = listening(self._profile, headers, uris)
+        request = listening(self.profile, headers, uris)
         stream = self._opening = _Listening(self, request)
         try:
             honoured = await in_time(stream.acknowledged, mcp.LISTEN)

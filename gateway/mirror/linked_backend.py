@@ -42,14 +42,13 @@ class MirrorBackend:
         self.upstream = upstream
         self.link = link
         self.level = DEFAULT_LEVEL
-        self._profile: Profile | None = None
         self._calls: dict[RequestId, _LinkedCall] = {}
         self._nested: dict[bytes, tuple[_LinkedCall, str]] = {}
         self._ids = itertools.count(1)
         self._changes: Changes | None = None
+        """Once the client has its answer to `initialize`."""
         self._is_greeted = False
         """Whether the client has sent an `initialize` that was not refused."""
-        self._is_listening = False
         self.is_closed = False
 
     def receive(self, message: ClientMessage) -> None:
@@ -57,8 +56,7 @@ class MirrorBackend:
         opened, request_id = message.opened, message.request_id
         if request_id is not None:
             self._request(request_id, message)
-        elif opened.method == mcp.INITIALIZED and self._changes is not None and not self._is_listening:
-            self._is_listening = True
+        elif opened.method == mcp.INITIALIZED and self._changes is not None:
             self._changes.begin(message.headers)
         elif (call := self._calls.get(cancelled(opened) or b"")) is not None:
             call.cancel()
@@ -78,7 +76,7 @@ class MirrorBackend:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def _request(self, id_: RequestId, message: ClientMessage) -> None:
-        method, headers, profile = message.opened.method, message.headers, self._profile
+        method, headers, changes = message.opened.method, message.headers, self._changes
         if method == mcp.INITIALIZE:
             if self._is_greeted:
                 raise InvalidRequest("The session is initialized already; a new one needs a new connection")
@@ -87,7 +85,7 @@ class MirrorBackend:
             self._spawn(id_, self._initialize(profile, headers))
         elif method == mcp.PING:
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
-        elif profile is None:
+        elif changes is None:
             raise InvalidRequest("The session begins with initialize; send that first, and wait for its result")
         elif method == mcp.SET_LEVEL:
             self.level = level_of(params_of(message.opened))
@@ -95,9 +93,9 @@ class MirrorBackend:
                 call.want_level(self.level)
             self.link.send(jsonrpc.result(id_, b"{}"), id_)
         elif method in (mcp.SUBSCRIBE, mcp.UNSUBSCRIBE):
-            self._spawn(id_, self._subscribe(method, uri_of(params_of(message.opened)), headers))
+            self._spawn(id_, _subscribe(changes, method, uri_of(params_of(message.opened)), headers))
         else:
-            call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), profile, headers)
+            call = self._calls[id_] = _LinkedCall(self, request_of(id_, message.opened), changes.profile, headers)
             call.open(_LinkedLeg(self, id_))
 
     def _spawn(self, id_: RequestId, work: Coroutine[None, None, bytes]) -> None:
@@ -122,14 +120,8 @@ class MirrorBackend:
         except GatewayError:
             self._is_greeted = False
             raise
-        self._profile = profile
         self._changes = Changes(self.upstream.server, self.upstream.live.process.tasks, profile, self._tell)
         return result
-
-    async def _subscribe(self, method: str, uri: str, headers: Headers) -> bytes:
-        assert self._changes is not None, "there is a profile"
-        await self._changes.change(method, uri, headers)
-        return b"{}"
 
     def _tell(self, message: bytes) -> None:
         if not self.is_closed:
@@ -147,6 +139,11 @@ class MirrorBackend:
         """A call is over."""
         self._calls.pop(call.id, None)
         self._nested = {id_: found for id_, found in self._nested.items() if found[0] is not call}
+
+
+async def _subscribe(changes: Changes, method: str, uri: str, headers: Headers) -> bytes:
+    await changes.change(method, uri, headers)
+    return b"{}"
 
 
 class _LinkedLeg(Leg):

@@ -34,8 +34,8 @@ class Bench:
     def _gave_up(self) -> None:
         self.given_up += 1
 
-    def subscribe(self, uri: str) -> "asyncio.Task[None]":
-        return asyncio.get_running_loop().create_task(self.changes.subscribe(uri, HEADERS))
+    def subscribe(self, uri: str, method: str = mcp.SUBSCRIBE) -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(self.changes.change(method, uri, HEADERS))
 
     @property
     def streams(self) -> list[Sent]:
@@ -81,7 +81,7 @@ async def test_the_last_of_several_streams_has_everything_that_is_wanted(bench: 
     second.acknowledges("a:b", "c:d")
     _ = await asyncio.gather(*both)
     assert (first.is_aborted, second.is_aborted) == (True, False)
-    await bench.changes.subscribe("a:b", HEADERS)
+    await bench.changes.change(mcp.SUBSCRIBE, "a:b", HEADERS)
     assert len(bench.streams) == 2
 
 
@@ -129,7 +129,7 @@ async def test_resources_are_kept_in_the_order_in_which_they_were_subscribed_to(
     """The id of an event names as many of them as fit: always the same ones, whatever the hashes of this process."""
     uris = [f"a:{number}" for number in range(12, 0, -1)]
     bench.changes.add(uris)
-    unsubscribed = asyncio.get_running_loop().create_task(bench.changes.unsubscribe("a:5", HEADERS))
+    unsubscribed = bench.subscribe("a:5", mcp.UNSUBSCRIBE)
     (await bench.opened(1)).acknowledges()
     await unsubscribed
     assert list(bench.changes.uris) == [uri for uri in uris if uri != "a:5"]
@@ -188,5 +188,5 @@ async def test_nothing_that_began_before_the_close_listens_after_it(bench: Bench
 
 async def test_the_uris_of_a_session_have_a_limit_in_bytes(bench: Bench) -> None:
     with pytest.raises(InvalidParams, match="65536 bytes"):
-        await bench.changes.subscribe("a:" + "x" * 65_535, HEADERS)
+        await bench.changes.change(mcp.SUBSCRIBE, "a:" + "x" * 65_535, HEADERS)
     assert bench.streams == []
