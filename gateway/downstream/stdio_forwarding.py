@@ -17,7 +17,7 @@ from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import Hear, HttpServerClient, ModernRequest, is_modern
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.passthrough.passage import Passage

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gateway.exchange import events as on
 from gateway.exchange import input_requests
 from gateway.exchange.input_requests import KINDS, MAX_QUESTIONS, Malformed, Question
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile, Request
 from gateway.mirror.translation import failed, legacy_error, legacy_notification, legacy_result, modern_request
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost
@@ -38,20 +38,6 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.1, 60.0
 T = TypeVar("T")
 NO_TRACE: Final[Mapping[str, str]] = {}
 TRACE_CONTEXT: Final = ("traceparent", "tracestate")
-
-
-class Request(msgspec.Struct, frozen=True, array_like=True):
-    """A request of a legacy client; `id` and `params` are JSON."""
-
-    id: bytes
-    method: str
-    params: bytes
-
-    @property
-    def target(self) -> str:
-        """The tool, prompt or URI; empty for other methods."""
-        field = mcp.TARGET_FIELD.get(self.method)
-        return (jsonrpc.text(jsonrpc.fields(self.params).get(field)) or "") if field is not None else ""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.subscription import Filter
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient, in_time
 from gateway.mirror.translation import legacy_notification, modern_request
 from gateway.protocol import jsonrpc, mcp

@@ -1,33 +1,134 @@
-"""Reads the requests of a legacy client; `initialize` is answered from `server/discover`."""
+"""Reads what a legacy client says: how it introduces itself, then its requests; pure.
+
+A modern server learns from each request what a legacy server learns once. So the gateway repeats the client's profile
+in every request that it sends upstream.
+"""
 
 from typing import Final
 
+import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
-from gateway.mirror.call_rounds import Request
-from gateway.mirror.client_profile import Profile
-from gateway.mirror.server_client import ModernRequest, ServerClient, ask
-from gateway.mirror.translation import UNSERVED, initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost, InvalidParams, MethodNotFound, NoHandshake
-from gateway.runtime.own_ids import new_id
-from gateway.upstream.channel import Headers
+from gateway.protocol.errors import InvalidParams, MethodNotFound
+from gateway.protocol.request_meta import Capabilities, capabilities_of
+from gateway.seal import sep_1655_items
+
+_MAX_INFO_BYTES: Final = 1_024
+_MAX_CAPABILITIES_BYTES: Final = 2_048
+"""Larger declarations lose what only describes, because the session id, a header, carries them."""
+_ASKABLE: Final = ("elicitation", "sampling", "roots")
+_OTHER: Final = ("experimental", "extensions")
+_NAME_CHARACTERS: Final = 200
 
 DEFAULT_LEVEL: Final = "info"
 """The log level of a client that has set none: a modern server logs nothing unless it is told a level."""
 
+_UNSERVED: Final = frozenset({mcp.DISCOVER, mcp.LISTEN})
+"""Modern methods: a legacy client that sends one would get what it cannot read."""
 
-async def initialize(server: ServerClient, profile: Profile, headers: Headers) -> bytes:
-    """The InitializeResult of a modern server; raises GatewayError."""
-    id_ = new_id()
-    body = modern_request(id_, mcp.DISCOVER, {}, profile)
-    found = await ask(server, ModernRequest(id_, body, mcp.DISCOVER, "", headers))
-    if isinstance(found, jsonrpc.Error):
-        raise NoHandshake(f"The server refused server/discover, so it is not a modern one: {found.message}")
+
+class Profile(msgspec.Struct, frozen=True, array_like=True):
+    """The negotiated version, `clientInfo` as JSON, and the capabilities as a modern client declares them."""
+
+    version: str
+    info: bytes
+    capabilities: bytes
+    echoes_state: bool = False
+    """Whether the client echoes the state of nested requests (SEP-1685)."""
+    keeps_state: bool = False
+    """Whether the client keeps state for its server, and the route knows of it (SEP-1655)."""
+
+    @property
+    def declared(self) -> Capabilities:
+        """The kinds of questions that the client can answer."""
+        return capabilities_of(self.capabilities)
+
+    @property
+    def with_tasks(self) -> "Profile":
+        """The same client, for whom the gateway follows the tasks of a server."""
+        opened = jsonrpc.fields(self.capabilities)
+        extensions = jsonrpc.fields(opened.get("extensions", jsonrpc.EMPTY)) | {mcp.TASKS: jsonrpc.EMPTY}
+        declared = {**opened, "extensions": Raw(jsonrpc.merge(extensions.items()))}
+        return replace(self, capabilities=jsonrpc.merge(declared.items()))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the client comes back for a stream that broke, with the id of its last event."""
+        return self.version == mcp.LEGACY
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """A request of a legacy client; `id` and `params` are JSON."""
+
+    id: bytes
+    method: str
+    params: bytes
+
+    @property
+    def target(self) -> str:
+        """The tool, prompt or URI; empty for other methods."""
+        field = mcp.TARGET_FIELD.get(self.method)
+        return (jsonrpc.text(jsonrpc.fields(self.params).get(field)) or "") if field is not None else ""
+
+
+def of_initialize(params: jsonrpc.Fields, *, keeps_state: bool = False) -> Profile:
+    """The profile of an `initialize` request; raises InvalidParams.
+
+    `keeps_state`: if the client keeps state for its server (SEP-1655), the server is told so.
+    """
+    requested = jsonrpc.text(params.get("protocolVersion"))
+    if requested is None:
+        raise InvalidParams('initialize needs "params.protocolVersion", a string')
+    version = requested if requested in mcp.LEGACY_VERSIONS else mcp.LEGACY
+    declared = params.get("capabilities", jsonrpc.EMPTY)
+    keeps_state = keeps_state and sep_1655_items.declares(declared)
+    capabilities = _capabilities(declared, (*_OTHER, "state") if keeps_state else _OTHER)
+    echoes_state = sep_1655_items.declares(declared, "request")
+    return Profile(version, _info(params), capabilities, echoes_state, keeps_state)
+
+
+def _info(params: jsonrpc.Fields) -> bytes:
+    raw = params.get("clientInfo", jsonrpc.EMPTY)
     try:
-        return initialize_result(found, profile)
+        opened = jsonrpc.fields(raw)
     except ValueError as exc:
-        raise CallLost(f"The server answered server/discover with a malformed result: {exc}") from exc
+        raise InvalidParams(f'"params.clientInfo" must be an object: {exc}') from exc
+    name, version = jsonrpc.text(opened.get("name")) or "unknown", jsonrpc.text(opened.get("version")) or "0"
+    if "name" in opened and "version" in opened and len(bytes(raw)) <= _MAX_INFO_BYTES:
+        return bytes(raw)
+    return jsonrpc.encode({"name": name[:_NAME_CHARACTERS], "version": version[:_NAME_CHARACTERS]})
+
+
+def _capabilities(declared: Raw, others: tuple[str, ...]) -> bytes:
+    try:
+        opened = jsonrpc.fields(declared)
+        kept = {key: bytes(opened[key]) for key in (*_ASKABLE, *others) if _is_object(opened.get(key))}
+        if "roots" in kept:
+            kept["roots"] = b"{}"  # `listChanged` has no meaning for a server that keeps nothing
+        if "extensions" in kept:
+            extensions = jsonrpc.fields(kept["extensions"])
+            kept["extensions"] = jsonrpc.merge((key, raw) for key, raw in extensions.items() if key != mcp.TASKS)
+        modern = jsonrpc.merge(kept.items())
+        if len(modern) > _MAX_CAPABILITIES_BYTES:
+            modern = jsonrpc.merge((key, _brief(kept[key])) for key in _ASKABLE if key in kept)
+        _ = capabilities_of(modern)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams(f'"params.capabilities" is not ClientCapabilities: {exc}') from exc
+    return modern
+
+
+def _is_object(raw: Raw | None) -> bool:
+    return raw is not None and bytes(raw).startswith(b"{")
+
+
+def _brief(raw: bytes) -> bytes:
+    """A capability with its modes alone."""
+    return jsonrpc.merge((mode, b"{}") for mode in jsonrpc.fields(raw) if mode in ("form", "url", "tools", "context"))
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
 
 
 def params_of(message: jsonrpc.Message) -> jsonrpc.Fields:
@@ -48,7 +149,7 @@ def answer_of(message: jsonrpc.Message) -> Raw | jsonrpc.Error:
 def request_of(id_: bytes, message: jsonrpc.Message) -> Request:
     """A request that goes upstream; raises MethodNotFound or InvalidParams."""
     method = message.method or ""
-    if method in UNSERVED or method.startswith("tasks/"):
+    if method in _UNSERVED or method.startswith("tasks/"):
         raise MethodNotFound(f"Method not found: {method[:80]}")
     params = params_of(message)
     field = mcp.TARGET_FIELD.get(method)

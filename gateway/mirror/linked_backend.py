@@ -15,20 +15,22 @@ from gateway.exchange.machine import Policy
 from gateway.http.outbox import FinalMessage
 from gateway.legacy_front.backend import ClientLink, ClientMessage, cancelled
 from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import Request, Rounds
+from gateway.mirror.call_rounds import Rounds
 from gateway.mirror.call_runner import CallServer
 from gateway.mirror.change_subscription import Changes
-from gateway.mirror.client_profile import Profile, of_initialize
 from gateway.mirror.client_requests import (
     DEFAULT_LEVEL,
+    Profile,
+    Request,
     answer_of,
-    initialize,
     level_of,
+    of_initialize,
     params_of,
     request_of,
     uri_of,
 )
 from gateway.mirror.mirrored_call import MirroredCall
+from gateway.mirror.server_client import initialize
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import GatewayError, InvalidRequest
 from gateway.protocol.jsonrpc import RequestId

@@ -10,11 +10,14 @@ from msgspec import Raw
 from gateway.http.upstream_client import REDIRECTS
 from gateway.http_client.pending_request import PendingRequest
 from gateway.http_client.reply_head import ReplyHead
+from gateway.mirror.client_requests import Profile
+from gateway.mirror.translation import initialize_result, modern_request
 from gateway.protocol import jsonrpc, mcp, reply_messages, sse
-from gateway.protocol.errors import CallLost, GatewayError, UpstreamError
+from gateway.protocol.errors import CallLost, GatewayError, NoHandshake, UpstreamError
 from gateway.protocol.header_mismatch import encode_value
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timer import CoarseTimer
+from gateway.runtime.own_ids import new_id
 from gateway.telemetry import NestedOutcome
 from gateway.upstream.channel import Headers
 from gateway.upstream.children.modern_stdio import ModernStdio
@@ -89,6 +92,19 @@ async def in_time(answer: Awaitable[T], method: str) -> T:
             return await answer
     except TimeoutError as exc:
         raise CallLost(f"The server did not answer {method} in {ANSWER_SECONDS:g} s") from exc
+
+
+async def initialize(server: ServerClient, profile: Profile, headers: Headers) -> bytes:
+    """The InitializeResult of a modern server; raises GatewayError."""
+    id_ = new_id()
+    body = modern_request(id_, mcp.DISCOVER, {}, profile)
+    found = await ask(server, ModernRequest(id_, body, mcp.DISCOVER, "", headers))
+    if isinstance(found, jsonrpc.Error):
+        raise NoHandshake(f"The server refused server/discover, so it is not a modern one: {found.message}")
+    try:
+        return initialize_result(found, profile)
+    except ValueError as exc:
+        raise CallLost(f"The server answered server/discover with a malformed result: {exc}") from exc
 
 
 class StdioServerClient(msgspec.Struct, frozen=True, eq=False):

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ANSWER_SECONDS, ModernRequest, ServerClient, ask
 from gateway.mirror.translation import modern_request
 from gateway.protocol import jsonrpc, mcp, param_headers

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from gateway.exchange import events as on
 from gateway.exchange.results import internal_error
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.protocol import jsonrpc, mcp
 
 _NOT_MODERN: Final = frozenset({"_meta", "task", "inputResponses", "requestState"})
@@ -22,9 +22,6 @@ _SERVER_KEYS: Final = ("completions", "experimental", "extensions", "logging", "
 _UNKNOWN: Final = Raw(b'{"name":"unknown","version":"0"}')
 _NOT_LEGACY_CODES: Final = (mcp.MISSING_CAPABILITY, mcp.HEADER_MISMATCH, mcp.UNSUPPORTED_VERSION)
 """The errors on which a legacy client cannot act: two are about what the gateway added to the request."""
-
-UNSERVED: Final = frozenset({mcp.DISCOVER, mcp.LISTEN})
-"""Modern methods: a legacy client that sends one would get what it cannot read."""
 
 
 def modern_request(  # noqa: PLR0913  (what one request consists of)

@@ -17,10 +17,8 @@ from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
-from gateway.mirror.call_rounds import Request
-from gateway.mirror.client_profile import Profile, of_initialize
-from gateway.mirror.client_requests import initialize, params_of, request_of
-from gateway.mirror.server_client import ServerClient, is_modern, server_of
+from gateway.mirror.client_requests import Profile, Request, of_initialize, params_of, request_of
+from gateway.mirror.server_client import ServerClient, initialize, is_modern, server_of
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.front import Mirror
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival

@@ -8,7 +8,7 @@ from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import listening
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.translation import legacy_notification
 from gateway.protocol import jsonrpc, mcp, sse

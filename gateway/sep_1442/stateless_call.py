@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gateway import world
 from gateway.exchange.input_requests import Question
-from gateway.mirror.call_rounds import Request
+from gateway.mirror.client_requests import Request
 from gateway.mirror.server_client import ModernRequest, ServerClient
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.streamed_call import CallStream, Shared, StreamedCall

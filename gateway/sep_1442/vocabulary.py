@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.mirror.client_profile import Profile, of_initialize
+from gateway.mirror.client_requests import Profile, of_initialize
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidRequest
 from gateway.protocol.header_mismatch import HeaderValues

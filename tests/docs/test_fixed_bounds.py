@@ -17,7 +17,7 @@ from gateway.http_client import idle_connections, reply_parser
 from gateway.identity import jwt_verification
 from gateway.legacy_front import session, session_ids, stream
 from gateway.mirror import call_rounds as mirrored
-from gateway.mirror import client_profile
+from gateway.mirror import client_requests
 from gateway.protocol import errors, request_meta
 from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import MAX_MEMBERS
@@ -61,9 +61,9 @@ FIXED = [
     ("client info, client capabilities", [size(request_meta._MAX_DECLARATION_BYTES)]),
     (
         "client info that a [mirrored]",
-        [f"{client_profile._MAX_INFO_BYTES:,} bytes", f"{client_profile._NAME_CHARACTERS} characters"],
+        [f"{client_requests._MAX_INFO_BYTES:,} bytes", f"{client_requests._NAME_CHARACTERS} characters"],
     ),
-    ("client capabilities that a mirrored session keeps", [f"{client_profile._MAX_CAPABILITIES_BYTES:,} bytes"]),
+    ("client capabilities that a mirrored session keeps", [f"{client_requests._MAX_CAPABILITIES_BYTES:,} bytes"]),
     ("the state of a client that keeps state", [f"{sep_1655_items._MAX_CHARACTERS:,} characters"]),
     ("headers of one request", [count(request_parser.MAX_HEADERS)]),
     ("the configuration file", [f"{yaml_tree.MAX_TEXT_CHARACTERS:,} characters"]),

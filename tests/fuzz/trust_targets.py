@@ -16,8 +16,8 @@ from gateway.auth.host_check import HostCheck, check_admin
 from gateway.config import InForce, Security
 from gateway.identity import principal
 from gateway.identity.jwt_verification import BadToken, read_keys, verify
-from gateway.mirror.call_rounds import Progress, Request
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.call_rounds import Progress
+from gateway.mirror.client_requests import Profile, Request
 from gateway.mirror.streamable import tokens
 from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, NoSession, SealedQuestion, Session, Tokens
 from gateway.protocol.errors import Forbidden, InvalidState, StateFromFuture

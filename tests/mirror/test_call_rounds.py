@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.exchange import events as on
-from gateway.mirror.call_rounds import MAX_ROUNDS, Progress, Request, Rounds
-from gateway.mirror.client_profile import Profile
-from gateway.mirror.client_requests import answer_of
+from gateway.mirror.call_rounds import MAX_ROUNDS, Progress, Rounds
+from gateway.mirror.client_requests import Profile, Request, answer_of
 from gateway.protocol import jsonrpc, mcp
 from tests.support.fake_modern import FORM, PAGE, SAMPLE
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.mirror import change_subscription as module
 from gateway.mirror.change_subscription import Changes
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, InvalidParams, Unreachable
 from gateway.runtime.tasks import Tasks

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Raw
 
 from gateway.mirror import tool_catalog as module
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.mirror.tool_catalog import CallerKey, ToolCatalog
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost

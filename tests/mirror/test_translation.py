@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw
 
 from gateway.exchange import events as on
 from gateway.mirror import translation
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.client_requests import Profile
 from gateway.protocol import jsonrpc, mcp
 
 PROFILE = Profile("2025-11-25", b'{"name":"c","version":"1"}', b'{"roots":{}}')

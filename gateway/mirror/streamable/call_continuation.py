@@ -14,8 +14,7 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.backend import cancelled
 from gateway.mirror.call_rounds import Progress
-from gateway.mirror.client_requests import initialize
-from gateway.mirror.server_client import server_of
+from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState

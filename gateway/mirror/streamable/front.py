@@ -23,12 +23,10 @@ from gateway.http.reply import OneStream
 from gateway.http.server.response import Response
 from gateway.legacy_front.arrival import Arrival
 from gateway.legacy_front.backend import Connect
-from gateway.mirror.call_rounds import Request
 from gateway.mirror.call_runner import CallServer
-from gateway.mirror.client_profile import of_initialize
-from gateway.mirror.client_requests import initialize, level_of, params_of, request_of, uri_of
+from gateway.mirror.client_requests import Request, level_of, of_initialize, params_of, request_of, uri_of
 from gateway.mirror.linked_backend import MirrorBackend
-from gateway.mirror.server_client import server_of
+from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival

@@ -27,9 +27,9 @@ from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.mirror.call_report import CallReport
-from gateway.mirror.call_rounds import Progress, Request, Rounds
+from gateway.mirror.call_rounds import Progress, Rounds
 from gateway.mirror.call_runner import CallServer
-from gateway.mirror.client_requests import answer_of
+from gateway.mirror.client_requests import Request, answer_of
 from gateway.mirror.mirrored_call import MirroredCall
 from gateway.mirror.server_client import ServerClient, server_of
 from gateway.mirror.streamable import sep_1685_state

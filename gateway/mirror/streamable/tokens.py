@@ -17,8 +17,8 @@ from msgspec import Raw
 from gateway import world
 from gateway.config import InForce
 from gateway.exchange.input_requests import Question
-from gateway.mirror.call_rounds import Progress, Request
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.call_rounds import Progress
+from gateway.mirror.client_requests import Profile, Request
 from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.seal.claims import Bearer, Claims
 from gateway.seal.keyring import Keys

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import InForce
-from gateway.mirror.call_rounds import Progress, Request
-from gateway.mirror.client_profile import Profile
+from gateway.mirror.call_rounds import Progress
+from gateway.mirror.client_requests import Profile, Request
 from gateway.mirror.streamable.tokens import (
     CallPlace,
     Mark,

@@ -1,11 +1,11 @@
-"""A legacy client as it introduced itself in `initialize`."""
+"""What a legacy client says: how it introduces itself."""
 
 import json
 
 import pytest
 from msgspec import Raw
 
-from gateway.mirror.client_profile import Profile, of_initialize
+from gateway.mirror.client_requests import Profile, of_initialize
 from gateway.protocol.errors import InvalidParams
 
 INFO = {"name": "c", "version": "1"}
