@@ -253,37 +253,28 @@ class Exchange:
         return [_SEND_CALL]
 
     def _answer(self, event: on.Answered) -> Commands:
-        """PARKED or RESTORED: the expected retry, or a late repeat of an earlier round."""
+        """PARKED, RESTORED or BROKEN: the expected retry, or a late repeat of an earlier round."""
         if event.round != self.round:
             return self._repeat_parked(event)
+        is_broken = self.state is BROKEN
         matched, late = self._nested_requests.answered(event.answers), self._ledger.match(event.answers)
         if self.questions and not matched and not late:
             return self._ask_again(event.leg)
-        self._nested_requests.check_askable(event.answers)
+        if not is_broken:
+            self._nested_requests.check_askable(event.answers)
         self._claim(event)
         self._ledger.note(matched, self.round)
-        if late:
-            self._ledger.note(late, self.round, sent=False)
+        self._ledger.note(late, self.round, sent=is_broken)
+        out: Commands = [do.Count(question.method, "answered") for question, _ in matched]
+        if is_broken:  # the call runs again with all answers
+            out += [do.Count(question.method, "answered") for question, _ in late]
+            if self.record is None:
+                return [*out, *self._end(do.Fail((), _unrecorded()), completed=False)]
+            return [*out, *self._run_again(completed=False)]
         for question, _ in matched:
             del self.questions[question.key]
         self._resume_waiting()
-        if not matched:
-            return []
-        return [do.SendAnswers(matched), *(do.Count(question.method, "answered") for question, _ in matched)]
-
-    def _answer_broken(self, event: on.Answered) -> Commands:
-        """BROKEN: the call runs again with all answers."""
-        if event.round != self.round:
-            return self._repeat_parked(event)
-        matched = (*self._nested_requests.answered(event.answers), *self._ledger.match(event.answers))
-        if self.questions and not matched:
-            return self._ask_again(event.leg)
-        self._claim(event)
-        self._ledger.note(matched, self.round)
-        out: Commands = [do.Count(question.method, "answered") for question, _ in matched]
-        if self.record is None:
-            return [*out, *self._end(do.Fail((), _unrecorded()), completed=False)]
-        return [*out, *self._run_again(completed=False)]
+        return [do.SendAnswers(matched), *out] if matched else []
 
     def _resume_waiting(self) -> None:
         """A leg waits again: for the result, or for the quiet window if questions are still open."""
@@ -342,51 +333,36 @@ class Exchange:
         return self._ask_again(event.leg)
 
     def _join(self, event: on.Answered) -> Commands:
-        """A retry came twice: both legs get the final message, but the answers go upstream once."""
+        """A retry came twice, or again within the grace period: its answers go upstream once.
+
+        All legs that wait get the final message.
+        """
         self._repeated(event)
         self.legs += (event.leg,)
-        return []
-
-    def _rejoin(self, event: on.Answered) -> Commands:
-        """A retry came again within the grace period."""
-        self._repeated(event)
-        self.legs = (event.leg,)
         self._resume_waiting()
         return []
 
     def _collect(self, event: on.Answered) -> Commands:
-        """FINISHED: give the result; answers to withdrawn questions matter only if the call can be run again."""
+        """FINISHED or ENDED: give the final message to the first leg that comes for it, and to a repeated retry."""
         if event.round in self._digests or event.round != self.round:
-            self._may_know_end(event)
-        elif late := self._ledger.match(event.answers):
+            # An error is the truth for all answers, and all rounds: another process may have asked them, after a late
+            # copy of an earlier retry had this one take the call over.
+            if not isinstance(self._final, do.Fail):
+                self._repeated(event)
+        elif self.state is FINISHED and (late := self._ledger.match(event.answers)):
             # The server did not wait for its user. Run the call once more: this time the answer is at hand.
             self._ledger.note(late, self.round)
             if self.record is not None:
                 self._claim(event)
                 return self._run_again(completed=True)
-        out = self._give(event)
-        self.state, self._lingers = ENDED, True
-        return [*out, do.Arm(LINGER)]
-
-    def _give_again(self, event: on.Answered) -> Commands:
-        """ENDED: a repeated retry. A repetition of an earlier round may have got the result before this round came."""
-        if event.round in self._digests or event.round != self.round:
-            self._may_know_end(event)
-        return self._give(event)
-
-    def _may_know_end(self, event: on.Answered) -> None:
-        """Refuse answers that are not those of the result. An error is the truth for all answers, and all rounds.
-
-        Another process may have asked them, after a late copy of an earlier retry had this one take the call over.
-        """
-        if not isinstance(self._final, do.Fail):
-            self._repeated(event)
-
-    def _give(self, event: on.Answered) -> Commands:
         if self._final is None:
             raise InvalidState("ended")
         self._note_digest(event)
-        return [replace(self._final, legs=(event.leg,))]
+        out: Commands = [replace(self._final, legs=(event.leg,))]
+        if self.state is FINISHED:
+            self.state, self._lingers = ENDED, True
+            out.append(do.Arm(LINGER))
+        return out
 
     def _leave(self, event: on.Left) -> Commands:
         if event.leg not in self.legs:
@@ -793,13 +769,10 @@ _X = Exchange
 _ROWS: Final[tuple[tuple[type[on.Event], Iterable[State], Handler], ...]] = (
     (on.Called, (IDLE,), _X._call),
     # the client
-    (on.Answered, _WAITING, _X._join),
-    (on.Answered, (PARKED, RESTORED), _X._answer),
+    (on.Answered, (*_WAITING, DETACHED), _X._join),
+    (on.Answered, (PARKED, RESTORED, BROKEN), _X._answer),
     (on.Answered, (REFERRED,), _X._answer_referred),
-    (on.Answered, (BROKEN,), _X._answer_broken),
-    (on.Answered, (DETACHED,), _X._rejoin),
-    (on.Answered, (FINISHED,), _X._collect),
-    (on.Answered, (ENDED,), _X._give_again),
+    (on.Answered, _OVER, _X._collect),
     (on.Answered, _TASK, _X._give_handle),
     (on.Updated, (OWNED,), _X._update),
     (on.Cancelled, (OWNED,), _X._cancel_task),

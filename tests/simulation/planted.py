@@ -43,8 +43,8 @@ FAULTS: Final = (
     Planted(
         "exchange: the questions of a round are not shown again",
         _MACHINE,
-        "            return self._ask_again(event.leg)\n        self._nested_requests.check",
-        "            return self._ask(PARKED)\n        self._nested_requests.check",
+        "            return self._ask_again(event.leg)\n        if not is_broken:",
+        "            return self._ask(PARKED)\n        if not is_broken:",
     ),
     Planted(
         "exchange: a call that breaks is not cancelled",
@@ -316,8 +316,8 @@ FAULTS: Final = (
     Planted(
         "exchange: answers are not on record",
         _MACHINE,
-        "        self._ledger.note(matched, self.round)\n        if late:",
-        "        if late:",
+        "        self._ledger.note(matched, self.round)\n        self._ledger.note(late, self.round, sent=is_broken)",
+        "        self._ledger.note(late, self.round, sent=is_broken)",
     ),
     Planted(
         "bridge: a call that goes cold is forgotten",
