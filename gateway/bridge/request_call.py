@@ -1,6 +1,5 @@
 """An upstream call that is one request, whose reply is read by callback or by a task."""
 
-import asyncio
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
@@ -136,16 +135,15 @@ class RequestCall(UpstreamCall):
 
     # -- the call of another replica --------------------------------------------------------------------------------
 
-    async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
         """Read the call of another replica where its stream broke off; `is_shared` if that one may still hold it."""
         session = await self._adopted_session(upstream, is_shared=is_shared)
         call = Call(upstream.call, b"", self._listener, upstream.call)
         call.span = self._report.call_span(session.shaken.version)
         self._sent(call)
         self._is_sent = not is_shared  # the call of a replica that may live is not ours before its stream is open
-        attached = partial(self._resumed, opened)
         try:
-            await session.resume(call, upstream.cursor or "", self._call_headers(call), attached)
+            await session.resume(call, upstream.cursor or "", self._call_headers(call), self._resumed)
         except GatewayError as exc:
             if call.span is not None:
                 call.span.end(ending_of(exc))

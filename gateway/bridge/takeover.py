@@ -1,6 +1,5 @@
 """Continues calls from their requestState alone: those of other replicas, or cold ones that this one let go of."""
 
-import asyncio
 import math
 from collections.abc import Callable
 
@@ -75,16 +74,13 @@ class Takeover:
         `give_back` forgets the exchange, with an error that asks its client to come again.
         """
         if self._context.exchange.calling and not self._call.is_started:
-            opened = asyncio.get_running_loop().create_future()
-            self._call.start_resuming(self._run(opened, listener, give_back), opened)
+            self._call.start_resuming(self._run(listener, give_back))
 
-    async def _run(
-        self, opened: asyncio.Future[bool], listener: Listener, give_back: Callable[[GatewayError], None]
-    ) -> None:
+    async def _run(self, listener: Listener, give_back: Callable[[GatewayError], None]) -> None:
         """The call's own task, as in `UpstreamCall`."""
         context, runs = self._context, self._call.runs
         try:
-            await self._resume(opened)
+            await self._resume()
         except GatewayError as exc:
             context.live.upstream.health.note(exc)
             replayable = await may_run_again(context, exc) and context.exchange.record is not None
@@ -107,14 +103,14 @@ class Takeover:
                 listener.hear(on.Broke(bug()))
             raise
 
-    async def _resume(self, opened: asyncio.Future[bool]) -> None:
+    async def _resume(self) -> None:
         envelope, upstream = self.envelope, self.envelope.upstream
         if self.cold is None:
             self._report.taken_over(envelope, owner_is_dead=self.owner_is_dead)
         if upstream is None or not upstream.is_resumable:
             is_recorded = self._context.exchange.record is not None
             raise _owner_lost(envelope, is_recorded=is_recorded, may_be_sent_already=self._may_be_sent_already)
-        await self._call.resume(upstream, opened, is_shared=not self.owner_is_dead)
+        await self._call.resume(upstream, is_shared=not self.owner_is_dead)
 
     def renew(self) -> None:
         """The client has a newer state of the same round, so that a record of the call lasts as long as that one."""

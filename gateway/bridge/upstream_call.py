@@ -42,11 +42,11 @@ class UpstreamCall(ABC):
         "_kept_as_clean",
         "_left",
         "_listener",
-        "_opened",
         "_released",
         "_report",
         "_session",
         "_task",
+        "opened",
         "runs",
     )
 
@@ -65,7 +65,7 @@ class UpstreamCall(ABC):
         self._call: Call | None = None
         self._is_sent = False
         self._task: asyncio.Task[None] | None = None
-        self._opened: asyncio.Future[bool] | None = None
+        self.opened: asyncio.Future[bool] | None = None
         """For a call of another replica: True when its stream is open here, False if it will not be opened."""
         self._is_let_go = False
         """Whether another replica continues the call."""
@@ -95,7 +95,7 @@ class UpstreamCall(ABC):
     @property
     def is_being_resumed(self) -> bool:
         """Whether the call of another process is being looked for: no answer has been sent to it yet."""
-        return self._opened is not None and not self._opened.done()
+        return self.opened is not None and not self.opened.done()
 
     @property
     def _is_held(self) -> bool:
@@ -222,14 +222,14 @@ class UpstreamCall(ABC):
             self._call.listener = _DEAF
             if self.session is not None:
                 self.session.give_up(self._call)
-        self._call = self._opened = None
+        self._call = self.opened = None
         self.runs += 1
         self._report.run_again()
         self.start()
 
-    def start_resuming(self, resuming: Coroutine[Any, Any, None], opened: asyncio.Future[bool]) -> None:
+    def start_resuming(self, resuming: Coroutine[Any, Any, None]) -> None:
         """Start a task that calls `resume`; answers wait until `opened` tells whether there is a stream."""
-        self._opened = opened
+        opened = self.opened = asyncio.get_running_loop().create_future()
         self._task = self._context.live.process.tasks.start(resuming, "call")
 
         def over(_: asyncio.Task[None]) -> None:
@@ -239,15 +239,15 @@ class UpstreamCall(ABC):
         self._task.add_done_callback(over)  # a task may be cancelled before its first step
 
     @abstractmethod
-    async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
         """Go on with the call of another replica; `is_shared` if that replica may still hold it."""
 
-    def _resumed(self, opened: asyncio.Future[bool]) -> None:
+    def _resumed(self) -> None:
         """The call of another replica was found: answers may be sent from now on."""
-        if not opened.done():
+        if self.opened is not None and not self.opened.done():
             self._is_sent = True
             self._report.step(Step.RESUMED)
-            opened.set_result(True)
+            self.opened.set_result(True)
 
     async def _adopted_session(self, upstream: Upstream, *, is_shared: bool) -> Session:
         """The session of that call. Whatever ends the exchange meanwhile cancels the task that waits here."""
@@ -316,7 +316,7 @@ class UpstreamCall(ABC):
 
     async def _deliver(self, answers: tuple[tuple[Question, Raw], ...], runs: int) -> None:
         """Send answers, one after the other."""
-        if self._opened is not None and not await asyncio.shield(self._opened):
+        if self.opened is not None and not await asyncio.shield(self.opened):
             return  # without an open stream the call would have its effects, and its result would be lost
         session = self._session
         if session is None or runs != self.runs:

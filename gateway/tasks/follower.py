@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import Context
+from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallLost, Refused, SessionLost, Unreachable, UpstreamError
 from gateway.runtime.own_ids import new_id
@@ -135,7 +136,7 @@ class Follower:
             answer = await self.ask(mcp.TASKS_RESULT, id_)
             if legacy_tasks.is_result(answer):
                 assert isinstance(answer, Raw)
-                return Ended("completed", legacy_tasks.without_task(answer))
+                return on.Resulted(legacy_tasks.without_task(answer))
         answer = await self.ask(mcp.TASKS_GET)
         found = legacy_tasks.status(answer)
         if found is None:

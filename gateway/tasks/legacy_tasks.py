@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import clean
+from gateway.protocol.errors import TaskCancelled, clean
 
 _FINAL: Final = frozenset({"completed", "failed", "cancelled"})
 _FRAGILE: Final = re.compile(r"[0-9a-f]{32}:[0-9a-f-]{36}")
@@ -39,12 +40,8 @@ class Status(msgspec.Struct, frozen=True):
         return self.status in _FINAL
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """How a task ended: `completed` with a result, `failed` with an error, or `cancelled`."""
-
-    status: str
-    result: Raw | None = None
-    error: jsonrpc.Error | None = None
+Ended = on.Resulted | on.Failed | on.Broke
+"""How a task ended: with a result or an error, or it was cancelled."""
 
 
 def created(result: Raw) -> Created | None:
@@ -93,13 +90,13 @@ def ended(found: Status, answer: Raw | jsonrpc.Error) -> Ended:
     """How a task ended whose status is final, from a tasks/result that was sent after that."""
     if is_result(answer):
         assert isinstance(answer, Raw)
-        return Ended("completed", without_task(answer))
+        return on.Resulted(without_task(answer))
     if found.status == "cancelled":
-        return Ended("cancelled")
+        return on.Broke(TaskCancelled())
     if found.status == "completed" and isinstance(answer, Raw):
-        return Ended("completed", without_task(answer))
+        return on.Resulted(without_task(answer))
     said = answer.message if isinstance(answer, jsonrpc.Error) else ""
-    return Ended("failed", error=jsonrpc.Error(mcp.INTERNAL_ERROR, clean(found.message or said or "The task failed")))
+    return on.Failed(jsonrpc.Error(mcp.INTERNAL_ERROR, clean(found.message or said or "The task failed")))
 
 
 def must_not_be_cancelled(task_id: str) -> bool:

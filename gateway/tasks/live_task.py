@@ -92,8 +92,6 @@ class LiveTask(Driver):
         """In its modern form; None if there is none, or if it was dropped to make room."""
         self._fetching = asyncio.Lock()
         """Held because a session has one request in flight."""
-        self._opened: asyncio.Future[bool] | None = None
-        """For a task of another replica: done once it is known, or is not followed here."""
         self._gone: GatewayError | None = None
         """Why the task is not followed here any more."""
         self._seen: object = None
@@ -157,8 +155,7 @@ class LiveTask(Driver):
         self._report.is_task()
         log.info(Event.TOOL_TASK_TAKEN_OVER, **self._about, owner=handle.owner, owner_is_dead=not is_shared)
         self._restore(Snapshot(OWNED, 0, {}, None, 0))
-        opened = self._opened = asyncio.get_running_loop().create_future()
-        self._call.start_resuming(self._call.go_on(handle.upstream, opened, is_shared=is_shared), opened)
+        self._call.start_resuming(self._call.go_on(handle.upstream, is_shared=is_shared))
 
     def _hold(self, handle: TaskHandle, sealed: str) -> None:
         self._handle, self._sealed = handle, sealed
@@ -312,8 +309,8 @@ class LiveTask(Driver):
         seconds = self.live.config.timeouts.handshake_seconds
         try:
             async with asyncio.timeout(seconds):
-                if self._opened is not None:
-                    _ = await asyncio.shield(self._opened)
+                if (opened := self._call.opened) is not None:
+                    _ = await asyncio.shield(opened)
         except TimeoutError:
             raise Unreachable(
                 f"The upstream {self.live.route.upstream.name} of route {self.live.route.path} did not tell in "

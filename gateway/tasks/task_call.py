@@ -6,7 +6,6 @@ the handle of the task (`adopt`).
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from gateway.exchange import events as on
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import FINISHED
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import Busy, CallLost, GatewayError, TaskCancelled, UpstreamError, bug
+from gateway.protocol.errors import Busy, CallLost, GatewayError, UpstreamError, bug
 from gateway.runtime.tasks import telling
 from gateway.seal.request_state import Upstream
 from gateway.sessions.call import Call, Listener
@@ -69,7 +68,7 @@ class TaskCall(UpstreamCall):
             return found
         return replace(found, task=self._follower.task_id if self._follower is not None else "")
 
-    async def resume(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+    async def resume(self, upstream: Upstream, *, is_shared: bool) -> None:
         """Go on with the task of another replica; `is_shared` if that replica may still follow it.
 
         The task may have been made after the state was sealed: then its id is on the stream of the call.
@@ -80,7 +79,7 @@ class TaskCall(UpstreamCall):
             if self._is_given and status is not None and status.is_final:
                 self._report.step(Step.RESUMED)  # the holder of the handle may know the end, and waits to hear it
             elif status is not None:
-                self._resumed(opened)
+                self._resumed()
                 await self.sent()  # before tasks/result
 
         former = "" if is_shared else self._former_holder
@@ -92,15 +91,14 @@ class TaskCall(UpstreamCall):
             return
         self._sent(call)
         self._is_sent = not is_shared  # as in `RequestCall.resume`
-        cursor, attached = upstream.cursor or "", partial(self._resumed, opened)
-        reading = session.resume(call, cursor, self._call_headers(call), attached)
+        reading = session.resume(call, upstream.cursor or "", self._call_headers(call), self._resumed)
         await self._follow_from_creation(session, call, reading, past)
 
-    async def go_on(self, upstream: Upstream, opened: asyncio.Future[bool], *, is_shared: bool) -> None:
+    async def go_on(self, upstream: Upstream, *, is_shared: bool) -> None:
         """As `resume`, for the holder of the handle; `upstream` is that of the handle."""
         self._is_given = True
         with telling(lambda exc: self._listener.hear(on.Broke(exc))):
-            await self.resume(replace(upstream, task=upstream.call.decode()), opened, is_shared=is_shared)
+            await self.resume(replace(upstream, task=upstream.call.decode()), is_shared=is_shared)
 
     async def _failed(self, exc: GatewayError, call: Call | None) -> None:
         if self._is_given:  # its own report says so
@@ -200,12 +198,9 @@ class TaskCall(UpstreamCall):
             ) from None
         if ended is None or driven is not self._follower:
             return  # given up: the exchange has ended before, or its call was run again
-        if ended.result is not None:
-            self._listener.hear(on.Resulted(ended.result))
-        elif ended.error is not None:
-            self._listener.hear(on.Failed(ended.error))
-        else:
-            raise TaskCancelled
+        if isinstance(ended, on.Broke):
+            raise ended.error
+        self._listener.hear(ended)
 
     def _check_silence(self) -> None:
         """Tasks are silent for long: tasks.ttl_seconds limits them, once there is one."""

@@ -3,9 +3,12 @@
 import pytest
 from msgspec import Raw
 
+from gateway.exchange import events as on
 from gateway.protocol import jsonrpc
+from gateway.protocol.errors import TaskCancelled
 from gateway.tasks import legacy_tasks
 from gateway.tasks.legacy_tasks import Created, Ended, Status
+from tests.support.playbook import same
 
 RELATED = '"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"t"}}'
 NOT_COMPLETED = jsonrpc.Error(-32602, "Task not completed yet (current state: working)")
@@ -87,19 +90,19 @@ def test_a_result_says_nothing_of_its_task(result: str, left: str) -> None:
 @pytest.mark.parametrize(
     ("status", "answer", "ended"),
     [
-        (Status("failed"), Raw(f"{{{CONTENT}}}".encode()), Ended("completed", Raw(f"{{{CONTENT}}}".encode()))),
-        (Status("completed"), Raw(b"{}"), Ended("completed", Raw(b"{}"))),
-        (Status("cancelled"), NO_RESULT, Ended("cancelled")),
-        (Status("failed", "broke"), NO_RESULT, Ended("failed", error=jsonrpc.Error(-32603, "broke"))),
-        (Status("failed"), NO_RESULT, Ended("failed", error=jsonrpc.Error(-32603, NO_RESULT.message))),
-        (Status("failed"), Raw(b"{}"), Ended("failed", error=jsonrpc.Error(-32603, "The task failed"))),
-        (Status("completed"), NO_RESULT, Ended("failed", error=jsonrpc.Error(-32603, NO_RESULT.message))),
+        (Status("failed"), Raw(f"{{{CONTENT}}}".encode()), on.Resulted(Raw(f"{{{CONTENT}}}".encode()))),
+        (Status("completed"), Raw(b"{}"), on.Resulted(Raw(b"{}"))),
+        (Status("cancelled"), NO_RESULT, on.Broke(TaskCancelled())),
+        (Status("failed", "broke"), NO_RESULT, on.Failed(jsonrpc.Error(-32603, "broke"))),
+        (Status("failed"), NO_RESULT, on.Failed(jsonrpc.Error(-32603, NO_RESULT.message))),
+        (Status("failed"), Raw(b"{}"), on.Failed(jsonrpc.Error(-32603, "The task failed"))),
+        (Status("completed"), NO_RESULT, on.Failed(jsonrpc.Error(-32603, NO_RESULT.message))),
     ],
 )
 def test_a_task_ended_as_its_result_says_and_not_as_its_status_says(
     status: Status, answer: Raw | jsonrpc.Error, ended: Ended
 ) -> None:
-    assert legacy_tasks.ended(status, answer) == ended
+    assert same(legacy_tasks.ended(status, answer), ended)
 
 
 def test_the_task_ids_of_the_python_sdk_forbid_a_cancellation() -> None:

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import CallLost
+from gateway.protocol.errors import CallLost, TaskCancelled
 from gateway.tasks.legacy_tasks import Ended
 from gateway.tasks.task_call import TaskCall
 from tests.e2e.wire import ACCEPT, wire
@@ -115,9 +115,9 @@ async def test_a_client_that_leaves_as_soon_as_its_driven_task_is_made_has_the_t
 @pytest.mark.parametrize(
     "end",
     [
-        Ended("completed", Raw(b"{}")),
-        Ended("failed", error=jsonrpc.Error(1)),
-        Ended("cancelled"),
+        on.Resulted(Raw(b"{}")),
+        on.Failed(jsonrpc.Error(1)),
+        on.Broke(TaskCancelled()),
         CallLost("lost"),
         TimeoutError(),
     ],
