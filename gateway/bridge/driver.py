@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, ClassVar, Final
 
-from msgspec import Raw
-
 from gateway import world
 from gateway.bridge.call_context import ClientCall, Context, may_run_twice
 from gateway.bridge.call_report import HELD, Report
@@ -256,7 +254,7 @@ class Driver(Engine):
         begun, heard = self._takeover, self._exchange.has_heard
         is_common = begun is not None and begun.envelope.round == envelope.round
         ids = [each.upstream_id for each in envelope.open if each.upstream_id is not None]
-        return bool(envelope.owner) and not is_common and not all(heard(Raw(id_)) for id_ in ids)
+        return bool(envelope.owner) and not is_common and not all(map(heard, ids))
 
     def lose(self, envelope: Envelope) -> None:
         """Keep nothing of an exchange that the replica which sealed this state has continued.

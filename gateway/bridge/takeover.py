@@ -144,7 +144,7 @@ def cooled(
     is_lacking = not exchange.questions or context.lacking_round == exchange.round
     if upstream is None or upstream.task is not None or is_lacking:
         return None
-    questions = [(bytes(each.upstream_id), each.method) for each in exchange.questions.values() if each.upstream_id]
+    questions = [(each.upstream_id, each.method) for each in exchange.questions.values() if each.upstream_id]
     headers = {name: value for name, value in context.headers.items() if name not in mcp.TRACE_KEYS}
     # The server's own description of itself is in the state.
     upstream = Upstream(upstream.session, upstream.version, upstream.call, b"", upstream.cursor)

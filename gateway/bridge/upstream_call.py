@@ -326,7 +326,7 @@ class UpstreamCall(ABC):
             if not self._takes_answers:
                 return
             try:
-                await session.answer(question.upstream_id, answer, self._context.headers)
+                await session.answer(Raw(question.upstream_id), answer, self._context.headers)
             except UpstreamError as exc:
                 await self._undelivered(tuple(question for question, _ in answers[number:]), exc, runs)
                 return

@@ -27,19 +27,19 @@ KINDS: Final = frozenset(_KEY_PREFIX)
 """The methods of nested requests that the client can answer."""
 
 
-class Question(msgspec.Struct, frozen=True, gc=False):
-    """One nested request, ready to be asked.
+class Question(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One nested request, ready to be asked; a requestState holds those that its client has.
 
     `upstream_id` is the JSON-RPC id to answer with, as JSON; None if no request waits for the answer (a url
-    elicitation from error -32042). `params` is the modern params object; None if another replica asked and only the
-    digest came with the requestState. `digest` is the `question_digest`, if it is known already.
+    elicitation from error -32042). `digest` is the `question_digest`, if it is known already. `params` is the modern
+    params object; None if another replica asked and the requestState had no room for more than the digest.
     """
 
     key: str
     method: str
-    params: Raw | None
-    upstream_id: Raw | None
+    upstream_id: bytes | None
     digest: bytes | None = None
+    params: bytes | None = None
 
     def nested(self, id_: bytes) -> bytes:
         """The question as a nested request; `id_` is JSON."""
@@ -54,7 +54,7 @@ def question_digest(question: Question) -> bytes:
     try:
         named = canonical({"method": question.method, "params": jsonrpc.value(question.params)})
     except (ValueError, RecursionError):
-        named = b"%b %b" % (question.method.encode(), bytes(question.params))
+        named = b"%b %b" % (question.method.encode(), question.params)
     return hashlib.sha256(named).digest()[:16]
 
 
@@ -128,7 +128,7 @@ class Readable(msgspec.Struct, frozen=True):
     required: dict[str, Any]
     allowed: bool
     hint: str | None
-    params: Raw
+    params: bytes
 
 
 def read(method: str, params: Raw | UnsetType, declared: Capabilities) -> Readable:
@@ -171,14 +171,14 @@ def _requirement(
     return {"elicitation": {"form": {}}}, declared.form, elicit.requestedSchema.title
 
 
-def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields, *, nulls: bool) -> Raw:
+def _modern_params(opened: jsonrpc.Fields, meta: jsonrpc.Fields, *, nulls: bool) -> bytes:
     parts: list[tuple[str, bytes | Raw]] = [
         (k, v) for k, v in opened.items() if k not in _REMOVED and not (nulls and jsonrpc.is_null(v))
     ]
     kept = [(k, v) for k, v in meta.items() if k not in _REMOVED_META] if meta else ()
     if kept:
         parts.append(("_meta", jsonrpc.merge(kept)))
-    return Raw(jsonrpc.merge(parts))
+    return jsonrpc.merge(parts)
 
 
 def assign_key(method: str, hint: str | None, used: Container[str]) -> str:
@@ -230,7 +230,7 @@ def input_requests(questions: Mapping[str, Question]) -> bytes:
     """The `inputRequests` map."""
     return jsonrpc.merge(
         [
-            (key, b'{"method":"%b","params":%b}' % (question.method.encode(), bytes(question.params or b"{}")))
+            (key, b'{"method":"%b","params":%b}' % (question.method.encode(), question.params or b"{}"))
             for key, question in questions.items()
         ]
     )

@@ -221,11 +221,11 @@ class Exchange:
         """The answers that another run would get, in their order; None if the call cannot be run again."""
         return self._ledger.on_record
 
-    def has_heard(self, upstream_id: Raw) -> bool:
+    def has_heard(self, upstream_id: bytes) -> bool:
         """Whether the upstream has asked this question in the present run."""
         return self._nested_requests.has_heard(upstream_id)
 
-    def asked(self, upstream_id: Raw) -> Question | None:
+    def asked(self, upstream_id: bytes) -> Question | None:
         """The open question with this id of the upstream."""
         return self._nested_requests.asked(upstream_id)
 
@@ -384,11 +384,13 @@ class Exchange:
         try:
             question = self._nested_requests.read(event, may_ask=self._policy.may_ask)
         except Refusal as exc:
-            out = [*self._close(event.id), *_refuse(event, exc.error, exc.outcome)]
+            # The id of an open question is used up by an error for another one.
+            closed = self._withdraw(on.Withdrawn(event.id)) if self.asked(bytes(event.id)) is not None else []
+            out = [*closed, *_refuse(event, exc.error, exc.outcome)]
             if exc.lacks is None or self._policy.refuse_undeclared or self.state is OWNED:
                 return out
             return out + self._abort(MissingCapability(exc.lacks, event.method))
-        self._ledger.ask(event.id)
+        self._ledger.ask(bytes(event.id))
         recorded = self._ledger.next_answer(question)
         if recorded is not None:
             return [do.SendAnswers(((question, recorded),)), do.Count(event.method, "replayed")]
@@ -404,16 +406,13 @@ class Exchange:
             out.append(_ARM_QUIET)
         return out
 
-    def _close(self, id_: Raw) -> Commands:
-        """The id of an open question is used up by an error for another one."""
-        return [] if self.asked(id_) is None else self._withdraw(on.Withdrawn(id_))
-
     def _withdraw(self, event: on.Withdrawn) -> Commands:
         """The upstream withdrew its question."""
-        question = self._nested_requests.withdraw(event.id)
+        id_ = bytes(event.id)
+        question = self._nested_requests.withdraw(id_)
         if question is None:
-            if self._nested_requests.has_heard(event.id):
-                self._ledger.withdraw_sent(event.id, replayable=event.replayable)
+            if self._nested_requests.has_heard(id_):
+                self._ledger.withdraw_sent(id_, replayable=event.replayable)
             return []
         if event.replayable and self.state is PARKED and question.key in self._nested_requests.shown:
             self._ledger.withdraw(question)
@@ -744,7 +743,7 @@ def _refuse(event: on.Nested, error: jsonrpc.Error, outcome: str) -> Commands:
 def _withdraw(question: Question) -> do.Respond:
     """Answer a question in place of its client."""
     assert question.upstream_id is not None, "urls are asked for only after the call"
-    return do.Respond(question.upstream_id, input_requests.withdrawn(question.method))
+    return do.Respond(Raw(question.upstream_id), input_requests.withdrawn(question.method))
 
 
 def _unrecorded() -> CallLost:

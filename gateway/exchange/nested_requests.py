@@ -66,29 +66,30 @@ class NestedRequests:
         self.open.update(questions)
         self.shown = tuple(questions)
         self.keys = {*questions, *recorded}
-        asked = [(bytes(each.upstream_id), each) for each in questions.values() if each.upstream_id is not None]
+        asked = [(each.upstream_id, each) for each in questions.values() if each.upstream_id is not None]
         self._theirs = {id_: inputs.question_digest(each) for id_, each in asked}
         self._heard = set(self._theirs)
         self._given = _NONE  # a retry's answers are for its round only
 
     # -- what comes from the upstream -----------------------------------------------------------------------------
 
-    def has_heard(self, id_: Raw | None) -> bool:
+    def has_heard(self, id_: bytes | None) -> bool:
         """Whether a request with this id came in this run."""
-        return id_ is not None and bytes(id_) in self._heard
+        return id_ in self._heard
 
     def is_repeated(self, event: Nested) -> bool:
         """Whether this very request came before.
 
         The id alone does not tell: `mcp` 1.30 may give the id of a question of a task to a later one.
         """
-        id_, question = bytes(event.id), self.asked(event.id)
+        id_ = bytes(event.id)
+        question = self.asked(id_)
         if id_ not in self._heard or (question is None and id_ not in self._theirs):
             return False
         known = self._theirs[id_] if question is None else inputs.question_digest(question)
         return known is None or known == self._digest(event)
 
-    def asked(self, id_: Raw | None) -> Question | None:
+    def asked(self, id_: bytes | None) -> Question | None:
         """The open question with this id; there is one at most."""
         return next((each for each in self.open.values() if id_ is not None and each.upstream_id == id_), None)
 
@@ -98,7 +99,7 @@ class NestedRequests:
             params = inputs.read(event.method, event.params, self._declared).params
         except inputs.Malformed:
             return None
-        return inputs.question_digest(Question("", event.method, params, None))
+        return inputs.question_digest(Question("", event.method, None, params=params))
 
     def read(self, event: Nested, *, may_ask: bool) -> Question:
         """Read a request that is not repeated, and give it a key; raises Refusal if no client can answer it."""
@@ -117,15 +118,14 @@ class NestedRequests:
             raise Refusal("undeclared", mcp.INVALID_PARAMS, text, asked.required)
         key = inputs.assign_key(event.method, asked.hint, self.keys)
         self.keys = _with(self.keys, key)
-        # The id of the event would keep the whole message in memory.
-        return Question(key, _METHODS[event.method], asked.params, Raw(id_))
+        return Question(key, _METHODS[event.method], id_, params=asked.params)
 
     def _refusal(self, event: Nested, *, may_ask: bool) -> Refusal | None:
         if event.method not in inputs.KINDS:
             return Refusal("refused", mcp.METHOD_NOT_FOUND, f"Method not found: {event.method[:80]}")
         if not may_ask:
             text = "The client cannot be asked during this request"
-        elif self.asked(event.id) is not None:  # the server could not tell the answers apart
+        elif self.asked(bytes(event.id)) is not None:  # the server could not tell the answers apart
             text = "An open question has the id of this one"
         elif max(len(self._heard), len(self.keys)) >= MAX_NESTED:
             text = f"This call has already sent {MAX_NESTED} nested requests"
@@ -147,7 +147,7 @@ class NestedRequests:
         except GatewayError:
             return None  # given for another kind of question, so the client is asked
 
-    def withdraw(self, id_: Raw) -> Question | None:
+    def withdraw(self, id_: bytes) -> Question | None:
         """Close the question that its server has given up; returns it if it was open."""
         question = self.asked(id_)
         return None if question is None else self.open.pop(question.key)
@@ -193,7 +193,7 @@ class NestedRequests:
         """
         taken: dict[bytes, tuple[Question, Raw]] = {}
         for question, answer in answers:
-            id_ = bytes(question.upstream_id or b"")
+            id_ = question.upstream_id or b""
             if id_ not in taken and (question.key in self.open or id_ not in self._heard):
                 taken[id_] = question, inputs.check_answer(question, answer)
         theirs = {id_: question.digest for id_, (question, _) in taken.items() if question.key not in self.open}
@@ -207,7 +207,7 @@ class NestedRequests:
         """Open questions of a task again whose answers were not delivered, or let another replica's be answered."""
         self.put_back({key: question for key, question in questions.items() if question.params is not None})
         closed = [each for each in questions.values() if self.asked(each.upstream_id) is None]
-        theirs = {bytes(each.upstream_id or b"") for each in closed if each.params is None}
+        theirs = {each.upstream_id for each in closed if each.params is None}
         if theirs:
             self._heard = {*self._heard} - theirs
             self._theirs = {id_: digest for id_, digest in self._theirs.items() if id_ not in theirs}

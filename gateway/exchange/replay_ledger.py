@@ -136,24 +136,24 @@ class ReplayLedger:
         self._withdrawn = self._withdrawn or {}
         self._withdrawn[question.key] = question
 
-    def withdraw_sent(self, upstream_id: Raw, *, replayable: bool) -> None:
+    def withdraw_sent(self, upstream_id: bytes, *, replayable: bool) -> None:
         """The upstream withdrew a question after its answer was sent."""
         self._withdrawn_ids = self._withdrawn_ids or {}
-        self._withdrawn_ids[bytes(upstream_id)] = replayable
+        self._withdrawn_ids[upstream_id] = replayable
 
-    def ask(self, upstream_id: Raw) -> None:
+    def ask(self, upstream_id: bytes) -> None:
         """The upstream asks under this id, which it may have used for a question that it withdrew."""
-        _ = self._withdrawn_ids.pop(bytes(upstream_id), None)
+        _ = self._withdrawn_ids.pop(upstream_id, None)
 
     def awaits(self, questions: Iterable[Question]) -> bool:
         """Whether the upstream still waits for one of these answers, which were sent."""
-        return any(bytes(question.upstream_id or b"") not in self._withdrawn_ids for question in questions)
+        return any(question.upstream_id not in self._withdrawn_ids for question in questions)
 
     def still_open(self, questions: Iterable[Question], shown: Collection[str]) -> dict[str, Question]:
         """Of questions whose answers were not delivered, those that the upstream did not withdraw meanwhile."""
         still = {}
         for question in questions:
-            replayable = self._withdrawn_ids.get(bytes(question.upstream_id or b""))
+            replayable = self._withdrawn_ids.get(question.upstream_id or b"")
             if replayable is None:
                 still[question.key] = question
             elif replayable and question.key in shown:

@@ -28,7 +28,7 @@ def questions_of(data: Raw | UnsetType, used: Iterable[str]) -> dict[str, Questi
                 raise Malformed("an elicitation is not of mode url")
             key = assign_key(mcp.ELICIT, asked.hint, taken)
             taken.add(key)
-            questions[key] = Question(key, mcp.ELICIT, asked.params, None)
+            questions[key] = Question(key, mcp.ELICIT, None, params=asked.params)
     except (ValueError, RecursionError, KeyError) as exc:
         raise Malformed(f"error -32042: {exc}") from exc
     if not questions:

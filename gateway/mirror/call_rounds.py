@@ -255,9 +255,9 @@ class Rounds:
         if not read.allowed:
             needed = ", ".join(read.required)
             raise _Unserved(f"The server asked {method}, and this client did not declare the capability {needed}")
-        return Question(key, method, Raw(self._legacy_params(key, read.params)), None)
+        return Question(key, method, None, params=self._legacy_params(key, read.params))
 
-    def _legacy_params(self, key: str, params: Raw) -> bytes:
+    def _legacy_params(self, key: str, params: bytes) -> bytes:
         opened = jsonrpc.fields(params)
         mode = jsonrpc.text(opened.get("mode"))
         if mode == "url":
@@ -266,7 +266,7 @@ class Rounds:
             return jsonrpc.merge([*opened.items(), ("elicitationId", elicitation)])
         if mode == "form" and not self.profile.resumes:
             return jsonrpc.merge((name, raw) for name, raw in opened.items() if name != "mode")
-        return bytes(params)
+        return params
 
     # -- from the client ----------------------------------------------------------------------------------------
 

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterator
 
-from msgspec import Raw
 from msgspec.structs import force_setattr, replace
 
 from gateway.exchange.input_requests import Question, question_digest
 from gateway.exchange.machine import Snapshot, State
 from gateway.protocol.errors import InvalidState
-from gateway.seal.request_state import Envelope, OpenQuestion, unpack_record
+from gateway.seal.request_state import Envelope, unpack_record
 
 
-def opened(question: Question) -> OpenQuestion:
+def opened(question: Question) -> Question:
     """A question that the client has, with everything that another process needs to continue."""
-    upstream_id = bytes(question.upstream_id) if question.upstream_id is not None else None
-    params = bytes(question.params) if question.params is not None else None
-    digest = question_digest(question)
     if question.digest is None:
-        force_setattr(question, "digest", digest)  # the record of its answer needs it again
-    return OpenQuestion(question.key, question.method, upstream_id, digest, params)
+        force_setattr(question, "digest", question_digest(question))  # the record of its answer needs it again
+    return question
 
 
 def ever_smaller(envelope: Envelope, *, held: bool) -> Iterator[Envelope]:
@@ -45,19 +41,9 @@ def only_for_its_owner(envelope: Envelope) -> Envelope:
 
 def past(envelope: Envelope) -> Snapshot:
     """The snapshot of an exchange in an envelope; raises InvalidState if its state or record is malformed."""
-    questions = {
-        each.key: Question(
-            each.key,
-            each.method,
-            Raw(each.params) if each.params is not None else None,
-            Raw(each.upstream_id) if each.upstream_id is not None else None,
-            each.digest,
-        )
-        for each in envelope.open
-    }
     record = unpack_record(envelope.record) if envelope.record is not None else None
     try:
         state = State(envelope.state)
     except ValueError as exc:
         raise InvalidState("version") from exc
-    return Snapshot(state, envelope.round, questions, record, envelope.sheds)
+    return Snapshot(state, envelope.round, {each.key: each for each in envelope.open}, record, envelope.sheds)

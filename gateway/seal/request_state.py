@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config import InForce
+from gateway.exchange.input_requests import Question
 from gateway.exchange.replay_ledger import Recorded
 from gateway.protocol import jsonrpc
 from gateway.protocol.canonical_json import canonical_members
@@ -43,16 +44,6 @@ class Binding(msgspec.Struct, frozen=True, array_like=True):
 
 
 _REPEATED: Final = ("route", "method", "target", "arguments", "principal")
-
-
-class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """One question that the client has; `params` are dropped if the state would be too large."""
-
-    key: str
-    method: str
-    upstream_id: bytes | None
-    digest: bytes
-    params: bytes | None = None
 
 
 class Upstream(msgspec.Struct, frozen=True, array_like=True):
@@ -96,7 +87,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     epoch: str
     state: str
     sheds: int = 0
-    open: tuple[OpenQuestion, ...] = ()
+    open: tuple[Question, ...] = ()
     upstream: Upstream | None = None
     record: bytes | None = None
     trace: bytes | None = None

@@ -363,7 +363,7 @@ class LiveTask(Driver):
 
     def _seal(self, question: Question) -> str:
         return self._table.sealer.questions.seal(
-            QuestionKey(self.id, question.method, bytes(question.upstream_id or b""), question_digest(question))
+            QuestionKey(self.id, question.method, question.upstream_id or b"", question_digest(question))
         )
 
     def _question(self, sealed: str) -> Question | None:
@@ -374,11 +374,10 @@ class LiveTask(Driver):
             return None
         if key.exchange != self.id or key.method not in KINDS:
             return None
-        id_ = Raw(key.upstream_id)
-        question = self._exchange.asked(id_)
+        question = self._exchange.asked(key.upstream_id)
         if question is not None and key.digest in (b"", question_digest(question)):
             return question
-        return Question(sealed, key.method, None, id_, key.digest or None) if self._is_adopted else None
+        return Question(sealed, key.method, key.upstream_id, key.digest or None) if self._is_adopted else None
 
     async def full_view(self) -> View:
         """The task as it is now; a result that gave way is asked for again. Raises an UpstreamError."""

@@ -20,7 +20,7 @@ OBJECT = FORM["requestedSchema"]
 def reread(method: str, params: Any) -> dict[str, Any]:
     """The params of a question, validated as part of an InputRequiredResult."""
     asked = inputs.read(method, raw(params), ALL)
-    requests = inputs.input_requests({"k": Question("k", method, asked.params, raw(0))})
+    requests = inputs.input_requests({"k": Question("k", method, b"0", params=asked.params)})
     result = b'{"resultType":"input_required","inputRequests":%b}' % requests
     found = assert_modern_result(mcp.TOOLS_CALL, result)["inputRequests"]["k"]
     assert found["method"] == method
@@ -170,7 +170,7 @@ GOOD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("method", "answer", "changed"), GOOD, ids=range(len(GOOD)))
 def test_a_good_answer_goes_upstream_as_it_is(method: str, answer: dict[str, Any], changed: dict[str, Any]) -> None:
-    sent = inputs.check_answer(Question("k", method, raw({}), raw(0)), raw(answer))
+    sent = inputs.check_answer(Question("k", method, b"0", params=b"{}"), raw(answer))
     wanted = {key: value for key, value in {**answer, **changed}.items() if value is not None}
     assert json.loads(bytes(sent)) == wanted
     assert_legacy_message(jsonrpc.result(b"0", sent), method)
@@ -198,7 +198,7 @@ BAD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("method", "answer"), BAD, ids=range(len(BAD)))
 def test_an_answer_of_the_wrong_kind_is_refused(method: str, answer: Any) -> None:
     with pytest.raises(InvalidParams, match=r"inputResponses\['k'\] is not a valid .*Result"):
-        inputs.check_answer(Question("k", method, raw({}), raw(0)), raw(answer))
+        inputs.check_answer(Question("k", method, b"0", params=b"{}"), raw(answer))
 
 
 def test_an_accepted_url_is_told_from_a_declined_one() -> None:
@@ -218,14 +218,14 @@ def test_a_question_without_an_answer_is_settled_with_a_valid_result_or_error(me
 
 
 def digest(method: str, params: bytes) -> bytes:
-    return inputs.question_digest(Question("k", method, Raw(params), raw(0)))
+    return inputs.question_digest(Question("k", method, b"0", params=params))
 
 
 def test_a_question_is_named_by_method_and_params_and_by_nothing_else() -> None:
     one = digest(mcp.ELICIT, b'{"message":"x","a":{"b":1,"c":[1,2]}}')
     assert len(one) == 16
     assert digest(mcp.ELICIT, b'{ "a": {"c":[1, 2],"b":1}, "message":"\\u0078" }') == one
-    other = Question("other key", mcp.ELICIT, Raw(b'{"message":"x","a":{"b":1,"c":[1,2]}}'), raw("other id"))
+    other = Question("other key", mcp.ELICIT, b'"other id"', params=b'{"message":"x","a":{"b":1,"c":[1,2]}}')
     assert inputs.question_digest(other) == one
     assert digest(mcp.SAMPLE, b'{"message":"x","a":{"b":1,"c":[1,2]}}') != one
     assert digest(mcp.ELICIT, b'{"message":"x","a":{"b":1,"c":[2,1]}}') != one
@@ -242,8 +242,8 @@ def test_a_question_that_cannot_be_read_is_named_by_its_bytes(params: bytes) -> 
 
 
 def test_a_digest_that_travelled_is_taken_as_it_is() -> None:
-    assert inputs.question_digest(Question("k", mcp.ELICIT, None, raw(0), b"travelled")) == b"travelled"
-    assert inputs.question_digest(Question("k", mcp.ELICIT, raw({}), raw(0), b"travelled")) == b"travelled"
+    assert inputs.question_digest(Question("k", mcp.ELICIT, b"0", b"travelled")) == b"travelled"
+    assert inputs.question_digest(Question("k", mcp.ELICIT, b"0", b"travelled", params=b"{}")) == b"travelled"
 
 
 HALF = (
@@ -275,7 +275,7 @@ def test_half_an_emoji_in_a_question_goes_on_as_it_is_written_and_into_no_key() 
     ],
 )
 def test_half_an_emoji_in_an_answer_goes_on_as_it_is_written(method: str, answer: bytes) -> None:
-    question = Question("k", method, Raw(b"{}"), raw(0))
+    question = Question("k", method, b"0", params=b"{}")
     assert bytes(inputs.check_answer(question, Raw(answer))) == answer
     if method == mcp.ELICIT:
         assert inputs.accepted(Raw(answer))
@@ -294,11 +294,11 @@ def test_a_number_that_python_cannot_hold_in_a_question_breaks_nothing(number: b
     params = Raw(HALF.replace(b'"type":"object"', b'"type":"object","x":' + number) % b"Name")
     asked = inputs.read(mcp.ELICIT, params, ALL)
     assert number in bytes(asked.params)
-    assert len(inputs.question_digest(Question("k", mcp.ELICIT, asked.params, raw(0)))) == 16
+    assert len(inputs.question_digest(Question("k", mcp.ELICIT, b"0", params=asked.params))) == 16
 
 
 @pytest.mark.parametrize("number", [b"1e400", b"9" * 5000], ids=["float", "integer"])
 def test_an_answer_with_a_number_that_python_cannot_hold_is_refused(number: bytes) -> None:
     answer = Raw(b'{"action":"accept","content":{"a":%b}}' % number)
     with pytest.raises(InvalidParams, match="range"):
-        inputs.check_answer(Question("k", mcp.ELICIT, Raw(b"{}"), raw(0)), answer)
+        inputs.check_answer(Question("k", mcp.ELICIT, b"0", params=b"{}"), answer)

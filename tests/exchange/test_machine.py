@@ -63,7 +63,7 @@ FIRST, SECOND, THIRD, FOURTH = leg(1), leg(2), leg(3), leg(4)
 EVENTS = [event for event in on.Event.__subclasses__() if event is not on.Notice]
 STOPPING = Stopping("stopping")
 UNAUTHORISED = Refused("refused", status=401, challenge="Bearer")
-QUESTION = input_requests.Question("elicitation-1", mcp.ELICIT, raw(FORM), raw(0))
+QUESTION = input_requests.Question("elicitation-1", mcp.ELICIT, b"0", params=bytes(raw(FORM)))
 PLAIN = Policy(may_ask=False)
 
 # -- one call ---------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_a_question_with_an_id_that_is_a_load_is_refused() -> None:
     long = "x" * 1023
     play = waiting(FIRST) >> asked(long) << do.Respond(raw(long), error(mcp.INVALID_REQUEST))
     assert play
-    assert not play.exchange.has_heard(raw(long))
+    assert not play.exchange.has_heard(bytes(raw(long)))
 
 
 def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory() -> None:
@@ -1072,5 +1072,5 @@ def test_a_question_keeps_no_more_of_its_message_than_it_needs() -> None:
     assert isinstance(opened.id, Raw)
     exchange.handle(on.Nested(opened.id, mcp.ELICIT, opened.params))
     del opened
-    assert [bytes(question.upstream_id or b"") for question in exchange.questions.values()] == [b'"q"']
+    assert [question.upstream_id for question in exchange.questions.values()] == [b'"q"']
     assert sys.getrefcount(message) == references

@@ -14,7 +14,7 @@ from gateway.protocol.errors import InvalidState, Stopping
 from tests.support.playbook import ACCEPT, FORM, LOST, RESULT, Playbook, leg, opened, raw
 
 FIRST, SECOND = leg(1), leg(2)
-A, B = (input_requests.Question(key, mcp.ELICIT, raw(FORM), None) for key in "ab")
+A, B = (input_requests.Question(key, mcp.ELICIT, None, params=bytes(raw(FORM))) for key in "ab")
 RELEASED = do.ReleaseSession(clean=True)
 DROPPED = do.ReleaseSession(clean=False)
 

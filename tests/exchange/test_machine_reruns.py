@@ -111,8 +111,8 @@ def entry(number: int, round_: int) -> tuple[str, int, bytes]:
 def opened(number: int = 1, *, words: bool = True) -> Question:
     """A question that another process asked; its upstream id is its number."""
     params = raw({**FORM, "message": f"Question {number}?"})
-    whole = Question(key(number), mcp.ELICIT, params, raw(number))
-    return replace(whole, digest=inputs.question_digest(whole), params=params if words else None)
+    whole = Question(key(number), mcp.ELICIT, bytes(raw(number)), params=bytes(params))
+    return replace(whole, digest=inputs.question_digest(whole), params=whole.params if words else None)
 
 
 def restored(
@@ -424,7 +424,7 @@ def test_after_refused_credentials_the_next_run_gets_the_answer_that_was_taken()
 
 def test_refused_credentials_in_a_second_run_put_the_replayed_question_to_the_client() -> None:
     play = rerun(talked((1,), (2,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    left = replace(opened(1), upstream_id=raw("a"), digest=None)
+    left = replace(opened(1), upstream_id=b'"a"', digest=None)
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True)
     play = play << do.Fail((THIRD,), UNAUTHORISED) << do.Arm(Timer.TTL)
     assert on_record(play) == [entry(2, 2)]
@@ -715,7 +715,7 @@ def test_an_answer_to_a_withdrawn_question_counts_as_long_as_its_round_is_the_ne
 
 def test_a_question_withdrawn_while_its_answer_is_under_way_is_answered_late_when_the_answer_was_refused() -> None:
     play = resumed(FIRST, SECOND) >> on.Withdrawn(raw(0), replayable=True)
-    left = replace(opened(1), upstream_id=raw(0), params=raw(FORM), digest=None)
+    left = replace(opened(1), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
     assert play.questions == {}
     assert on_record(play) == []
@@ -727,7 +727,7 @@ def test_a_question_withdrawn_while_its_answer_is_under_way_is_answered_late_whe
 def test_a_question_withdrawn_in_an_earlier_run_may_be_asked_with_the_same_id_in_the_next() -> None:
     play = rerun(resumed(FIRST, SECOND) >> on.Withdrawn(raw(0), replayable=True) >> BROKE)
     play = play >> asked(0) << send((key(1), 0, ACCEPT))
-    left = replace(opened(1), upstream_id=raw(0), params=raw(FORM), digest=None)
+    left = replace(opened(1), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
     assert list(play.questions) == [key(1)]
 
@@ -737,7 +737,7 @@ def test_a_question_withdrawn_before_the_urls_may_be_asked_with_the_same_id_afte
     play = play >> answered(THIRD, 2, **{key(2): ACCEPT}) << do.SendCall()
     play = play >> asked(0) << ANY >> on.QuietPassed() << ask(THIRD, 3, key(3))
     play = play >> answered(FOURTH, 3, **{key(3): ACCEPT}) << send((key(3), 0, ACCEPT))
-    left = replace(opened(3), upstream_id=raw(0), params=raw(FORM), digest=None)
+    left = replace(opened(3), upstream_id=b"0", params=bytes(raw(FORM)), digest=None)
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
     assert list(play.questions) == [key(3)]
 
@@ -756,7 +756,7 @@ def test_a_question_withdrawn_from_an_earlier_run_is_not_answered_in_this_one() 
     play = round_of(waiting(FIRST, given={"name": ACCEPT}), FIRST, 1, (1,)) >> on.Withdrawn(raw(1), replayable=True)
     play = rerun(play >> BROKE << ANY >> answered(SECOND, 1))
     play = play >> asked(5, title="name") << send(("name", 5, ACCEPT))
-    left = Question("name", mcp.ELICIT, raw(FORM), raw(5))
+    left = Question("name", mcp.ELICIT, b"5", params=bytes(raw(FORM)))
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
     assert play >> answered(THIRD, 1, **{key(1): reply(1)}) << ask(THIRD, 1, "name") << do.Arm(Timer.TTL)
     assert on_record(play) == []
@@ -1112,7 +1112,7 @@ def test_a_repeated_retry_is_no_consent_to_a_url_that_came_since_with_the_same_k
 
 def test_a_repeated_retry_is_no_answer_to_a_question_of_another_run_with_the_same_key() -> None:
     play = rerun(talked((1,)) >> BROKE) >> question(1, "a") << send((key(1), "a", reply(1)))
-    left = replace(opened(1), upstream_id=raw("a"))
+    left = replace(opened(1), upstream_id=b'"a"')
     play = play >> on.Undelivered((left,), UNAUTHORISED, retryable=True) << ANY << ANY
     assert play >> answered(THIRD, 1, **{key(1): DECLINE}) << ask(THIRD, 1, key(1)) << do.Arm(Timer.TTL)
 

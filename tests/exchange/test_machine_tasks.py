@@ -41,13 +41,13 @@ RELEASED = do.ReleaseSession(clean=False)
 
 def question(play: Playbook, number: int) -> Question:
     """The open question with this id of the server."""
-    (found,) = [each for each in play.questions.values() if each.upstream_id == raw(number)]
+    (found,) = [each for each in play.questions.values() if each.upstream_id == bytes(raw(number))]
     return found
 
 
 def theirs(number: int, digest: bytes | None = None) -> Question:
     """A question that another replica asked; without a digest, one of an earlier version."""
-    return Question(f"sealed-{number}", mcp.ELICIT, None, raw(number), digest)
+    return Question(f"sealed-{number}", mcp.ELICIT, bytes(raw(number)), digest)
 
 
 def updated(*answers: tuple[Question, Raw]) -> on.Updated:
@@ -103,7 +103,7 @@ def test_a_question_is_open_until_its_answer_is_given_and_is_asked_once() -> Non
     assert play.counts == ["asked", "asked", "duplicate"]
     first = question(play, 1)
     assert play >> updated((first, ACCEPT)) << do.SendAnswers(((first, ACCEPT),))
-    assert [each.upstream_id for each in play.questions.values()] == [raw(2)]
+    assert [each.upstream_id for each in play.questions.values()] == [b"2"]
     assert play >> updated((first, DECLINE))
     assert play.counts[-1] == "answered"
     assert play >> asked(1)

@@ -33,10 +33,10 @@ def refused(requests: NestedRequests, event: on.Nested, *, may_ask: bool = True)
 
 def test_a_request_is_heard_once_and_gets_a_key_of_its_own() -> None:
     requests = nested()
-    assert not requests.has_heard(raw(0))
+    assert not requests.has_heard(b"0")
     assert [opened(requests, number).key for number in (0, 1)] == ["elicitation-1", "elicitation-2"]
-    assert requests.has_heard(raw(0))
-    assert not requests.has_heard(raw(2))
+    assert requests.has_heard(b"0")
+    assert not requests.has_heard(b"2")
     assert not requests.has_heard(None), "a url of -32042 has no id"
 
 
@@ -44,7 +44,7 @@ def test_many_requests_are_remembered_as_few_are() -> None:
     requests = nested()
     for number in range(20):
         _ = opened(requests, number)
-    assert all(requests.has_heard(raw(number)) for number in range(20))
+    assert all(requests.has_heard(bytes(raw(number))) for number in range(20))
     assert len(requests.open) == 20
 
 
@@ -98,14 +98,14 @@ def test_only_so_many_questions_are_open_and_only_so_many_requests_come() -> Non
     for number in range(MAX_QUESTIONS, MAX_NESTED):
         _ = refused(requests, asked(number))
     assert f"already sent {MAX_NESTED}" in refused(requests, asked(MAX_NESTED)).error.message
-    assert not requests.has_heard(raw(MAX_NESTED)), "they are counted no further"
+    assert not requests.has_heard(bytes(raw(MAX_NESTED))), "they are counted no further"
 
 
 def test_requests_under_one_id_are_counted_too() -> None:
     requests = nested()
     for _ in range(MAX_NESTED):
         _ = opened(requests)
-        assert requests.withdraw(raw(0))
+        assert requests.withdraw(b"0")
     refusal = refused(requests, asked(0))
     assert (refusal.error.code, len(requests.keys)) == (mcp.INVALID_REQUEST, MAX_NESTED)
 
@@ -116,10 +116,10 @@ def test_a_question_whose_id_its_server_gave_to_another_one_is_not_asked_again()
     del requests.open[first.key]
     second = opened(requests)
     requests.put_back({first.key: first})
-    assert requests.asked(raw(0)) is second
-    requests.put_back_taken({"theirs": Question("theirs", mcp.ELICIT, None, raw(0))})
+    assert requests.asked(b"0") is second
+    requests.put_back_taken({"theirs": Question("theirs", mcp.ELICIT, b"0")})
     assert list(requests.open.values()) == [second]
-    assert requests.has_heard(raw(0))
+    assert requests.has_heard(b"0")
 
 
 def test_an_answer_given_in_advance_serves_its_own_question_once() -> None:
@@ -133,9 +133,9 @@ def test_an_answer_given_in_advance_serves_its_own_question_once() -> None:
 def test_a_withdrawn_question_is_closed() -> None:
     requests = nested()
     question = opened(requests)
-    requests.open["url"] = Question("url", mcp.ELICIT, raw({}), None)
-    assert requests.withdraw(raw(7)) is None
-    assert requests.withdraw(raw(0)) is question
+    requests.open["url"] = Question("url", mcp.ELICIT, None, params=b"{}")
+    assert requests.withdraw(b"7") is None
+    assert requests.withdraw(b"0") is question
     assert list(requests.open) == ["url"]
 
 
@@ -151,9 +151,9 @@ def test_only_answers_to_questions_that_the_client_has_count() -> None:
 
 def test_a_question_of_another_replica_without_its_params_must_be_answered_at_once() -> None:
     requests = nested()
-    wordless = Question("name", mcp.ELICIT, None, raw(0), b"digest")
+    wordless = Question("name", mcp.ELICIT, b"0", b"digest")
     requests.restore({"name": wordless}, ["before"])
-    assert requests.has_heard(raw(0))
+    assert requests.has_heard(b"0")
     assert requests.shown == ("name",)
     with pytest.raises(InvalidParams, match="name too"):
         requests.check_askable({})
@@ -180,9 +180,9 @@ def test_a_question_whose_answer_did_not_arrive_is_asked_before_those_that_came_
 def test_after_urls_the_ids_of_the_next_call_are_new_and_the_keys_are_not() -> None:
     requests = nested()
     _ = opened(requests)
-    requests.refer({"url": Question("url", mcp.ELICIT, raw({}), None)})
+    requests.refer({"url": Question("url", mcp.ELICIT, None, params=b"{}")})
     assert list(requests.open) == ["url"]
-    assert not requests.has_heard(raw(0))
+    assert not requests.has_heard(b"0")
     assert opened(requests).key == "elicitation-2"
 
 

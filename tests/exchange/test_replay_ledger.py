@@ -12,7 +12,7 @@ from tests.support.playbook import FORM, raw
 
 def question(number: int, *, key: str | None = None) -> Question:
     params = raw({**FORM, "message": f"Question {number}?"})
-    return Question(key or f"key-{number}", mcp.ELICIT, params, raw(number))
+    return Question(key or f"key-{number}", mcp.ELICIT, bytes(raw(number)), params=bytes(params))
 
 
 def reply(number: int) -> Raw:
@@ -211,9 +211,9 @@ def test_a_forgotten_withdrawn_question_takes_no_answer() -> None:
 
 def test_undelivered_questions_are_open_again_unless_the_upstream_withdrew_them() -> None:
     ledger = ReplayLedger()
-    ledger.withdraw_sent(raw(2), replayable=False)
-    ledger.withdraw_sent(raw(3), replayable=True)
-    ledger.withdraw_sent(raw(4), replayable=True)
+    ledger.withdraw_sent(b"2", replayable=False)
+    ledger.withdraw_sent(b"3", replayable=True)
+    ledger.withdraw_sent(b"4", replayable=True)
     undelivered = [question(number) for number in (1, 2, 3, 4)]
     assert list(ledger.still_open(undelivered, frozenset({"key-1", "key-2", "key-3"}))) == ["key-1"]
     late = ledger.match({f"key-{number}": reply(number) for number in (1, 2, 3, 4)})
@@ -222,7 +222,7 @@ def test_undelivered_questions_are_open_again_unless_the_upstream_withdrew_them(
 
 def test_another_run_forgets_the_ids_that_the_earlier_one_withdrew() -> None:
     ledger = ReplayLedger()
-    ledger.withdraw_sent(raw(1), replayable=False)
+    ledger.withdraw_sent(b"1", replayable=False)
     ledger.start_run()
     assert list(ledger.still_open([question(1)], frozenset())) == ["key-1"]
 

@@ -21,9 +21,9 @@ ALL = Capabilities(**dict.fromkeys(Capabilities.__struct_fields__, True))
 SECRET = "correct-horse-battery-staple-0123456789"
 """Long enough to be recognised as a key."""
 ASKED = {
-    mcp.ELICIT: Question("k", mcp.ELICIT, Raw(b"{}"), Raw(b"1")),
-    mcp.SAMPLE: Question("k", mcp.SAMPLE, Raw(b"{}"), Raw(b"1")),
-    mcp.ROOTS: Question("k", mcp.ROOTS, Raw(b"{}"), Raw(b"1")),
+    mcp.ELICIT: Question("k", mcp.ELICIT, b"1", params=b"{}"),
+    mcp.SAMPLE: Question("k", mcp.SAMPLE, b"1", params=b"{}"),
+    mcp.ROOTS: Question("k", mcp.ROOTS, b"1", params=b"{}"),
 }
 
 
@@ -91,7 +91,7 @@ def _ask(method: str, params: Raw) -> None:
     except Malformed:
         return
     key = input_requests.assign_key(method, asked.hint, ())
-    made = Question(key, method, asked.params, Raw(b"1"))
+    made = Question(key, method, b"1", params=asked.params)
     shown = read_again(input_requests.input_requests({key: made}))
     assert set(shown) == {key}, "the key is not the client's"
     assert shown[key]["method"] == method

@@ -278,7 +278,7 @@ class World:
             return
         if self.nested.get(id_) != "open" and not self.is_theirs(event):
             # Its server has taken the answers in which the id was used before.
-            self.sent = [each for each in self.sent if all(bytes(q.upstream_id or b"") != id_ for q in each[1])]
+            self.sent = [each for each in self.sent if all(q.upstream_id != id_ for q in each[1])]
             self.nested[id_] = "open"
         self.take(event)
 
@@ -293,7 +293,7 @@ class World:
             params = inputs.read(event.method, event.params, self.declared).params
         except inputs.Malformed:
             return False
-        return self.theirs[id_] == inputs.question_digest(Question("", event.method, params, None))
+        return self.theirs[id_] == inputs.question_digest(Question("", event.method, None, params=bytes(params)))
 
     def withdraw(self) -> None:
         id_ = self.random.choice(sorted(self.nested))
@@ -301,7 +301,7 @@ class World:
         if self.nested[id_] == "open":
             self.nested[id_] = "withdrawn"
             asked = self.asked[-1][1] if self.asked and self.exchange.state is State.PARKED else {}
-            self.late |= {key for key, q in asked.items() if replayable and bytes(q.upstream_id or b"") == id_}
+            self.late |= {key for key, q in asked.items() if replayable and q.upstream_id == id_}
         elif self.nested[id_] == "answered" and self.running:
             self.given_up[id_] = replayable
         # A question that is with nobody any more cannot bring a call back.
@@ -342,7 +342,7 @@ class World:
             self.take(on.Undelivered(questions, error, retryable, replayable))
             assert attributes(self.exchange) == before, "an answer to an earlier call changed this one"
             return
-        if self.running and not retryable and all(bytes(q.upstream_id or b"") in self.given_up for q in questions):
+        if self.running and not retryable and all(q.upstream_id in self.given_up for q in questions):
             before = attributes(self.exchange)
             self.take(on.Undelivered(questions, error, retryable, replayable))
             assert attributes(self.exchange) == before, "an answer that nobody waits for changed the call"
@@ -350,7 +350,7 @@ class World:
         if self.running and retryable and self.exchange.round and self.policy.holds:
             self.claims.pop(self.exchange.round, None)
             for question in questions:
-                id_ = bytes(question.upstream_id or b"")
+                id_ = question.upstream_id
                 self.nested[id_] = "withdrawn" if id_ in self.given_up else "open"
                 shown = self.asked and question.key in self.asked[-1][1]
                 if self.given_up.get(id_) and shown:
@@ -405,9 +405,9 @@ class World:
         self.referrals += past.state is State.REFERRED
         self.cancels = self.runs = 0
         self.round, self.sheds, self.ended = past.round, past.sheds, False
-        self.nested = {bytes(q.upstream_id): "open" for q in past.questions.values() if q.upstream_id and self.running}
+        self.nested = {q.upstream_id: "open" for q in past.questions.values() if q.upstream_id and self.running}
         asked_there = [q for q in past.questions.values() if q.upstream_id]
-        self.theirs = {bytes(q.upstream_id or b""): inputs.question_digest(q) for q in asked_there}
+        self.theirs = {q.upstream_id: inputs.question_digest(q) for q in asked_there}
         known = {*past.questions, *(recorded.key for recorded in past.record or ())}
         self.keys = {key: identity for key, identity in self.keys.items() if key in known}
         self.asked = [(round_, asked) for round_, asked in self.asked if round_ <= past.round]
@@ -490,7 +490,7 @@ class World:
                         self.settle(question.upstream_id)
                         self.check_answer(question, answer)
                     asked = tuple(question for question, _ in answers)
-                    self.theirs |= {bytes(q.upstream_id or b""): q.digest for q in asked if q.params is None}
+                    self.theirs |= {q.upstream_id: q.digest for q in asked if q.params is None}
                     self.sent.append((self.calls, asked))
                 case do.Respond(upstream_id=id_):
                     self.settle(id_)
@@ -529,7 +529,7 @@ class World:
                     raise AssertionError(command)
         self.ended = self.exchange.state is State.ENDED
 
-    def settle(self, id_: Raw | None) -> None:
+    def settle(self, id_: bytes | Raw | None) -> None:
         assert id_ is not None, "nobody waits for this answer"
         assert self.nested[bytes(id_)] == "open", f"{bytes(id_)!r} was {self.nested[bytes(id_)]}"
         self.nested[bytes(id_)] = "answered"
@@ -558,13 +558,13 @@ class World:
             self.late.clear()
         self.round = round_
         for key, question in questions.items():
-            upstream_id = None if question.upstream_id is None else bytes(question.upstream_id)
+            upstream_id = question.upstream_id
             broken = self.asked_again and ask.state == State.BROKEN
             is_open = broken or upstream_id is None or self.nested[upstream_id] == "open"
             assert is_open, "asked although it is not open"
             assert question.params is not None, "asked without words"
             assert inputs.read(question.method, question.params, self.declared).allowed
-            identity = (question.method, bytes(question.params), upstream_id)
+            identity = (question.method, question.params, upstream_id)
             assert self.keys.setdefault(key, identity) == identity, "one key, two questions"
         self.asked.append((round_, questions))
 

@@ -72,7 +72,7 @@ class TaskWorld(World):
 
     def check(self) -> None:
         for question in self.exchange.questions.values():
-            self.held[bytes(question.upstream_id or b"")] = question
+            self.held[question.upstream_id] = question
         self.the_exchange_knows_who_waits()
         self.nothing_waits_for_ever()
         self.an_end_leaves_nothing_open()
@@ -105,7 +105,7 @@ class TaskWorld(World):
         assert self.exchange.state is state
 
     def is_heard(self, id_: bytes) -> bool:
-        return self.exchange.has_heard(Raw(id_))
+        return self.exchange.has_heard(id_)
 
     def end_call(self) -> None:
         # Of those that only another process has heard, this one does not know that they are open.
@@ -123,11 +123,11 @@ class TaskWorld(World):
     def update(self) -> None:
         """Answer some questions, among them such as are closed, or were answered already."""
         answers, wanted, is_wrong = [], dict[bytes, bytes](), False
-        here = {bytes(each.upstream_id or b""): each for each in self.exchange.questions.values()}
+        here = {each.upstream_id: each for each in self.exchange.questions.values()}
         for id_ in self.random.choices(sorted(self.held), k=self.random.choice((1, 1, 2, 3))):
             question = here.get(id_) or self.held[id_]
             if id_ not in here and self.is_adopted:
-                question = Question(f"sealed {id_!r}", question.method, None, Raw(id_))
+                question = Question(f"sealed {id_!r}", question.method, id_)
             answer = self.random.choice(ANSWERS[question.method])
             answers.append((question, answer))
             if self.exchange.state is not State.OWNED or self.nested.get(id_) != "open" or id_ in wanted:
@@ -145,7 +145,7 @@ class TaskWorld(World):
             self.told.setdefault(id_, set()).add(said)
         commands = self.exchange.handle(event)
         sent = [each for command in commands if isinstance(command, do.SendAnswers) for each in command.answers]
-        assert {bytes(question.upstream_id or b""): bytes(answer) for question, answer in sent} == wanted
+        assert {question.upstream_id: bytes(answer) for question, answer in sent} == wanted
         self.obey(commands)
 
     def fail_to_deliver(self) -> None:
@@ -158,7 +158,7 @@ class TaskWorld(World):
         commands = self.exchange.handle(on.Undelivered(questions, Unreachable("no"), retryable=True))
         assert commands == []
         for question in questions:
-            id_ = bytes(question.upstream_id or b"")
+            id_ = question.upstream_id
             if question.params is None:
                 _ = self.theirs.pop(id_, None)
             self.nested[id_] = "withdrawn" if id_ in self.given_up else "open"
@@ -235,7 +235,7 @@ class TaskWorld(World):
                 self.ends.append(command.final)
 
     def check_answer(self, question: Question, answer: Raw) -> None:
-        if bytes(answer) not in self.told.get(bytes(question.upstream_id or b""), ()):
+        if bytes(answer) not in self.told.get(question.upstream_id, ()):
             super().check_answer(question, answer)  # it was given before there was a task
 
     # -- what always holds ----------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class TaskWorld(World):
         is_owned = self.exchange.state is State.OWNED
         assert self.running is self.session is is_owned
         is_open = {id_ for id_, how in self.nested.items() if how == "open" and self.is_heard(id_)}
-        assert {bytes(each.upstream_id or b"") for each in self.exchange.questions.values()} == is_open
+        assert {each.upstream_id for each in self.exchange.questions.values()} == is_open
         assert is_owned or not is_open
 
 

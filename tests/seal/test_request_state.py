@@ -14,6 +14,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway.config import InForce
+from gateway.exchange.input_requests import Question
 from gateway.exchange.replay_ledger import MAX_RECORD_BYTES, Recorded
 from gateway.protocol.errors import InvalidParams, InvalidState, StateFromFuture
 from gateway.protocol.request import Request
@@ -26,7 +27,6 @@ from gateway.seal.request_state import (
     SKEW_SECONDS,
     Binding,
     Envelope,
-    OpenQuestion,
     Upstream,
     bind,
     check,
@@ -72,7 +72,7 @@ def opened(by: Claims[Envelope], state: str, now: float = NOW, binding: Binding 
 
 
 BINDING = bound("/mcp", request(), PRINCIPAL)
-QUESTION = OpenQuestion("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
+QUESTION = Question("k", "elicitation/create", b"0", b"d" * 16, b'{"message":"Name?"}')
 WHERE = Upstream("s", "2025-11-25", b'"c"', b'{"name":"old"}', "9")
 RECORD = (Recorded("k", b"d" * 16, 0, b'{"action":"accept"}'), Recorded("l", b"e" * 16, 1, b"{}"))
 ENVELOPE = Envelope(

@@ -161,7 +161,9 @@ def ask(
 
 def send(*answers: tuple[str, Any, Raw]) -> do.SendAnswers:
     """The command that posts answers, each given as key, upstream id and value."""
-    return do.SendAnswers(tuple((Question(key, ANY, ANY, raw(id_), ANY), value) for key, id_, value in answers))
+    return do.SendAnswers(
+        tuple((Question(key, ANY, bytes(raw(id_)), ANY, params=ANY), value) for key, id_, value in answers)
+    )
 
 
 def error(code: int, message: Any = ANY, data: Any = ANY) -> jsonrpc.Error:

@@ -10,7 +10,7 @@ from gateway.protocol import jsonrpc
 from gateway.tasks import modern_tasks
 from gateway.tasks.modern_tasks import View
 
-QUESTION = Question("k", "elicitation/create", Raw(b'{"message":"Who?"}'), Raw(b"1"))
+QUESTION = Question("k", "elicitation/create", b"1", params=b'{"message":"Who?"}')
 VIEW = View(
     "id", "working", "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", 60000, {}, Raw(b'{"name":"s","version":"1"}')
 )

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
-from msgspec import Raw
 
 from gateway import world
 from gateway.config import InForce
@@ -71,12 +70,12 @@ class SealedQuestion(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, question: Question) -> "SealedQuestion":
         """The sealed form of a question."""
-        return cls(question.key, question.method, bytes(question.params or b""))
+        return cls(question.key, question.method, question.params or b"")
 
     @property
     def opened(self) -> Question:
         """The question as the exchange knows it."""
-        return Question(self.key, self.method, Raw(self.params), None)
+        return Question(self.key, self.method, None, params=self.params)
 
 
 class NestedId(msgspec.Struct, frozen=True, array_like=True):
