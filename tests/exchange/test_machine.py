@@ -256,7 +256,7 @@ def test_a_server_that_asks_and_withdraws_for_ever_is_refused_in_bounded_memory(
         play = play >> asked(number) << do.Arm(Timer.QUIET) >> on.Withdrawn(raw(number))
     for number in range(MAX_NESTED, MAX_NESTED + 3):
         play = play >> asked(number) << do.Respond(raw(number), error(mcp.INVALID_REQUEST))
-    assert sum(play.exchange.has_heard(raw(number)) for number in range(MAX_NESTED + 3)) == MAX_NESTED
+    assert sum(play.exchange.has_heard(bytes(raw(number))) for number in range(MAX_NESTED + 3)) == MAX_NESTED
     play = play >> asked(7) << do.Respond(raw(7), error(mcp.INVALID_REQUEST))
     assert play >> on.Resulted(RESULT) << do.Reply((FIRST,), RESULT) << do.ReleaseSession(clean=True)
 
