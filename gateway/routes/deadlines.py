@@ -1,4 +1,4 @@
-"""The deadlines that all exchanges of a route share, by the lengths that its configuration gives them."""
+"""The deadlines that all exchanges of a route share, with the lengths that its configuration gives them."""
 
 from typing import Final
 
@@ -19,14 +19,15 @@ def wait_seconds(config: Config) -> float:
 
 
 class Deadlines:
-    """The deadlines that exchanges share; GRACE has timers of its own.
+    """The deadlines that the exchanges of a route share; GRACE has timers of its own.
 
-    A coarse timer has one length. Routes of equal lengths share their timers. After a reload with other lengths new
-    exchanges use new timers, and the previous ones tick until their last exchange has ended.
+    A coarse timer has one length. After a reload new exchanges use new timers, and the previous ones tick until their
+    last exchange has ended.
     """
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
-        self.lengths = idle, silence, leg, ttl, linger, cold, quiet = lengths(config)
+        timeouts, hold, leg = config.timeouts, config.hold, config.legs.limit_seconds
+        idle, silence, quiet = timeouts.idle_seconds, timeouts.keepalive_seconds, hold.quiet_seconds
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
         self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
@@ -34,22 +35,8 @@ class Deadlines:
         self.shared = {
             Timer.QUIET: CoarseTimer(quiet, tasks, Timer.QUIET, min(TICK_SECONDS, quiet / _QUIET_TICKS)),
             Timer.LEG: CoarseTimer(leg, tasks, Timer.LEG),
-            Timer.TTL: CoarseTimer(ttl, tasks, Timer.TTL),
-            Timer.LINGER: CoarseTimer(linger, tasks, Timer.LINGER),
+            Timer.TTL: CoarseTimer(wait_seconds(config), tasks, Timer.TTL),
+            Timer.LINGER: CoarseTimer(hold.linger_seconds, tasks, Timer.LINGER),
         }
-        if cold:
-            self.shared[Timer.COLD] = CoarseTimer(cold, tasks, Timer.COLD)
-
-
-def lengths(config: Config) -> tuple[float, ...]:
-    """Return the lengths in seconds; configurations with equal lengths share their timers."""
-    timeouts = config.timeouts
-    return (
-        timeouts.idle_seconds,
-        timeouts.keepalive_seconds,
-        config.legs.limit_seconds,
-        wait_seconds(config),
-        config.hold.linger_seconds,
-        config.hold.cold_seconds,
-        config.hold.quiet_seconds,
-    )
+        if hold.cold_seconds:
+            self.shared[Timer.COLD] = CoarseTimer(hold.cold_seconds, tasks, Timer.COLD)

@@ -15,7 +15,7 @@ from gateway.http.upstream_client import Bounds, Client
 from gateway.http.upstream_headers import asks_as_client
 from gateway.http.upstream_url import Endpoint
 from gateway.protocol import mcp
-from gateway.routes.deadlines import Deadlines, lengths
+from gateway.routes.deadlines import Deadlines
 from gateway.routes.live_route import LiveRoute, LiveUpstream, ProcessScope
 from gateway.routes.upstream_health import UpstreamHealth
 from gateway.sessions.pool.pool import Pool
@@ -53,7 +53,6 @@ class RouteTable:
         self._errors = errors
         self._children: dict[Child, None] = {}
         """The children of all upstreams, including upstreams that a reload removed."""
-        self._deadlines: dict[tuple[float, ...], Deadlines] = {}
         self._is_prestarting = False
         self.rebuild(config, tls)
 
@@ -65,10 +64,6 @@ class RouteTable:
             if (url := route.upstream.url) is not None
         }
         configs = {route.path: on_route(config, route) for route in config.routes}
-        tasks = self.process.tasks
-        self._deadlines = {
-            lengths(each): self._deadlines.get(lengths(each)) or Deadlines(each, tasks) for each in configs.values()
-        }
         before = self.live
         upstreams = {}
         for route in config.routes:
@@ -83,7 +78,7 @@ class RouteTable:
                 config=configs[route.path],
                 route=route,
                 policies=_policies(configs[route.path], route),
-                deadlines=self._deadlines[lengths(configs[route.path])],
+                deadlines=Deadlines(configs[route.path], self.process.tasks),
                 upstream=upstreams[route.path],
                 process=self.process,
             )
