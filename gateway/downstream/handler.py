@@ -26,8 +26,7 @@ from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import asks_as_client
 from gateway.legacy_front.arrival import Arrival
 from gateway.passthrough.forwarder import Passthrough
-from gateway.passthrough.rejections import not_allowed
-from gateway.protocol.errors import GatewayError, Notification
+from gateway.protocol.errors import GatewayError, Notification, not_served
 from gateway.protocol.request import Request
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
@@ -142,7 +141,7 @@ class RequestHandler:
     async def _pass_modern(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response:
         """Pass a modern request through, unless it turns out that it has to be bridged."""
         if incoming.method != "POST":
-            raise not_allowed(incoming.method, "POST")
+            raise not_served(incoming.method, "POST")
         passed = await self._era_routing.passed(incoming, reply, live)
         return passed if passed is not None else await self._bridge(incoming, reply, live)
 

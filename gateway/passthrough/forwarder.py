@@ -19,12 +19,11 @@ from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.header_rules import HeaderRules
 from gateway.passthrough.passage import REFUSAL_BYTES, HttpPassage, UpstreamCut, next_part
-from gateway.passthrough.rejections import not_allowed, not_passable
 from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter, FirstEventRewriter
 from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session, mcp
-from gateway.protocol.errors import ShuttingDown
+from gateway.protocol.errors import DownstreamError, InvalidRequest, ShuttingDown, not_served
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.runtime.coarse_timer import CoarseTimer
 from gateway.runtime.pieces import Turn, cut
@@ -51,11 +50,11 @@ class Passthrough:
         A reply with one of the `withheld` statuses is returned unsent, without its body if that is long.
         """
         if live.upstream.era is None:
-            raise not_passable(incoming)
+            raise _not_passable(incoming)
         if self._draining.has_begun and incoming.method == "GET":
             raise ShuttingDown("open the stream again")
         if incoming.method not in _METHODS:
-            raise not_allowed(incoming.method, ", ".join(sorted(_METHODS)))
+            raise not_served(incoming.method, ", ".join(sorted(_METHODS)))
         if mcp.SESSION_ID in incoming.headers and PARAMETER not in incoming.url.query:
             incoming.found_session()  # as far as the gateway can tell: the session is the upstream's
         passage = HttpPassage(incoming, reply, live, TrafficEra.LEGACY)
@@ -173,6 +172,20 @@ class Passthrough:
             reply.cut_short()
             raise
         _ = await reply.end(COMPLETE)
+
+
+def _not_passable(incoming: Incoming) -> DownstreamError:
+    """The error for a legacy request that neither begins nor names a session, before a server that is a process."""
+    if incoming.method != "POST":
+        return not_served(incoming.method, "POST")
+    try:
+        _ = incoming.parsed()
+    except DownstreamError as exc:
+        return exc
+    return InvalidRequest(
+        f"The request names no session of route {incoming.path}: begin with `initialize`, and send the Mcp-Session-Id "
+        "that its reply brings with every further request"
+    )
 
 
 def _reason(said: AwaitedReply) -> str | None:

@@ -13,7 +13,7 @@ from gateway.http.incoming import Incoming
 from gateway.http.upstream_headers import disguised, for_passing, joined
 from gateway.http_client.request_head import HeaderLines
 from gateway.identity import principal as principals
-from gateway.passthrough.rejections import forwarding_loop
+from gateway.protocol.errors import InvalidRequest
 from gateway.upstream.channel import Headers
 
 _DROPPED: Final = frozenset({"origin", "proxy-connection"})
@@ -50,7 +50,8 @@ class HeaderRules:
         """Return the same headers as `lines`, one by one: those of the client first."""
         headers = incoming.headers
         if any(self._via in line for line in incoming.values("Via")):
-            raise forwarding_loop(incoming.path)
+            said = "The request returned to the gateway that had forwarded it"
+            raise InvalidRequest(f"{said}: upstream.url of route {incoming.path} leads back here", status=508)
         dropped = set(_DROPPED)
         if headers.get("Content-Encoding", "").lower() in _DECODED:
             dropped.add("content-encoding")

@@ -104,6 +104,11 @@ class NotAllowed(InvalidRequest):
         self.headers["Allow"] = allowed
 
 
+def not_served(method: str, allowed: str) -> NotAllowed:
+    """The error for an HTTP method that the endpoint of a route does not serve."""
+    return NotAllowed(f"HTTP {method[:20]} is not served here: a modern endpoint takes POST only", allowed=allowed)
+
+
 class InvalidParams(DownstreamError):
     """`params` or `_meta` lacks a field, or a field has the wrong type or value."""
 

@@ -260,6 +260,10 @@ async def test_a_legacy_request_without_a_session_gets_an_error_before_a_transpo
     async with stand.http.post(stand.url, json={**INITIALIZE, "method": "ping"}) as response:
         message = await response.json()
         assert (response.status, message["id"], message["error"]["code"]) == (400, 7, mcp.INVALID_REQUEST)
+        assert "begin with `initialize`" in message["error"]["message"]
+    for body, code in ((b"{", mcp.PARSE_ERROR), (b"[]", mcp.INVALID_REQUEST)):
+        async with stand.http.post(stand.url, data=body) as response:
+            assert (await error(response))[2] == code
     for method in ("GET", "DELETE"):
         async with stand.http.request(method, stand.url) as response:
             assert (response.status, response.headers["Allow"]) == (405, "POST")

@@ -21,9 +21,8 @@ from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
 from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQuestion, Session
-from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled
+from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled, not_served
 from gateway.telemetry import Step
 
 
@@ -106,7 +105,7 @@ class CallContinuation:
         except InvalidState as exc:
             raise InvalidRequest("This Last-Event-ID belongs to no stream of this session") from exc
         if mark.is_final:
-            raise not_allowed("GET", "POST, DELETE")  # some clients ask for more after an error
+            raise not_served("GET", "POST, DELETE")  # some clients ask for more after an error
         is_own, is_proven, lot = _is_own(at, mark.place), True, self._shared.lot
         if lot.find(mark.place.exchange) is None and not is_own:
             found = await self._route(at, mark.place)

@@ -35,9 +35,8 @@ from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
 from gateway.passthrough.header_rules import HeaderRules
-from gateway.passthrough.rejections import not_allowed
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown
+from gateway.protocol.errors import GatewayError, IdInUse, InvalidRequest, ShuttingDown, not_served
 from gateway.protocol.jsonrpc import request_id
 from gateway.routes.live_route import ProcessScope
 from gateway.runtime.budget import Budget
@@ -87,7 +86,7 @@ class Mirror:
             case "DELETE":
                 return await self._delete(at)
             case _:
-                raise not_allowed(incoming.method, _METHODS)
+                raise not_served(incoming.method, _METHODS)
 
     # -- POST ---------------------------------------------------------------------------------------------------
 
