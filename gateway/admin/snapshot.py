@@ -205,7 +205,7 @@ def known_peers(members: Membership) -> list[PeerStatus]:
     moment = world.monotonic()
     found = []
     for name, address in members.others().items():
-        seen = members.seen.get(name)
+        seen = members.discovery.seen.get(name)
         found.append(
             PeerStatus(
                 id=name,

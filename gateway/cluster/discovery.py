@@ -1,4 +1,4 @@
-"""Finds the replicas behind the DNS name `replica.peers_dns`.
+"""Knows the other hosts: those of `replica.peers`, or those behind the DNS name `replica.peers_dns`.
 
 A lookup returns addresses, and each address is asked for the id of its replica. The question also introduces the
 asking replica, because a process can start before the name service lists it. An introduction is a hint: its sender's
@@ -6,21 +6,16 @@ address is asked for its id before it is believed, so an address never comes fro
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from gateway import world
+from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address, host_id
 from gateway.config import InForce, Replica, split_address
 from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
-
-Resolve = Callable[[str, int], Awaitable[list[Address]]]
-AskName = Callable[[Address, str], Awaitable[str | None]]
-"""Asks the process at an address for its host's id, and introduces the host of the second argument (none if empty).
-
-Returns None if no process is there. Raises TimeoutError if the process does not answer.
-"""
 
 _FRESH_SECONDS: Final = 5.0
 """How long the result of a lookup is used, unless it lacks the id that is needed."""
@@ -34,6 +29,16 @@ _NAMELESS_SECONDS: Final = 10.0
 MAX_REMEMBERED: Final = 1000
 """Replicas that are remembered; in a long-lived process the ids of former replicas pile up."""
 
+State = Literal["answered", "dead", "silent", "stalled"]
+
+
+class Seen(msgspec.Struct):
+    """The result of the last contact with a member."""
+
+    state: State
+    answered: float | None = None
+    """Monotonic time of its last answer."""
+
 
 async def resolve(host: str, port: int) -> list[Address]:
     """The A and AAAA records of a name; raises OSError."""
@@ -46,24 +51,16 @@ def _joined(host: str, port: int) -> Address:
 
 
 class Discovery:
-    """The other hosts of one DNS name, as far as this process has found them."""
+    """The other hosts, as far as this process knows them."""
 
-    def __init__(
-        self,
-        replica: InForce[Replica],
-        tasks: Tasks,
-        ask_name: AskName,
-        resolve: Resolve,
-        on_answer: Callable[[str], None],
-    ) -> None:
-        """`on_answer` gets the id of each host that a lookup finds."""
+    def __init__(self, replica: InForce[Replica], connections: PeerConnections, tasks: Tasks) -> None:
         self._host = host_id(replica.value)
-        self._name = replica.value.peers_dns
+        self._name, self._configured = replica.value.peers_dns, replica.value.peers
         replica.after_replace(self._use)
         self._tasks = tasks
-        self._ask_name = ask_name
-        self._resolve = resolve
-        self._on_answer = on_answer
+        self._connections = connections
+        self.seen: Newest[str, Seen] = Newest(MAX_REMEMBERED)
+        """By worker on this host, and by host elsewhere."""
         self.found: dict[str, Address] = {}
         """The hosts that the last lookup found."""
         self._greeted: dict[str, tuple[Address, float]] = {}
@@ -79,12 +76,14 @@ class Discovery:
 
     def _use(self, replica: Replica) -> None:
         """Look for peers under the DNS name of a new configuration; forget those of another name."""
+        self._configured = replica.peers
         if replica.peers_dns != self._name:
             self._name = replica.peers_dns
             self._looked = float("-inf")
             self.found = {}
             self._greeted.clear()
             self._last.clear()
+            self.is_unsure = self._name is not None
         self._tasks.spawn(self.begin(), "look for peers")
 
     async def begin(self) -> None:
@@ -103,7 +102,7 @@ class Discovery:
             self._is_repeating = False
 
     def address(self, host: str) -> Address | None:
-        """The address of a host that the last lookup found, or that introduced itself recently."""
+        """The address of a host that is configured, that the last lookup found, or that introduced itself recently."""
         return self.known().get(host)
 
     def last_address(self, host: str) -> Address | None:
@@ -112,16 +111,32 @@ class Discovery:
 
     def may_be_new(self, host: str) -> bool:
         """Whether an unknown host may be too new for the name service; only a young process has to assume so."""
-        return host not in self._last and world.monotonic() - self._born < _NAMELESS_SECONDS
+        is_young = world.monotonic() - self._born < _NAMELESS_SECONDS
+        return self._name is not None and host not in self._last and is_young
+
+    def listed(self) -> dict[str, Address]:
+        """The hosts that are configured, or that the last lookup found."""
+        return {**self._configured, **self.found}
 
     def known(self) -> dict[str, Address]:
-        """The hosts that the last lookup found, and those that introduced themselves recently."""
+        """The hosts that are listed, and those that introduced themselves recently."""
         greeted = {host: address for host, (address, until) in self._greeted.items() if world.monotonic() < until}
-        return {**greeted, **self.found}
+        return {**greeted, **self.listed()}
 
     def forget(self, host: str) -> None:
         """Look a host up again before its address is used: by then the address may belong to another replica."""
         _ = self.found.pop(host, None), self._greeted.pop(host, None)
+
+    def note(self, member: str, state: State) -> None:
+        """Remember the result of a contact with a member, for the status page."""
+        host = member.partition("#")[0]
+        name = member if host == self._host else host
+        seen = self.seen.get(name)
+        if state == "answered" and seen is not None and seen.state == state:
+            seen.answered = world.monotonic()
+            return
+        answered = world.monotonic() if state == "answered" else seen.answered if seen is not None else None
+        _ = self.seen.keep(name, Seen(state, answered))
 
     # -- introductions ------------------------------------------------------------------------------------------
 
@@ -136,7 +151,7 @@ class Discovery:
 
     async def _verify(self, host: str, address: Address) -> None:
         try:
-            name = await self._ask_name(address, "")
+            name = await self._connections.ask_name(address, "")
         except TimeoutError:
             return
         if name == host:
@@ -151,7 +166,9 @@ class Discovery:
             await self.look()
 
     async def look(self) -> None:
-        """Look the peers up; concurrent calls share one lookup, and a pause separates two of them."""
+        """Look the peers up, unless they are configured; calls share a lookup, and a pause separates two of them."""
+        if self._name is None:
+            return
         if self._lookup is None:
             pause = self._looked + _PAUSE_SECONDS - world.monotonic()
             self._lookup = self._tasks.start(self._look_up(pause), "resolve peers")
@@ -164,12 +181,12 @@ class Discovery:
             host, port = split_address(asked or "")
             try:
                 async with asyncio.timeout(_RESOLVE_SECONDS):
-                    addresses = await self._resolve(host, port)
+                    addresses = await resolve(host, port)
             except (OSError, TimeoutError):
                 self.is_unsure = True
                 return  # the hosts found before stay known
             names = await asyncio.gather(
-                *(self._ask_name(each, self._host) for each in addresses), return_exceptions=True
+                *(self._connections.ask_name(each, self._host) for each in addresses), return_exceptions=True
             )
             if asked != self._name:
                 return  # a reload changed it meanwhile
@@ -181,7 +198,7 @@ class Discovery:
             }
             for name, address in self.found.items():
                 _ = self._last.keep(name, address)
-                self._on_answer(name)
+                self.note(name, "answered")
         finally:
             self._looked = world.monotonic()
             self._lookup = None

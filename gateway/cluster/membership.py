@@ -9,16 +9,14 @@ arrive at two replicas at the same time still meet at one.
 """
 
 import hashlib
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from gateway import world
-from gateway.cluster.discovery import MAX_REMEMBERED, AskName, Discovery, Resolve, resolve
+from gateway.cluster.discovery import Discovery
+from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address, Worker, host_id, member_id
 from gateway.config import InForce, Replica
 from gateway.protocol.errors import OwnerSilent
-from gateway.runtime.newest import Newest
 from gateway.runtime.tasks import Tasks
 
 _SILENT_SECONDS: Final = 2.0
@@ -26,37 +24,20 @@ _SILENT_SECONDS: Final = 2.0
 
 A candidate that refused one is asked again at once: that costs nothing, and it may be back."""
 
-State = Literal["answered", "dead", "silent", "stalled"]
-
-
-class Seen(msgspec.Struct):
-    """The result of the last contact with a member."""
-
-    state: State
-    answered: float | None = None
-    """Monotonic time of its last answer."""
-
 
 class Membership:
     """All members as one of them sees them."""
 
     def __init__(
-        self,
-        replica: InForce[Replica],
-        worker: Worker | None,
-        tasks: Tasks,
-        ask_name: AskName,
-        resolve: Resolve = resolve,
+        self, replica: InForce[Replica], worker: Worker | None, connections: PeerConnections, tasks: Tasks
     ) -> None:
         self.host = host_id(replica.value)
         self.own = member_id(replica.value, worker)
         self._in_force = replica
         self._worker = worker
-        self.discovery = Discovery(replica, tasks, ask_name, resolve, lambda host: self.note(host, "answered"))
+        self.discovery = Discovery(replica, connections, tasks)
         self._silent: dict[str, float] = {}
         replica.after_replace(lambda _: self._silent.clear())
-        self.seen: Newest[str, Seen] = Newest(MAX_REMEMBERED)
-        """By worker on this host, and by host elsewhere."""
 
     @property
     def _replica(self) -> Replica:
@@ -74,7 +55,7 @@ class Membership:
     @property
     def is_unsure(self) -> bool:
         """Whether there may be unknown members: the last lookup failed, or an address did not tell its id."""
-        return self._replica.peers_dns is not None and self.discovery.is_unsure
+        return self.discovery.is_unsure
 
     def is_own_host(self, member: str) -> bool:
         """Whether a member is a worker of this host, or the host itself."""
@@ -98,8 +79,7 @@ class Membership:
 
     def others(self) -> dict[str, Address]:
         """The other members that are known now, with their addresses."""
-        replica, worker = self._replica, self._worker
-        found = self.discovery.known() if replica.peers_dns is not None else dict(replica.peers)
+        found, worker = self.discovery.known(), self._worker
         found.pop(self.host, None)
         siblings = range(worker.count) if worker is not None else ()
         found |= {f"{self.host}#{number}": "this host" for number in siblings}
@@ -115,8 +95,6 @@ class Membership:
         host = member.partition("#")[0]
         if host == self.host:
             return False
-        if self._replica.peers_dns is None:
-            return host not in self._replica.peers
         await self.discovery.look()
         is_unknown = self.discovery.address(host) is None and not self.discovery.is_unsure
         return is_unknown and not self.discovery.may_be_new(host)
@@ -126,7 +104,7 @@ class Membership:
     async def candidates(self, exchange: str) -> list[str]:
         """The members in the order in which this exchange fails over to them; other hosts without their workers."""
         await self.discovery.look_if_stale()
-        hosts = {self.host, *self._replica.peers, *self.discovery.found}
+        hosts = {self.host, *self.discovery.listed()}
         order: list[str] = []
         for host in sorted(hosts, key=lambda host: _weight(host, exchange)):
             order += self.local_candidates(exchange) if host == self.host else [host]
@@ -148,7 +126,7 @@ class Membership:
             worker = self._worker
             exists = worker is not None and number.isdecimal() and int(number) < worker.count
             return worker.socket("peer", int(number)) if worker is not None and exists else None
-        return self._replica.peers.get(host) if self._replica.peers_dns is None else self.discovery.address(host)
+        return self.discovery.address(host)
 
     async def address(self, member: str) -> Address | None:
         """The address of a member; None if it belongs to this host and does not exist.
@@ -158,8 +136,6 @@ class Membership:
         address, host = self.known_address(member), member.partition("#")[0]
         if address is not None or host == self.host:
             return address
-        if self._replica.peers_dns is None:
-            raise OwnerSilent(member, f"is not among replica.peers of {self.own}")
         await self.discovery.look()
         address = self.discovery.address(host) or self.discovery.last_address(host)
         if address is None:
@@ -167,6 +143,8 @@ class Membership:
         return address
 
     def _not_found(self, member: str) -> OwnerSilent:
+        if self._replica.peers_dns is None:
+            return OwnerSilent(member, f"is not among replica.peers of {self.own}")
         where = f"by {self.own} (does replica.peers_dns name it, and does it answer?)"
         return OwnerSilent(member, f"cannot be found {where}", is_local=self.discovery.is_unsure)
 
@@ -198,17 +176,6 @@ class Membership:
         self._silent = {name: until for name, until in self._silent.items() if until > world.monotonic()}
         self._silent[member] = world.monotonic() + _SILENT_SECONDS
         self.forget_address(member)
-
-    def note(self, member: str, state: State) -> None:
-        """Remember the result of a contact with a member, for the status page."""
-        host = member.partition("#")[0]
-        name = member if host == self.host else host
-        seen = self.seen.get(name)
-        if state == "answered" and seen is not None and seen.state == state:
-            seen.answered = world.monotonic()
-            return
-        answered = world.monotonic() if state == "answered" else seen.answered if seen is not None else None
-        _ = self.seen.keep(name, Seen(state, answered))
 
 
 def _weight(member: str, exchange: str) -> bytes:

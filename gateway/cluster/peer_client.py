@@ -4,11 +4,12 @@ import asyncio
 from typing import Final
 
 from gateway import world
+from gateway.cluster.discovery import State
 from gateway.cluster.draining import Draining
-from gateway.cluster.membership import Membership, State
+from gateway.cluster.membership import Membership
 from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
-from gateway.cluster.peer_exchange import PeerExchange, Replied
+from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.worker import Address
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
@@ -69,9 +70,8 @@ class PeerClient:
         """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
         for _ in range(_TRIES):
             address = await self._address(kind, member)
-            exchange = self._connections.begin(address, self._request(kind, member, incoming), fresh=fresh)
             try:
-                return await self._relay(exchange, reply)
+                return await self._relay(address, self._request(kind, member, incoming), reply, fresh=fresh)
             except PeerDead:
                 self._membership.forget_address(member)
                 if not await self._membership.is_back(member):
@@ -118,11 +118,11 @@ class PeerClient:
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
-    async def _relay(self, exchange: PeerExchange, reply: ReplyWriter) -> Replied:
+    async def _relay(self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool) -> Replied:
         """Relay the reply to a request, and record its outcome."""
-        outcome, member = PeerOutcome.BROKE, exchange.peer_request.to
+        outcome, member = PeerOutcome.SERVED, peer_request.to
         try:
-            exchange = await self._connections.accepted(exchange)
+            exchange = await self._connections.accepted(address, peer_request, fresh=fresh)
             try:
                 replied = await exchange.relay(reply, self._draining.ends_at)
             except BaseException:
@@ -131,26 +131,16 @@ class PeerClient:
             if not exchange.is_read:  # the end of the HTTP body may follow its last frame in a packet of its own
                 seconds = self._connections.timeouts.peer_accept_seconds
                 _ = asyncio.get_running_loop().call_later(seconds, exchange.close)
-            outcome = PeerOutcome.SERVED
-        except PeerDead:
-            outcome = PeerOutcome.DEAD
-            raise
-        except PeerReplaced:
-            outcome = PeerOutcome.GONE
-            raise
-        except OwnerSilent as exc:
-            outcome = PeerOutcome.STALLED if exc.is_connected else PeerOutcome.SILENT
-            if exc.is_local:
+        except BaseException as exc:
+            outcome = _outcome(exc)
+            if isinstance(exc, OwnerSilent) and exc.is_local:
                 self._membership.forget_address(member)
-            elif not exc.is_connected:
+            elif outcome is PeerOutcome.SILENT:
                 self._membership.note_silent(member)
-            raise
-        except OwnerStalled:
-            outcome = PeerOutcome.STALLED
             raise
         finally:
             self._metrics.peer_requests[outcome,].inc()
-            self._membership.note(member, _SEEN[outcome])
+            self._membership.discovery.note(member, _SEEN[outcome])
         return replied
 
     # -- questions ----------------------------------------------------------------------------------------------
@@ -168,10 +158,8 @@ class PeerClient:
         address = await self._membership.address(member)
         if address is None:
             raise PeerDead(member)
-        peer_request = PeerRequest(
-            kind=kind, to=member, issued=world.wall(), nonce=messages.nonce(), path=about, body=detail
-        )
-        answers = await self._connections.question(address, peer_request, self.question_seconds, most=most)
+        question = messages.question(kind, member, about, detail)
+        answers = await self._connections.question(address, question, self.question_seconds, most=most)
         words = [frame.word for frame in answers if isinstance(frame, messages.Told)]
         return words[0] if words else "unknown"
 
@@ -184,12 +172,13 @@ class PeerClient:
             address = None
         if address is None:
             return "unknown"
-        peer_request = PeerRequest(kind="who", to=address, issued=world.wall(), nonce=messages.nonce())
         timeouts = self._connections.timeouts
         # Longer than the connection's own timeouts, whose errors say more precisely what was silent.
         seconds = timeouts.peer_connect_seconds + 2 * timeouts.peer_accept_seconds
         try:
-            answers = await self._connections.question(address, peer_request, seconds, fresh=True)
+            answers = await self._connections.question(
+                address, messages.question("who", address, ""), seconds, fresh=True
+            )
         except PeerDead:
             return "silent"
         except OwnerSilent as exc:
@@ -199,6 +188,21 @@ class PeerClient:
         except PeerFailed:
             return "unknown"
         return "reached" if messages.Identity(host) in answers else "unknown"
+
+
+def _outcome(exc: BaseException) -> PeerOutcome:
+    """What became of a request that a peer did not serve."""
+    match exc:
+        case PeerDead():
+            return PeerOutcome.DEAD
+        case PeerReplaced():
+            return PeerOutcome.GONE
+        case OwnerSilent(is_connected=False):
+            return PeerOutcome.SILENT
+        case OwnerStalled():
+            return PeerOutcome.STALLED
+        case _:
+            return PeerOutcome.BROKE
 
 
 def _pairs(incoming: Incoming) -> tuple[tuple[bytes, bytes], ...]:

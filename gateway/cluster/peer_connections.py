@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway import world
-from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken, StaleConnection
+from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerStuck, ReplyBroken
 from gateway.cluster.peer_exchange import PeerExchange
 from gateway.cluster.worker import Address
 from gateway.config import InForce, Timeouts, split_address
@@ -79,11 +79,9 @@ class PeerConnections:
 
         Returns None if no process is there. Raises TimeoutError if the process does not answer.
         """
-        peer_request = PeerRequest(
-            kind="who", to=address, issued=world.wall(), nonce=messages.nonce(), path=introduced
-        )
+        question = messages.question("who", address, introduced)
         try:
-            answers = await self.question(address, peer_request, self.timeouts.peer_accept_seconds)
+            answers = await self.question(address, question, self.timeouts.peer_accept_seconds)
         except PeerDead:
             return None
         except (PeerFailed, OwnerStalled) as exc:
@@ -105,7 +103,7 @@ class PeerConnections:
         """The frames that answer a question within so many seconds; raises what `accepted` raises."""
         try:
             async with asyncio.timeout(seconds):
-                exchange = await self.accepted(self.begin(address, peer_request, fresh=fresh))
+                exchange = await self.accepted(address, peer_request, fresh=fresh)
                 try:
                     answer = await exchange.read_at_most(most)
                 finally:
@@ -116,8 +114,39 @@ class PeerConnections:
             raise ReplyBroken(f"{peer_request.to}: {type(exc).__name__}") from exc
         raise OwnerStalled(peer_request.to, f"answers a question with more than {most} bytes")
 
-    def begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
-        """Send a request, over a new connection if `fresh`."""
+    async def accepted(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
+        """Send a request, over a new connection if `fresh`, and wait until the peer has accepted it.
+
+        It is sent once more if nothing was sent yet when the connection ended, with its process or by its age.
+        """
+        member = peer_request.to
+        for is_fresh in (fresh, True):
+            exchange = self._begin(address, peer_request, fresh=is_fresh)
+            try:
+                await exchange.accepted()
+            except TimeoutError as exc:
+                if exchange.is_sent:
+                    raise PeerStuck(member) from exc
+                if not exchange.is_connected:
+                    raise self._unresolved(member, "did not resolve in time") from exc
+                raise OwnerSilent(member, "does not react", is_connected=True) from exc
+            except RequestFailed as exc:
+                if exchange.is_sent:
+                    raise ReplyBroken(f"{member}: {type(exc).__name__}") from exc
+                error = await self._not_connected(address, member, exc)
+                if error is not None:
+                    raise error from exc
+                continue
+            if exchange.status != HTTPStatus.OK:
+                exchange.close()
+                # The process is alive, so no other replica may take its calls over.
+                status, fix = exchange.status, "compare the clocks and state.keys of both"
+                raise OwnerStalled(member, f"refuses requests from {self._own} (HTTP {status}): {fix}")
+            return exchange
+        # A process accepts connections, so it lives.
+        raise OwnerStalled(member, "closes its connections (is it at limits.connections?)")
+
+    def _begin(self, address: Address, peer_request: PeerRequest, *, fresh: bool) -> PeerExchange:
         origin, head = _destination(address)
         sealed, timeouts = self._sealer.seal(peer_request), self.timeouts
         send = partial(
@@ -129,44 +158,9 @@ class PeerConnections:
             is_fresh=fresh,
             awaits_continue=True,
         )
-        frames = Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES)
-        return PeerExchange(send, address, peer_request, frames, timeouts)
-
-    async def accepted(self, exchange: PeerExchange) -> PeerExchange:
-        """Wait until the peer has accepted a request, which is sent once more if a kept connection had ended."""
-        member = exchange.peer_request.to
-        try:
-            await self._begun(exchange)
-        except StaleConnection:
-            # It ended with its process, or by its age: nothing was sent on it.
-            exchange = self.begin(exchange.address, exchange.peer_request, fresh=True)
-            try:
-                await self._begun(exchange)
-            except StaleConnection as exc:
-                # A process accepts connections, so it lives.
-                raise OwnerStalled(member, "closes its connections (is it at limits.connections?)") from exc
-        if exchange.status != HTTPStatus.OK:
-            exchange.close()
-            # The process is alive, so no other replica may take its calls over.
-            status, fix = exchange.status, "compare the clocks and state.keys of both"
-            raise OwnerStalled(member, f"refuses requests from {self._own} (HTTP {status}): {fix}")
-        return exchange
-
-    async def _begun(self, exchange: PeerExchange) -> None:
-        """Wait for the head of a reply."""
-        member = exchange.peer_request.to
-        try:
-            await exchange.accepted()
-        except TimeoutError as exc:
-            if exchange.is_sent:
-                raise PeerStuck(member) from exc
-            if not exchange.is_connected:
-                raise self._unresolved(member, "did not resolve in time") from exc
-            raise OwnerSilent(member, "does not react", is_connected=True) from exc
-        except RequestFailed as exc:
-            if exchange.is_sent:
-                raise ReplyBroken(f"{member}: {type(exc).__name__}") from exc
-            raise await self._not_sent(exchange.address, member, exc) from exc
+        return PeerExchange(
+            send, peer_request, Frames(self._sealer.keyring, peer_request.nonce, FRAME_BYTES), timeouts
+        )
 
     # -- failures -----------------------------------------------------------------------------------------------
 
@@ -179,10 +173,12 @@ class PeerConnections:
         why = f"cannot be reached from {self._own} (its name in replica.peers {what})"
         return OwnerSilent(member, why, is_local=True)
 
-    async def _not_sent(self, address: Address, member: str, failure: RequestFailed) -> PeerFailed | OwnerSilent:
+    async def _not_connected(
+        self, address: Address, member: str, failure: RequestFailed
+    ) -> PeerDead | OwnerSilent | None:
         """The error that the failure of a request stands for of which the peer got no more than the head.
 
-        The process is dead only if that is proven.
+        None if there was a connection. The process is dead only if that is proven.
         """
         cause = failure.__cause__
         if isinstance(failure, ConnectTimedOut):
@@ -190,7 +186,7 @@ class PeerConnections:
         if isinstance(cause, world.LookupFailed | UnicodeError):
             return self._unresolved(member, "does not resolve")
         if not (isinstance(failure, NotConnected) and isinstance(cause, OSError)):
-            return StaleConnection(f"{member}: {type(failure).__name__}")
+            return None
         number = cause.errno
         if address.startswith(_UNIX):
             is_proof = number in _UNUSED_SOCKET

@@ -15,10 +15,6 @@ class PeerReplaced(PeerFailed):
     """Another process answers in the peer's name, or the peer has parted: it holds no call, and nothing was run."""
 
 
-class StaleConnection(PeerFailed):
-    """The connection broke before anything was sent on it."""
-
-
 class ReplyBroken(PeerFailed):
     """The peer took the request, and the connection broke before the reply was complete."""
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from gateway import world
 from gateway.cluster.peer_errors import PeerReplaced, PeerStuck, ReplyBroken
-from gateway.cluster.worker import Address
 from gateway.config import Timeouts
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
@@ -21,8 +20,6 @@ from gateway.seal.peer_messages import End, Frames, PeerRequest, Whole
 from gateway.telemetry import Ending, Outcome
 
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
-_WHOLE_BYTES: Final = 1 << 20
-"""More is never here at once."""
 _LATE_SECONDS: Final = 0.5
 """How much later than it was asked to a member may end its leg; the drain leaves time to say that it did not."""
 Replied = tuple[Response, Ending]
@@ -37,7 +34,6 @@ class PeerExchange(AwaitedReply):
         "_is_late",
         "_reply_head",
         "_timeouts",
-        "address",
         "frames",
         "is_connected",
         "peer_request",
@@ -46,14 +42,12 @@ class PeerExchange(AwaitedReply):
     def __init__(
         self,
         begin: Callable[[ReplyListener], PendingRequest],
-        address: Address,
         peer_request: PeerRequest,
         frames: Frames,
         timeouts: Timeouts,
     ) -> None:
         """`begin` sends the request, and `frames` decodes its reply."""
         super().__init__(begin)
-        self.address = address
         self.peer_request = peer_request
         self.frames = frames
         self._timeouts = timeouts
@@ -94,11 +88,7 @@ class PeerExchange(AwaitedReply):
         member = self.peer_request.to
         try:
             while True:
-                chunk = self.whole_at_most(_WHOLE_BYTES)
-                if chunk is None:
-                    chunk = await self._next(ends_at)
-                elif not chunk:
-                    raise ReplyBroken(f"{member} ended its reply half-way")
+                chunk = self._taken() if self._parts else await self._next(ends_at)
                 turn = Turn()
                 for piece in cut(chunk):
                     for frame in self.frames.feed(piece):
@@ -121,8 +111,8 @@ class PeerExchange(AwaitedReply):
             if not self._parts:
                 raise PeerStuck(self.peer_request.to) from exc
             return self._taken()  # this process stood still itself, and finds what came meanwhile
-        except StopAsyncIteration:
-            return b""
+        except StopAsyncIteration as exc:
+            raise ReplyBroken(f"{self.peer_request.to} ended its reply half-way") from exc
         except RequestFailed as exc:
             raise ReplyBroken(f"{self.peer_request.to}: {type(exc).__name__}") from exc
 

@@ -214,3 +214,8 @@ class Frames:
 def nonce() -> bytes:
     """A new request's nonce."""
     return world.random_bytes(_NONCE_BYTES)
+
+
+def question(kind: Kind, to: str, about: str, detail: bytes = b"") -> PeerRequest:
+    """A new question of this replica."""
+    return PeerRequest(kind=kind, to=to, issued=world.wall(), nonce=nonce(), path=about, body=detail)

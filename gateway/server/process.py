@@ -119,7 +119,7 @@ class Gateway:
         own = member_id(config.replica, worker)
         self._peer_connections = PeerConnections(timeouts, config.replica.listen, own, self._peer_sealer, self.tasks)
         replica = in_force.part(lambda config: config.replica)
-        self.members = Membership(replica, worker, self.tasks, self._peer_connections.ask_name)
+        self.members = Membership(replica, worker, self._peer_connections, self.tasks)
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces

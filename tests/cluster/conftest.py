@@ -47,8 +47,10 @@ async def tasks() -> AsyncIterator[Tasks]:
 
 
 @pytest.fixture
-def world() -> FakeNameService:
-    return FakeNameService()
+def world(monkeypatch: pytest.MonkeyPatch) -> FakeNameService:
+    found = FakeNameService()
+    monkeypatch.setattr(discovery, "resolve", found.resolve)
+    return found
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def replica() -> InForce[Replica]:
 
 @pytest.fixture
 def dns(world: FakeNameService, tasks: Tasks, clock: FakeClock, replica: InForce[Replica]) -> Membership:
-    found = Membership(replica, None, tasks, world.ask_name, world.resolve)
+    found = Membership(replica, None, world, tasks)
     clock.now += 10  # it is not young any more
     return found
 

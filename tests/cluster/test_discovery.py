@@ -107,7 +107,7 @@ async def test_introductions_are_ignored_with_configured_peers(tasks: Tasks) -> 
 async def test_a_young_process_takes_an_unknown_id_for_a_new_replica(
     world: FakeNameService, tasks: Tasks, clock: FakeClock, replica: InForce[Replica]
 ) -> None:
-    dns = Membership(replica, None, tasks, world.ask_name, world.resolve)
+    dns = Membership(replica, None, world, tasks)
     world.has(gw_2="10.0.0.2:1")
     assert await dns.address("gw-2") == "10.0.0.2:1"
     assert not await dns.is_unlisted("gw-3")

@@ -16,26 +16,24 @@ from tests.support.memory import left_by
 
 
 async def test_a_replica_without_peers_is_alone(tasks: Tasks) -> None:
-    lone = Membership(InForce(Replica(id="gw-1")), None, tasks, FakeNameService().ask_name)
+    lone = Membership(InForce(Replica(id="gw-1")), None, FakeNameService(), tasks)
     assert (lone.own, lone.host, lone.alone) == ("gw-1", "gw-1", True)
     assert await lone.candidates("e") == ["gw-1"]
     with pytest.raises(OwnerSilent, match=r"not among replica\.peers of gw-1"):
         await lone.address("gw-2")
     assert static("gw-1", tasks, {"gw-1": "127.0.0.1:1"}).alone, "it is its only peer"
-    assert Membership(InForce(Replica(id="gw-1")), worker(0, 1), tasks, FakeNameService().ask_name).alone
+    assert Membership(InForce(Replica(id="gw-1")), worker(0, 1), FakeNameService(), tasks).alone
     for accompanied in (
         static("gw-1", tasks),
-        Membership(InForce(Replica(id="gw-1", peers_dns="a:1")), None, tasks, FakeNameService().ask_name),
-        Membership(InForce(Replica(id="gw-1")), worker(0, 2), tasks, FakeNameService().ask_name),
+        Membership(InForce(Replica(id="gw-1", peers_dns="a:1")), None, FakeNameService(), tasks),
+        Membership(InForce(Replica(id="gw-1")), worker(0, 2), FakeNameService(), tasks),
     ):
         assert not accompanied.alone
 
 
 async def test_without_a_configured_id_the_host_name_is_the_id(tasks: Tasks) -> None:
-    assert Membership(InForce(Replica()), None, tasks, FakeNameService().ask_name).own == socket.gethostname()
-    assert (
-        Membership(InForce(Replica()), worker(2), tasks, FakeNameService().ask_name).own == f"{socket.gethostname()}#2"
-    )
+    assert Membership(InForce(Replica()), None, FakeNameService(), tasks).own == socket.gethostname()
+    assert Membership(InForce(Replica()), worker(2), FakeNameService(), tasks).own == f"{socket.gethostname()}#2"
 
 
 async def test_an_address_comes_only_from_the_configuration(tasks: Tasks) -> None:
@@ -137,7 +135,7 @@ async def test_a_silent_member_is_skipped_for_a_while(tasks: Tasks, clock: FakeC
 
 async def test_a_reload_forgets_which_members_were_silent(tasks: Tasks) -> None:
     in_force = InForce(Replica(id="gw-1", listen="127.0.0.1:1", peers=PEERS))
-    members = Membership(in_force, None, tasks, FakeNameService().ask_name)
+    members = Membership(in_force, None, FakeNameService(), tasks)
     members.note_silent("gw-2")
     in_force.replace(in_force.value)
     assert not members.was_silent("gw-2")

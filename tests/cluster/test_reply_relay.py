@@ -297,7 +297,7 @@ async def test_many_frames_at_once_let_others_run() -> None:
     frames = [Head(200, (), streamed=True), *[Data(b"x")] * 500, End("complete", "")]
     chunk = b"".join(map(sealing.seal, frames))
     request = PeerRequest(kind="owner", to="gw-2", issued=0, nonce=nonce)
-    arriving = PeerExchange(Mock(), "gw-2:80", request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving = PeerExchange(Mock(), request, Frames(keyring, nonce, 1 << 20), Timeouts())
     arriving.on_body(chunk)
     arriving.on_end()
     reply = Mock(started=False, start=AsyncMock(), write=AsyncMock(), end=AsyncMock())
@@ -313,7 +313,7 @@ async def test_what_came_while_the_process_stood_still_is_read_before_it_is_late
     nonce, keyring = bytes(16), Keyring((bytes(32),), "peer")
     sealing = Frames(keyring, nonce, 1 << 20)
     request = PeerRequest(kind="new", to="gw-2", issued=0, nonce=nonce)
-    arriving = PeerExchange(Mock(), "gw-2:80", request, Frames(keyring, nonce, 1 << 20), Timeouts())
+    arriving = PeerExchange(Mock(), request, Frames(keyring, nonce, 1 << 20), Timeouts())
     for frame in frames:  # in the turn of the event loop in which the deadline is noticed, which is long over
         _ = asyncio.get_running_loop().call_soon(arriving.on_body, sealing.seal(frame))
     reply = Mock(started=False, start=AsyncMock(), whole=AsyncMock())

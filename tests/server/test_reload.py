@@ -26,6 +26,7 @@ from gateway.server.reload import Reload
 from gateway.telemetry import Metrics
 from tests.bridge.test_subscription import EVERYTHING, OFFERED, change, listening
 from tests.parts.launch import free_port
+from tests.support.fake_name_service import FakeNameService
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, KEY, Client, Reply, Stand, configuration, eventually, jwt
@@ -323,21 +324,21 @@ async def test_a_name_is_not_looked_up_in_the_old_service(monkeypatch: pytest.Mo
             await gate.wait()
         return [f"{host}:1"]
 
-    tasks = Tasks(Metrics("0"))
+    monkeypatch.setattr(discovery, "resolve", resolve)
+    names, tasks = FakeNameService(), Tasks(Metrics("0"))
+    names.has(old="old:1", new="new:1")
     replica = Replica(id="gw-1", listen="127.0.0.1:1", peers_dns="old:1")
-
-    async def name(address: str, _: str) -> str:
-        return address.partition(":")[0]
-
     in_force = InForce(replica)
-    members = Membership(in_force, None, tasks, name, resolve)
+    members = Membership(in_force, None, names, tasks)
     first = asyncio.get_running_loop().create_task(members.candidates("x"))
     await eventually(lambda: asked == ["old"])
     in_force.replace(msgspec.structs.replace(replica, peers_dns="new:1"))
+    assert members.is_unsure, "the new service was not asked yet"
     gate.set()
     assert await first == ["gw-1"]
     monkeypatch.setattr(discovery, "_FRESH_SECONDS", 0.0)
     assert sorted(await members.candidates("x")) == ["gw-1", "new"]
+    assert not members.is_unsure
     await tasks.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio  # noqa: TC003  (one import style)
 
 from gateway.cluster.membership import Membership
+from gateway.cluster.peer_connections import PeerConnections
 from gateway.cluster.worker import Address, Worker
 from gateway.config import InForce, Replica
 from gateway.runtime.tasks import Tasks
@@ -22,10 +23,11 @@ class FakeClock:
         return self.now
 
 
-class FakeNameService:
+class FakeNameService(PeerConnections):
     """A name service and the processes at its addresses; an exception instead of an answer is raised."""
 
     def __init__(self) -> None:
+        # It has no connections.
         self.records: list[Address] | Exception = []
         self.names: dict[Address, str | Exception] = {}
         self.resolved: list[tuple[str, int]] = []
@@ -57,9 +59,7 @@ class FakeNameService:
 
 
 def static(own: str, tasks: Tasks, peers: dict[str, Address] = PEERS, worker: Worker | None = None) -> Membership:
-    return Membership(
-        InForce(Replica(id=own, listen="127.0.0.1:1", peers=peers)), worker, tasks, FakeNameService().ask_name
-    )
+    return Membership(InForce(Replica(id=own, listen="127.0.0.1:1", peers=peers)), worker, FakeNameService(), tasks)
 
 
 def worker(number: int, count: int = 3) -> Worker:
