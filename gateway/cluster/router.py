@@ -38,12 +38,10 @@ from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
 from gateway.http.reply import Discarded, ReplyWriter
 from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown, TakenCallLost
-from gateway.runtime.newest import Newest
 from gateway.seal import peer_messages as messages
 from gateway.telemetry import Metrics
 
 _NO_REPLICA: Final = ""
-_MOST_FOLLOWERS: Final = 1000
 
 
 class Held(Protocol):
@@ -80,8 +78,6 @@ class Router:
         self._draining = draining
         self._metrics = metrics
         self._turn = 0
-        self._followers: Newest[str, str] = Newest(_MOST_FOLLOWERS)
-        """By task: the process that follows it, though this one would take it over."""
 
     @property
     def has_parted(self) -> bool:
@@ -180,16 +176,10 @@ class Router:
         candidate, though another one has gone on with the task. So may a restarted owner of a call whose client did
         not read what another one told it. None if no process in reach follows it.
         """
-        for known in (self._followers.pop(task.exchange, None), None):
-            member = known or await self._witness.follower(task.exchange)
-            if member is None:
-                return None
-            try:
-                replied = await self._peers.forward("heir", member, incoming, reply)
-            except (PeerDead, PeerReplaced, OwnerSilent):
-                continue
-            _ = self._followers.keep(task.exchange, member)
-            return replied
+        member = await self._witness.follower(task.exchange)
+        if member is not None:
+            with suppress(PeerDead, PeerReplaced, OwnerSilent):
+                return await self._peers.forward("heir", member, incoming, reply)
         return None
 
     # -- sessions ---------------------------------------------------------------------------------------------------
