@@ -18,8 +18,6 @@ class Draining:
         """Whether this process is to end, and another one can give the results that its clients may not have read."""
         self.has_begun = False
         """Whether this process begins no new calls, sessions and streams."""
-        self.refuses_calls = False
-        """Whether new calls are refused, because no other replica begins them either."""
         self.ends_at: float | None = None
         """Monotonic; by then, other replicas end each leg that this one has sent them."""
         self.has_parted = False
@@ -32,19 +30,28 @@ class Draining:
         """Requests in flight that the drain does not wait for: streams that end only with their clients."""
         self._preparations: dict[asyncio.Timeout, None] = {}
 
+    def announce(self, *, leaves_results: bool) -> None:
+        """This process is to end."""
+        self.leaves_results = leaves_results
+
     def begin(self, ends_at: float | None) -> None:
         """Begin no new calls and no new streams.
 
         Other replicas serve the new calls, and end each of their legs by `ends_at` (monotonic). None: there is no
         other replica, and new calls are refused.
         """
-        self.has_begun, self.refuses_calls, self.ends_at = True, ends_at is None, ends_at
+        self.has_begun, self.ends_at = True, ends_at
         for preparation in self._preparations:
             preparation.reschedule(asyncio.get_running_loop().time())
 
     def leave_out(self, count: int) -> None:
         """Wait for so many of the requests in flight no longer; a negative `count` takes that back at their end."""
         self.unawaited += count
+
+    @property
+    def refuses_calls(self) -> bool:
+        """Whether new calls are refused, because no other replica begins them either."""
+        return self.has_begun and self.ends_at is None
 
     @property
     def is_past_end(self) -> bool:
@@ -72,7 +79,7 @@ class Draining:
             raise ShuttingDown("call again")
         return found
 
-    def part(self, let_go: Iterable[str] = (), *, is_resumable: bool = True) -> None:
+    def part(self, let_go: Iterable[str], *, is_resumable: bool) -> None:
         """Take no call over from now on, because this process ends; it has let these exchanges go."""
         self.has_parted, self.is_resumable = True, is_resumable
         self.let_go |= frozenset(let_go)

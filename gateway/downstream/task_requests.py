@@ -78,7 +78,7 @@ class TaskRequests:
 
     async def _elsewhere(self, handle: TaskHandle, sealed: str, round_: Round) -> Replied | LiveTask:
         """Have another replica serve a request, or go on with a task whose owner is gone."""
-        if self._process.is_own(handle.owner, handle.epoch) and handle.exchange not in self.table.let_go:
+        if self._process.is_own(handle.owner, handle.epoch) and handle.exchange not in self._process.draining.let_go:
             raise UnknownTask
         incoming, reply = round_.incoming, round_.reply
         found = await self._router.route(handle, incoming, reply)

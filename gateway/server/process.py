@@ -57,7 +57,6 @@ from gateway.seal.sep_1655_items import items
 from gateway.seal.task_handle import TaskSealer
 from gateway.sep_1442.front import Stateless
 from gateway.sep_1442.own_server import OwnSide
-from gateway.server.drain import Drain, Listeners
 from gateway.server.key_purposes import StateKeys
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
@@ -104,7 +103,7 @@ class Gateway:
             Budget("limits.results_bytes", in_force.part(lambda config: config.limits.results_bytes)),
         )
         self.calls = CallBytes.of(in_force.part(lambda config: config.limits))
-        self._cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
+        self.cold_expiry = ColdExpiry(self.lot.cold, self.tasks)
         self.metrics.watch_budget(self.calls.name, self.calls.status)
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
@@ -139,13 +138,12 @@ class Gateway:
         self.downstream: RequestHandler
         self._authenticator: Authenticator
         self._peer_listener: PeerListener
-        self._client_listener: Listener
-        """The listener of the clients."""
-        self._listeners: list[Listener] = []
+        self.client_listener: Listener
+        self.listeners: list[Listener] = []
+        """All, that of the clients included."""
         self.listen = ""
         """The address that clients can reach; known after `start`."""
         self.admin = ""
-        self.ready = False
         self.metrics.config_loaded()
         self._show_settings(config)
         in_force.after_replace(self._show_settings)
@@ -162,6 +160,16 @@ class Gateway:
     def config(self) -> Config:
         """The configuration in force."""
         return self._in_force.value
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process serves, and is not to end."""
+        return self.reload.is_open
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another process has the keys of this one's states."""
+        return self._worker is not None or bool(self.config.state.keys)
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -186,11 +194,11 @@ class Gateway:
         await self._open_peer_listener()
         await self.members.discovery.begin()
         self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
-        self._client_listener = self._listeners[-1]
+        self.client_listener = self.listeners[-1]
         await self._open_admin()
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
         self.routes.begin_children()
-        self.ready = True
+        self.reload.begin()
         log.info(
             Event.SERVER_STARTED,
             version=__version__,
@@ -203,7 +211,6 @@ class Gateway:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         _log_cautions(config)
-        self.reload.begin()
 
     def _scope(self) -> ProcessScope:
         state_bytes = self._in_force.part(lambda config: config.limits.state_bytes)
@@ -272,7 +279,7 @@ class Gateway:
             began=self.began,
             key_ids=self.key_ids,
             in_flight=self.downstream.in_flight,
-            connections=self._client_listener.connections,
+            connections=self.client_listener.connections,
             bugs=self.tasks.failures,
             rejected=self.reload.rejected,
             lot=self.lot,
@@ -295,7 +302,7 @@ class Gateway:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
         listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, heads=heads)
-        self._listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
+        self.listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
         try:
             return await listener.start()
         except OSError as exc:
@@ -308,12 +315,12 @@ class Gateway:
         """
         tls = contexts(config)
         self._in_force.replace(config)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.forget_heads()
         self.routes.rebuild(config, tls)
         self.downstream.front.sessions.keep_only(self.routes.live, no_route("that the configuration had before"))
-        if tls.listener is not None or self._client_listener.is_secure:
-            self.tasks.spawn(self._client_listener.secure(tls.listener), "change the certificate")
+        if tls.listener is not None or self.client_listener.is_secure:
+            self.tasks.spawn(self.client_listener.secure(tls.listener), "change the certificate")
         _log_cautions(config)
 
     def _show_settings(self, config: Config) -> None:
@@ -321,34 +328,17 @@ class Gateway:
         self.metrics.held_calls_limit.set(config.hold.max_calls)
         bodies.on = config.debug.bodies
 
-    async def drain(self, *, delay_seconds: float) -> None:
-        """Take no new calls, and wait for those that run or are held until hold.drain_seconds have passed."""
-        self.ready = False
-        self.reload.closed = True
-        drain = Drain(
-            self._in_force, self.draining, self.downstream, self.routes, self.lot, self.task_table, self.members
-        )
-        listeners = Listeners(self._client_listener, self._listeners)
-        is_resumable = self._is_resumable()  # no reload changes the keys from now on
-        await drain.run(listeners, delay_seconds=delay_seconds, is_resumable=is_resumable)
-        if not is_resumable:
-            self._cold_expiry.give_up_all()
-
-    def _is_resumable(self) -> bool:
-        """Return whether another process has the keys of this one's states."""
-        return self._worker is not None or bool(self.config.state.keys)
-
     async def close(self) -> None:
         """Close everything; replies that were just written still go out."""
-        self.reload.closed = True
-        is_resumable = self._is_resumable()
-        self.task_table.leave(is_resumable=is_resumable)
-        self.draining.part(is_resumable=is_resumable)
+        self.reload.close()
+        tasks = [task.id for task in self.task_table] if self.is_resumable else ()
+        self.draining.part(tasks, is_resumable=self.is_resumable)
+        self.task_table.leave(is_resumable=self.is_resumable)
         for live in self.routes.live.values():
             live.upstream.retire()
         self.downstream.front.sessions.end_all(Stopping("The gateway has shut down, and the session with it"))
         await self.tasks.settle(self.config.timeouts.cancel_seconds)
-        _ = await asyncio.gather(*(listener.close() for listener in self._listeners))
+        _ = await asyncio.gather(*(listener.close() for listener in self.listeners))
         await self.routes.end_children()
         await self.tasks.close()
         self._client.close()

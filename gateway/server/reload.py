@@ -26,8 +26,6 @@ class Reload:
         **name: str,
     ) -> None:
         """Give `read` None if the process has no file; `count` is called with each outcome, and `name` is logged."""
-        self.closed = False
-        """Set when the process drains: its settings do not change any more."""
         self.rejected: tuple[str, ...] | None = None
         """The problems of the file, if the last reload rejected it."""
         self._read = read
@@ -37,8 +35,17 @@ class Reload:
         self._tasks = tasks
         self._count = count
         self._name = name
-        self._begun = False
+        self._begun = self._closed = False
         self._wanted = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process has started, and its settings may change."""
+        return self._begun and not self._closed
+
+    def close(self) -> None:
+        """The process is to end: its settings do not change any more."""
+        self._closed = True
 
     def begin(self) -> None:
         """The process has started: run the reload that was asked for meanwhile."""
@@ -48,7 +55,7 @@ class Reload:
 
     def ask(self) -> None:
         """Reload, after the reloads that were asked for before."""
-        if self.closed:
+        if self._closed:
             note = "a reload in mid-drain is ignored: the process is ending"
             log.warning(Event.CONFIG_REJECTED, note=note, **self._name)
             return
@@ -80,7 +87,7 @@ class Reload:
             files = await asyncio.to_thread(contents, new)
         except ConfigError as exc:
             return self._reject(exc.located)
-        if self.closed:
+        if self._closed:
             return None
         found = changes(self._config, new)
         if stuck := refused(found):

@@ -8,6 +8,7 @@ import signal
 from gateway.cluster.worker import Worker
 from gateway.config import Config
 from gateway.runtime import idle_memory
+from gateway.server.drain import drain
 from gateway.server.process import Gateway
 from gateway.server.reload import Read
 
@@ -47,7 +48,7 @@ async def serve(
     # A process that was started at a terminal has no load balancer that must notice the drain.
     delay = gateway.config.hold.drain_delay_seconds if await first is signal.SIGTERM else 0
     second = loop.create_task(signals.get())
-    await _until_signal(gateway.tasks.start(gateway.drain(delay_seconds=delay), "drain"), second)
+    await _until_signal(gateway.tasks.start(drain(gateway, delay_seconds=delay), "drain"), second)
     _ = second.cancel()
     await gateway.close()
     if is_whole_process:

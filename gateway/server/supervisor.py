@@ -200,7 +200,7 @@ class Supervisor:
         hold, spare = config.hold, config.timeouts.cancel_seconds + _SPARE_SECONDS
         grace = spare if self._stopping.is_set() else hold.drain_delay_seconds + hold.drain_seconds + spare
         self._stopping.set()
-        self._reload.closed = True
+        self._reload.close()
         self._overview.draining = True
         self._send(number)
         if self._kill is not None:

@@ -48,8 +48,6 @@ class TaskTable(Generic[T]):
         """The budget of kept results."""
         self._tasks: dict[str, T] = {}
         self._per_principal: Counter[bytes] = Counter()
-        self.let_go: frozenset[str] = frozenset()
-        """Ids of the tasks that this process left to others when it ended."""
 
     def __len__(self) -> int:
         """Return the number of tasks, finished ones included."""
@@ -108,8 +106,5 @@ class TaskTable(Generic[T]):
 
     def leave(self, *, is_resumable: bool) -> None:
         """Let go of all tasks; if another replica cannot go on with them, their sessions end."""
-        error = ShuttingDown("ask again")
-        if is_resumable:
-            self.let_go |= self._tasks.keys()
         for task in self:
-            task.close(error, is_left=is_resumable)
+            task.close(ShuttingDown("ask again"), is_left=is_resumable)

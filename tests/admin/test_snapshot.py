@@ -11,6 +11,7 @@ from gateway.admin.snapshot import about, known_peers
 from gateway.cluster.membership import Membership
 from gateway.cluster.worker import Worker
 from gateway.config import ConfigError, InForce, Problem, parse
+from gateway.server.drain import drain
 from tests.support.fake_sse import FakeSse
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.stand import Start
@@ -246,7 +247,7 @@ async def test_the_metrics_show_the_use_of_each_limit_beside_the_limit(begin: St
     }
     config = stand.gateway.config
     stand.gateway.apply(replace(config, routes=config.routes[:1]))
-    await stand.gateway.drain(delay_seconds=0)
+    await drain(stand.gateway, delay_seconds=0)
     assert not [name for name in await shown() if "/child" in name]
     assert (await shown())["ready"] == 0
 
@@ -287,12 +288,12 @@ async def test_a_detected_transport_is_shown(begin: Start, fake: Any, transport:
 
 async def test_a_draining_gateway_says_so(begin: Start) -> None:
     stand = await begin()
-    drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=60))
+    draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=60))
     await eventually(lambda: not stand.gateway.ready)
     status = await told(stand)
     assert (status.state, status.processes[0].state) == ("draining", "draining")
-    drain.cancel()
-    _ = await asyncio.gather(drain, return_exceptions=True)
+    draining.cancel()
+    _ = await asyncio.gather(draining, return_exceptions=True)
 
 
 async def test_peers_are_shown_in_their_last_known_state() -> None:

@@ -9,6 +9,7 @@ import pytest
 from gateway.config import parse
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from gateway.telemetry import SessionState
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
@@ -352,7 +353,7 @@ async def test_a_drain_neither_waits_for_cold_calls_nor_cancels_them(
 ) -> None:
     stand = await begin(hold={**SOON, "drain_seconds": 60})
     asked = await cool(stand, upstream)
-    await stand.gateway.drain(delay_seconds=0)
+    await drain(stand.gateway, delay_seconds=0)
     assert json.loads((await stand.client().answer(asked)).text) == [ACCEPT]
     assert mcp.CANCELLED not in upstream.words
 
@@ -362,7 +363,7 @@ async def test_a_drain_cancels_cold_calls_that_no_process_can_continue(
 ) -> None:
     stand = await begin(hold=SOON, state={"keys": []})
     _ = await cool(stand, upstream)
-    await stand.gateway.drain(delay_seconds=0)
+    await drain(stand.gateway, delay_seconds=0)
     _ = await upstream.saw(mcp.CANCELLED)
     await stand.gateway.close()
     assert upstream.words[-1] == "DELETE"

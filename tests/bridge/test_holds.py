@@ -8,6 +8,7 @@ import pytest
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.protocol.errors import Stopping
+from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import ask, later
 from tests.support.stand import Start
@@ -189,7 +190,7 @@ async def test_a_call_that_another_replica_can_go_on_with_is_let_go_without_a_pl
     running = later(client.call("runs"))
     await upstream.saw("tools/call")
     _ = await client.call()
-    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 5)
+    await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 5)
     assert (await running).questions == {}
     crowd.go.set()
     for driver in list(stand.gateway.lot):
@@ -220,7 +221,7 @@ async def test_a_draining_gateway_takes_retries_but_no_calls(upstream: FakeUpstr
     asked = await client.call()
     async with stand.http.get(admin + "/readyz") as response:
         assert response.status == 200
-    draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+    draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
     await eventually(lambda: stand.gateway.draining.has_begun)
     async with stand.http.get(admin + "/readyz") as response:
         assert response.status == 503
@@ -246,7 +247,7 @@ async def test_a_drain_ends_uncollected_calls_at_its_deadline(upstream: FakeUpst
     await stand.client().call("asks")
     running = later(stand.client().call("runs"))
     await upstream.saw("tools/call", 2)
-    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 2)
+    await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 2)
     assert (await running).status == 503
     calls = {seen.body["id"] for seen in upstream.of("tools/call")}
     # The cancellation of a young call is repeated.

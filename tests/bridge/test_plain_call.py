@@ -10,6 +10,7 @@ from gateway.bridge import plain_call
 from gateway.exchange import results
 from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
 from tests.support.stand import Start
@@ -168,7 +169,7 @@ async def test_a_drain_hands_it_over(upstream: FakeUpstream, begin: Start) -> No
     tool = Waiting(upstream)
     call = later(client.call())
     _ = await upstream.saw("tools/call", 2)
-    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 5)
+    await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 5)
     assert "shut down" in (await call).error["message"]
     tool.go.set()
 

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.bridge import subscription
 from gateway.protocol import mcp, sse
+from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, event
 from tests.support.schema import assert_modern_message
 from tests.support.stand import Start
@@ -150,10 +151,10 @@ async def test_a_drain_ends_subscriptions_gracefully(upstream: FakeUpstream, sta
     upstream.capabilities = OFFERED
     async with listening(client, EVERYTHING) as stream:
         await stream.next()
-        drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
         last = await stream.next()
         upstream.side("s1").put_nowait(change("tools/list_changed"))
-        await asyncio.wait_for(drain, 2)
+        await asyncio.wait_for(draining, 2)
     assert last["id"] == "c1"
     assert last["result"]["resultType"] == "complete"
     assert last["result"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1"}
@@ -169,7 +170,7 @@ async def test_a_drain_sends_a_subscription_away_that_is_just_opening(upstream: 
     loop = asyncio.get_running_loop()
     opening = loop.create_task(stand.client().post(mcp.LISTEN, {"notifications": EVERYTHING}))
     await upstream.saw(mcp.SUBSCRIBE)
-    await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), 2)
+    await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), 2)
     reply = await opening
     assert reply.status == 503, "an acknowledgement of what it has by now would be false"
     assert reply.headers["Retry-After"] == "1"

@@ -11,6 +11,7 @@ from gateway.cluster.worker import Address
 from gateway.exchange.commands import Timer
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.cluster.test_witness import cut_off, is_quiet, is_unharmed, only
 from tests.parts.launch import free_port
 from tests.support.fake_store import SOON, FakeStore, cold, cool, ended
@@ -170,7 +171,7 @@ async def test_a_drain_leaves_a_call_that_was_only_asked_again_to_others(
 ) -> None:
     again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK)
     older = resealed(again.state, owner="gw-1", epoch="gone")
-    await in_time(holder.gateway.drain(delay_seconds=0))
+    await in_time(drain(holder.gateway, delay_seconds=0))
     if which == "older":
         again.messages[-1]["result"]["requestState"] = older
     assert json.loads((await third.client().answer(again)).text) == [ACCEPT]
@@ -181,7 +182,7 @@ async def test_a_drain_leaves_a_call_that_was_only_asked_again_to_others(
 async def test_a_drain_leaves_a_call_to_others_that_may_run_twice(upstream: FakeUpstream, cluster: Cluster) -> None:
     upstream.tool(ask)
     again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK, **TWICE)
-    await in_time(holder.gateway.drain(delay_seconds=0))
+    await in_time(drain(holder.gateway, delay_seconds=0))
     assert json.loads((await third.client().answer(again)).text) == ACCEPT
     assert (steps(holder), steps(third)["replayed"]) == ({}, 1)
 
@@ -208,7 +209,7 @@ async def test_a_drain_gives_a_call_back_whose_stream_is_not_open_yet(
         await eventually(lambda: holder.gateway.downstream.in_flight == 2)
     else:
         _ = await upstream.saw("resume")
-    await in_time(holder.gateway.drain(delay_seconds=0))
+    await in_time(drain(holder.gateway, delay_seconds=0))
     reply = await in_time(waiting)
     assert reply.outcome == (503, -32603, "stopping")
     assert "the same requestState and inputResponses" in reply.error["message"]
@@ -226,7 +227,7 @@ async def test_a_drain_cancels_a_dead_owners_call_that_cannot_be_continued(
 ) -> None:
     upstream.tool(ask)
     again, holder, (third,) = await orphaned(cluster, "gw-2", "gw-3", **QUICK)
-    await in_time(holder.gateway.drain(delay_seconds=0))
+    await in_time(drain(holder.gateway, delay_seconds=0))
     _ = await upstream.saw(mcp.CANCELLED)
     reply = await third.client().answer(again)
     assert reply.outcome == (503, -32603, "stopping")

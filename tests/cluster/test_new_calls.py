@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from gateway import world
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Cluster, asked_peers, drop, in_time, later, sample
@@ -17,11 +18,11 @@ async def draining(stand: Stand) -> AsyncIterator[None]:
     """Keep a replica in its drain: it holds a call until the end."""
     client = stand.client()
     asked = await client.call("tool")
-    drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+    ending = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
     await eventually(lambda: stand.gateway.draining.has_begun)
     yield
     assert (await client.answer(asked)).text == "tool"
-    await in_time(drain)
+    await in_time(ending)
 
 
 async def echo(turn: Turn) -> None:
@@ -119,12 +120,12 @@ async def test_a_new_call_that_outlasts_the_drain_comes_back_through_another_rep
 
     upstream.tool(tool)
     await one.client().call("parked")
-    drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     sent_on = await one.client().call("tool")
     assert sent_on.questions == {}
     assert sent_on.state
-    await in_time(drain)
+    await in_time(ending)
     await drop(one)
     waiting = later(two.client().answer(sent_on))
     go.set()
@@ -161,12 +162,12 @@ async def test_a_request_that_outlasts_the_drain_and_cannot_be_continued_ends_wi
         await turn.result({"prompts": []})
 
     upstream.on("prompts/list", hang)
-    drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     ended = await one.client().post("prompts/list")
     assert (ended.status, ended.error["data"]["reason"]) == (503, "stopping")
     go.set()
-    await in_time(drain)
+    await in_time(ending)
     await drop(one)
 
 
@@ -183,13 +184,13 @@ async def test_a_new_call_that_waits_for_the_list_of_tools_is_given_up_in_time(
         await turn.result({"tools": []})
 
     upstream.on("tools/list", hang)
-    drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     ended = await one.client().call("plain")
     assert ended.outcome == (503, -32603, "stopping")
     assert "Retry-After" in ended.headers
     go.set()
-    await in_time(drain)
+    await in_time(ending)
     await drop(one)
     assert (await two.client().call("plain")).text == "plain"
 

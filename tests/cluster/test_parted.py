@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.support.fake_store import SOON, FakeStore, cool
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.replicas import (
@@ -36,7 +37,7 @@ def store(upstream: FakeUpstream) -> FakeStore:
 
 async def part(stand: Stand) -> None:
     """Drain a replica to its end; as in its last second, its listener for other replicas is still open."""
-    await in_time(stand.gateway.drain(delay_seconds=0))
+    await in_time(drain(stand.gateway, delay_seconds=0))
 
 
 async def test_a_call_that_a_parted_owner_let_go_is_resumed_elsewhere(store: FakeStore, cluster: Cluster) -> None:
@@ -196,7 +197,9 @@ async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
     one, two = await cluster.begin("gw-1", "gw-2", **QUICK)
     task = await make(one)
     await part(one)
-    one.gateway.task_table.leave(is_resumable=True)  # as it closes, with its listener still open
+    # As it closes, with its listener still open.
+    one.gateway.draining.part([each.id for each in one.gateway.task_table], is_resumable=True)
+    one.gateway.task_table.leave(is_resumable=True)
     task = task.on(two.client())
     assert (await task.get())["status"] == "working"
     assert [len(stand.gateway.task_table) for stand in (one, two)] == [0, 1]

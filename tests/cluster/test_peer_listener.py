@@ -395,7 +395,7 @@ async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpst
 
 
 def peer_connection(stand: Stand) -> connections.Connection:
-    (found,) = stand.gateway._listeners[0]._service.connections
+    (found,) = stand.gateway.listeners[0]._service.connections
     return found
 
 

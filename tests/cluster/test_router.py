@@ -12,6 +12,7 @@ import aiohttp
 
 from gateway.admin.snapshot import known_peers
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.support.fake_peer import Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import (
@@ -89,7 +90,7 @@ async def test_a_stopping_owner_reports_that_through_other_replicas(upstream: Fa
     asked = await one.client().call()
     waiting = later(two.client().answer(asked))
     await in_time(gate.answered.wait())
-    await one.gateway.drain(delay_seconds=0)
+    await drain(one.gateway, delay_seconds=0)
     reply = await waiting
     assert reply.outcome == (503, -32603, "stopping")
     assert "Retry-After" not in reply.headers, "the call was cancelled, and may have had effects"
@@ -115,7 +116,7 @@ async def test_a_draining_replica_keeps_the_leg_of_a_call_that_cannot_be_parked(
     running = later(client.call("runs"))
     await upstream.saw("tools/call")
     asked = await client.call()
-    draining = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+    draining = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
     await eventually(lambda: one.gateway.draining.has_begun)
     assert (await client.answer(asked)).text == "done"
     assert not running.done()

@@ -11,6 +11,7 @@ from gateway.config import parse
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.http.server.connection import Connection
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import ask
@@ -43,7 +44,7 @@ async def known(stand: Stand, raw: RawConnection, sent: bytes) -> None:
 
 def connection(stand: Stand) -> Connection:
     """The only connection of a client."""
-    (found,) = stand.gateway._client_listener._service.connections
+    (found,) = stand.gateway.client_listener._service.connections
     return found
 
 
@@ -339,7 +340,7 @@ async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         await gate.catch(stand, raw, sent)
-        draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
         await eventually(lambda: stand.gateway.draining.has_begun)
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]

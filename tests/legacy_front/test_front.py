@@ -12,6 +12,7 @@ from gateway.legacy_front import session_ids
 from gateway.legacy_front.session_ids import QUERY
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
+from gateway.server.drain import drain
 from tests.support import workbench
 from tests.support.fake_peer import KEY
 from tests.support.fake_sse import FakeSse, Message
@@ -450,7 +451,7 @@ async def test_a_drain_begins_no_session_serves_those_that_live_and_ends_them(
     call = later(client.post(client.call_message()))
     await sse_server.heard(mcp.TOOLS_CALL)
     stream = await client.listen()
-    draining = later(stand.gateway.drain(delay_seconds=0))
+    draining = later(drain(stand.gateway, delay_seconds=0))
     await eventually(lambda: stand.gateway.draining.has_begun)
     other = LegacyClient(stand)
     status, _, (refused,) = await other.post(other.begin_message())

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from gateway.config import parse
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from gateway.upstream.http import era_probe
 from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -298,7 +299,7 @@ async def test_a_drain_ends_side_streams_and_waits_for_calls(upstream: FakeUpstr
         side_stream(stand, upstream) as side,
         stand.http.post(stand.url, json=CALL, headers={"Mcp-Session-Id": "s"}) as call,
     ):
-        drain = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
         assert await side.content.read() == b"", "a clean end: the client opens it again, elsewhere"
         async with stand.http.get(stand.url, headers={"Mcp-Session-Id": "s"}) as again:
             assert (again.status, again.headers["Retry-After"]) == (503, "1")
@@ -306,11 +307,11 @@ async def test_a_drain_ends_side_streams_and_waits_for_calls(upstream: FakeUpstr
         answer = {"jsonrpc": "2.0", "id": 0, "result": {}}
         async with stand.http.post(stand.url, json=answer, headers={"Mcp-Session-Id": "s"}) as accepted:
             assert accepted.status == 202
-        assert not drain.done()
+        assert not draining.done()
         go.set()
         assert b'"ok"' in await call.content.read()
     async with asyncio.timeout(3):
-        await drain
+        await draining
     assert passed(stand, "ended") == 1
 
 
@@ -321,7 +322,7 @@ async def test_a_call_without_a_reply_at_the_end_of_a_drain_ends_with_an_error(
     upstream.tool(Turn.for_ever)
     call = asyncio.get_running_loop().create_task(stand.http.post(stand.url, json=CALL))
     await upstream.saw("tools/call")
-    await stand.gateway.drain(delay_seconds=0)
+    await drain(stand.gateway, delay_seconds=0)
     await stand.gateway.close()
     async with await call as response:
         assert response.status == 503
@@ -343,7 +344,7 @@ async def test_a_side_stream_that_has_no_head_yet_does_not_hold_up_a_drain(
     client = asyncio.get_running_loop().create_task(listen())
     await upstream.saw("GET")
     async with asyncio.timeout(3):
-        await stand.gateway.drain(delay_seconds=0)
+        await drain(stand.gateway, delay_seconds=0)
     client.cancel()
 
 
@@ -764,7 +765,7 @@ async def test_a_modern_upstreams_subscription_does_not_hold_up_a_drain(upstream
     async with stand.client().open("subscriptions/listen", {"notifications": {}}) as response:
         assert b"acknowledged" in await response.content.readuntil(b"\n\n")
         async with asyncio.timeout(3):
-            await stand.gateway.drain(delay_seconds=0)
+            await drain(stand.gateway, delay_seconds=0)
         with pytest.raises(aiohttp.ClientPayloadError):  # its last message never came
             await response.content.read()
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 import aiohttp
 
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.sep_1442.conftest import ROUTE, Tools, client_of
 from tests.sep_1442.test_paper import ACCEPT, text
 from tests.support.fake_modern import FakeModern
@@ -54,7 +55,7 @@ async def test_a_drain_waits_for_answers_and_then_ends_the_calls(cluster: Cluste
     client = client_of([stand])
     async with client.call("ask") as stream:
         question = await stream.message()
-        await stand.gateway.drain(delay_seconds=0)
+        await drain(stand.gateway, delay_seconds=0)
         message = await stream.message()
         assert message["error"]["data"]["reason"] == "stopping"
     assert question["method"] == mcp.ELICIT
@@ -67,7 +68,7 @@ async def test_a_drain_ends_background_streams_and_begins_none(cluster: Cluster,
         assert "method" in await stream.message()
         async with client.call("ask") as asking:  # the drain waits for it
             question = await asking.message()
-            draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+            draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
             assert await stream.message() == {"jsonrpc": "2.0", "id": "mine", "result": {}}
             assert (await client.ask("messages/listen"))[0] == 503
             assert await client.answer(question, ACCEPT) == 202

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, one_question
 from tests.support.logs import Lines
 from tests.support.stand import Start
@@ -22,7 +23,7 @@ async def test_a_finished_call_is_not_counted_as_cancelled_or_let_go(
         assert (await client.answer(await client.call())).result["resultType"] == "complete"
     asked = await client.call()
     assert stand.held == 1
-    await stand.gateway.drain(delay_seconds=0)
+    await drain(stand.gateway, delay_seconds=0)
     (line,) = log_lines("server.parted")
     assert (line["let_go"], line["cancelled"]) == (let_go, cancelled)
     if cancelled:
@@ -36,5 +37,5 @@ async def test_a_drain_after_which_only_kept_results_are_left_parted_with_nothin
     stand = await begin(hold=QUICK)
     client = stand.client()
     assert (await client.answer(await client.call())).result["resultType"] == "complete"
-    await stand.gateway.drain(delay_seconds=0)
+    await drain(stand.gateway, delay_seconds=0)
     assert log_lines("server.parted") == []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol import sse
+from gateway.server.drain import drain
 from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
@@ -99,7 +100,7 @@ async def test_a_drain_goes_on_while_a_reply_is_written(upstream: FakeUpstream, 
         await client.send(*stand.client().build("tools/call", CALL))
         await upstream.saw("tools/call")
         await eventually(lambda: stand.gateway.downstream.in_flight == 0, "the reply is the connection's to write")
-        draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
         _ = await asyncio.wait((draining,), timeout=0.2)
         assert not draining.done()
         assert len((await client.message())["result"]["content"][0]["text"]) == SIZE
@@ -113,13 +114,13 @@ async def test_a_drain_waits_for_the_bytes_below_tls(upstream: FakeUpstream, tmp
     async with slow(stand.gateway.listen, ssl.create_default_context(cafile=ca.file)) as client:
         await client.send(*stand.client().build("tools/call", CALL))
         _ = await client.reader.readuntil(b"\r\n\r\n")
-        (connection,) = stand.gateway._client_listener._service.connections
+        (connection,) = stand.gateway.client_listener._service.connections
         transport = connection.wire._out
         read = 0
         while transport.get_write_buffer_size():
             read += len(await client.reader.read(65_536))
         assert read < SIZE, "all that is left is below TLS"
-        draining = asyncio.get_running_loop().create_task(stand.gateway.drain(delay_seconds=0))
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
         _ = await asyncio.wait((draining,), timeout=0.2)
         assert not draining.done()
         async with asyncio.timeout(DEADLINE):
@@ -133,14 +134,14 @@ async def test_a_drain_does_not_wait_longer_than_it_may(upstream: FakeUpstream, 
     async with slow(stand.gateway.listen) as client:
         await client.send(*stand.client().build("tools/call", CALL))
         await upstream.saw("tools/call")
-        await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), DEADLINE)
+        await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), DEADLINE)
 
 
 async def test_a_connection_that_is_idle_does_not_hold_a_drain_up(begin: Start) -> None:
     stand = await begin()
     async with slow(stand.gateway.listen), slow(stand.gateway.admin):
         assert (await stand.client().call()).text == "done"
-        await asyncio.wait_for(stand.gateway.drain(delay_seconds=0), DEADLINE)
+        await asyncio.wait_for(drain(stand.gateway, delay_seconds=0), DEADLINE)
 
 
 @pytest.mark.processes

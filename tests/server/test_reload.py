@@ -912,7 +912,7 @@ async def test_a_drain_ignores_the_signal_even_while_the_file_is_read() -> None:
     files.next = [TWO, THREE]
     files.reload.begin()
     files.reload.ask()
-    files.reload.closed = True
+    files.reload.close()
     files.reload.ask()
     await files.done()
     assert files.applied == files.counted == []

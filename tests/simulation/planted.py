@@ -239,8 +239,8 @@ FAULTS: Final = (
     Planted(
         "drain: waiting legs are not handed over",
         "server/drain.py",
-        "                    driver.hand_over()\n",
-        "                    pass\n",
+        "                driver.hand_over()\n",
+        "                pass\n",
         _DRAINS,
     ),
     Planted(
@@ -253,22 +253,22 @@ FAULTS: Final = (
     Planted(
         "drain: nobody is told that the calls were let go",
         "server/drain.py",
-        "        self._draining.part(let_go, is_resumable=is_resumable)\n",
+        "    gateway.draining.part(let_go, is_resumable=gateway.is_resumable)\n",
         "",
         _DRAINS,
     ),
     Planted(
         "drain: new calls are begun until the end",
         "server/drain.py",
-        "        self._draining.begin(None if alone else ends_at)\n",
+        "    draining.begin(None if alone else world.monotonic() + seconds)\n",
         "",
         _DRAINS,
     ),
     Planted(
         "drain: calls that nobody can continue are forgotten",
         "server/drain.py",
-        "                driver.stop(error)\n",
-        "                pass\n",
+        "            driver.stop(error)\n",
+        "            pass\n",
         _DRAINS,
     ),
     Planted(

@@ -123,10 +123,10 @@ async def crash(stand: Stand) -> None:
         task.cancel()
     for held in gateway.downstream._legacy.mirror._shared.running.values():
         held._link._is_released = True
-    for listener in gateway._listeners:
+    for listener in gateway.listeners:
         for connection in list(listener._service.connections):
             connection.wire.abort()
-    for listener in gateway._listeners:
+    for listener in gateway.listeners:
         await listener.close()
     await gateway.tasks.close()
     gateway._client.close()

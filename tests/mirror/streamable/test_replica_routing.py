@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.protocol import mcp
+from gateway.server.drain import drain
 from tests.mirror.conftest import mirror_of, sealed
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
@@ -309,16 +310,16 @@ async def test_a_drain_waits_for_the_answer_to_an_open_question(server: FakeMode
     client = await session(one)
     async with client.call("ask") as stream:
         question, _ = await asked(stream)
-        drain = asyncio.get_running_loop().create_task(one.gateway.drain(delay_seconds=0))
+        ending = asyncio.get_running_loop().create_task(drain(one.gateway, delay_seconds=0))
         await eventually(lambda: one.gateway.draining.has_begun)
         async with client.call("ask") as refused:
             assert refused.response.status == 200, "the session goes on"
             assert (await refused.message())["error"]["data"]["reason"] == "stopping"
-        assert not drain.done()
+        assert not ending.done()
         assert await client.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     async with asyncio.timeout(DEADLINE):
-        await drain
+        await ending
     assert len(server.of("tools/call")) == 2
 
 
@@ -327,7 +328,7 @@ async def test_a_question_outlives_a_drain_that_ends_before_its_answer(server: F
     async with client.call("ask") as stream:
         question, place = await asked(stream)
         async with asyncio.timeout(DEADLINE):
-            await one.gateway.drain(delay_seconds=0)
+            await drain(one.gateway, delay_seconds=0)
             await cluster.crash(one)
         with pytest.raises((EOFError, aiohttp.ClientError)):
             _ = await stream.event()
@@ -350,10 +351,10 @@ async def test_a_standalone_stream_moves_on_in_a_drain_with_its_subscriptions(
         home = home_of(one, two)
         left = two if home is one else one
         async with asyncio.timeout(DEADLINE):
-            drain = asyncio.get_running_loop().create_task(home.gateway.drain(delay_seconds=0))
+            ending = asyncio.get_running_loop().create_task(drain(home.gateway, delay_seconds=0))
             with pytest.raises((EOFError, aiohttp.ClientError)):
                 _ = await stream.event()
-            await drain
+            await ending
     async with client.get(place, url=left.url) as stream:
         assert stream.response.status == 200
         _ = await stream.place()
