@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-import structlog
 
+from gateway.telemetry import get_logger
 from tests.support import randomness, tables
 
 pytest_plugins = ["tests.support.stand", "tests.support.turns"]
@@ -52,17 +52,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(autouse=True)
-def _logging_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Reset the logging after each test; loggers are not cached, because a cached one would outlive the reset."""
-    configure, root = structlog.configure, logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-
-    def uncached(**options: Any) -> None:
-        configure(**{**options, "cache_logger_on_first_use": False})
-
-    monkeypatch.setattr(structlog, "configure", uncached)
+def _logging_of_its_own() -> Iterator[None]:
+    """Reset the logging after each test."""
+    log, root = vars(get_logger()), logging.getLogger()
+    before, handlers, level = dict(log), root.handlers[:], root.level
     yield
-    if structlog.is_configured():
-        structlog.reset_defaults()
+    if log != before:
+        log.clear()
+        log.update(before)
         logging.captureWarnings(capture=False)
         root.handlers[:], root.level = handlers, level

@@ -2,7 +2,6 @@
 
 import gc
 import importlib
-import io
 import json
 import signal
 import warnings
@@ -14,13 +13,13 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Final
 
-import structlog
 from msgspec import structs
 
 from gateway.config import Config
 from gateway.config.parsing.yaml_tree import Document
 from gateway.server.process import Gateway
 from gateway.server.serve import serve
+from gateway.telemetry import get_logger
 from tests.simulation import faults
 from tests.simulation.attacker import Attacker
 from tests.simulation.client import Client, Record
@@ -495,19 +494,12 @@ _current: list[History] = []
 def configure_log(history: History) -> None:
     """Have the log of all processes go to this history."""
     _current[:] = [history]
-    structlog.configure(
-        processors=[_collect],
-        wrapper_class=structlog.make_filtering_bound_logger(20),
-        logger_factory=structlog.WriteLoggerFactory(io.StringIO()),
-        cache_logger_on_first_use=False,
-    )
+    get_logger().write = _collect  # type: ignore[method-assign]
 
 
-def _collect(_: object, level: str, fields: Any) -> str:
+def _collect(level: str, event: str, fields: dict[str, Any]) -> None:
     if not _current:
-        raise structlog.DropEvent
+        return
     history = _current[0]
     process = history.simulation._running()
-    event = str(fields.pop("event", ""))
-    history.note_line(Line(history.now, "" if process is None else process.name, level, event, dict(fields)))
-    raise structlog.DropEvent
+    history.note_line(Line(history.now, "" if process is None else process.name, level, str(event), dict(fields)))
