@@ -27,7 +27,7 @@ from gateway.upstream.http.http_errors import (
     ping_id,
     read_refusal,
 )
-from gateway.upstream.http.http_upstream import HttpUpstream, StreamTimes
+from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.reply_reader import ReplyReader, StreamReply, redirected
 
 _ENDPOINT_BYTES: Final = 4096
@@ -55,22 +55,19 @@ class _SessionStream(StreamReply, kw_only=True):
 class _Waiting:
     """A request whose answer is expected on the stream."""
 
-    def __init__(self, receive: Receive, times: StreamTimes, *, is_repeatable: bool) -> None:
+    def __init__(self, receive: Receive, *, is_repeatable: bool) -> None:
         self.receive, self.is_repeatable = receive, is_repeatable
-        self._late_post_seconds = times.late_post_seconds
         self.over: asyncio.Future[GatewayError | ValueError | None] = asyncio.get_running_loop().create_future()
         """Done with None when it is answered, or with the reason why it will not be."""
-        self.posting: asyncio.Timeout | None = None
-        """The deadline of its POST, while that is in flight."""
+        self.post: ReplyReader | None = None
+        """The reply to its POST, once that is sent."""
 
     def end(self, error: GatewayError | ValueError | None) -> None:
-        """Complete the request, and shorten the deadline of its POST, whose response matters little now."""
-        if self.over.done():
-            return
-        self.over.set_result(error)
-        if self.posting is not None and not self.posting.expired():
-            now = asyncio.get_running_loop().time()
-            self.posting.reschedule(now if error is not None else now + self._late_post_seconds)
+        """Complete the request, and wait for its POST no more, whose outcome matters little now."""
+        if not self.over.done():
+            self.over.set_result(error)
+            if self.post is not None:
+                self.post.answered()
 
 
 class HttpSseChannel(Channel):
@@ -274,7 +271,7 @@ class HttpSseChannel(Channel):
     ) -> jsonrpc.Error | Raw | None:
         """POST a request and wait until its answer comes on the stream."""
         self._check_stream()
-        waiting = self._waiting = _Waiting(receive, self._times, is_repeatable=is_repeatable)
+        waiting = self._waiting = _Waiting(receive, is_repeatable=is_repeatable)
         self.taken = False
         try:
             refused = await self._request(message, headers, waiting)
@@ -297,17 +294,11 @@ class HttpSseChannel(Channel):
     async def _request(self, message: bytes, headers: Headers, waiting: _Waiting) -> jsonrpc.Error | Raw | None:
         """POST a request; return the body of an HTTP error, unless the stream brought the answer."""
         try:
-            try:
-                refused = await self._post(message, headers, waiting)
-            except SuspectedSessionLoss as exc:
-                if not self._is_ready:
-                    raise
-                self.forgotten = await exc.is_confirmed(self.ping(headers))
-                refused = exc.conclude(is_gone=self.forgotten)
+            refused = await self._post_in_session(message, headers, waiting)
         except UpstreamError as exc:
             # Whatever happened to the POST, the server accepted a request that it answered. If the stream ended, the
             # call may have run, so the loss of the stream is reported and not SessionLost.
-            if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost)):
+            if waiting.over.done() and (waiting.over.result() is None or isinstance(exc, SessionLost | CallLost)):
                 return None
             raise
         return None if waiting.over.done() else refused
@@ -322,12 +313,7 @@ class HttpSseChannel(Channel):
     async def send(self, message: bytes, headers: Headers) -> None:
         """POST an answer or a notification; done when the server accepts it."""
         self._check_stream()
-        try:
-            refused = await self._post(message, headers, None)
-        except SuspectedSessionLoss as exc:
-            if not self._is_ready:
-                raise
-            refused = exc.conclude(is_gone=await exc.is_confirmed(self.ping(headers)))
+        refused = await self._post_in_session(message, headers)
         if refused is not None:
             said = refused.message if isinstance(refused, jsonrpc.Error) else "it answered with a result"
             raise CallLost(f"{self._endpoint.where} refused a message: {self._endpoint.quoted(said)}")
@@ -338,29 +324,34 @@ class HttpSseChannel(Channel):
         self._check_stream()
         id_ = ping_id()
         self._pings.append(id_)
-        refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers, None)
+        refused = await self._post(jsonrpc.request(id_, mcp.PING, {}), headers)
         if refused is not None:
             check_ping_answer(refused, self._endpoint)
 
-    async def _post(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
-        """Send a message and wait until it is accepted, or until the request is answered."""
+    async def _post_in_session(
+        self, message: bytes, headers: Headers, waiting: _Waiting | None = None
+    ) -> jsonrpc.Error | Raw | None:
+        """POST as `_post` does; raises SessionLost only if a ping proves that the session is gone."""
+        try:
+            return await self._post(message, headers, waiting)
+        except SuspectedSessionLoss as exc:
+            if not self._is_ready:
+                raise
+            self.forgotten = await exc.is_confirmed(self.ping(headers))
+            return exc.conclude(is_gone=self.forgotten)
+
+    async def _post(
+        self, message: bytes, headers: Headers, waiting: _Waiting | None = None
+    ) -> jsonrpc.Error | Raw | None:
+        """Send a message and wait until it is accepted, or until the request is over."""
         where = self._endpoint.where
         try:
-            async with asyncio.timeout(self._client.timeouts.answer_seconds) as deadline:
-                if waiting is not None:
-                    waiting.posting = deadline
+            async with asyncio.timeout(self._client.timeouts.answer_seconds):
                 return await self._deliver(message, headers, waiting)
-        except (TimeoutError, CallLost) as exc:
-            if waiting is not None and waiting.over.done():
-                return None  # the stream brought the answer
-            if isinstance(exc, CallLost):
-                raise
+        except TimeoutError as exc:
             raise CallLost(
                 f"{where} did not accept a message within timeouts.answer_seconds; the call may have had effects"
             ) from exc
-        finally:
-            if waiting is not None:
-                waiting.posting = None
 
     async def _deliver(self, message: bytes, headers: Headers, waiting: _Waiting | None) -> jsonrpc.Error | Raw | None:
         """POST a message, following one redirect within the origin."""
@@ -376,11 +367,13 @@ class HttpSseChannel(Channel):
                 hearer, 0, client.arriving, self._times.drain_seconds, needs_body=False, unread=_POST_REDIRECTS
             )
             pending = client.begin("POST", target, own, message, reply, is_repeatable=is_repeatable)
+            if waiting is not None:
+                waiting.post = reply
             _ = await reply.over(pending)
             if reply.is_done:
                 if self._messages is not None:
                     self._messages = target
-                if waiting is not None and waiting is self._waiting:
+                if waiting is not None and waiting is self._waiting and not waiting.over.done():
                     self.taken = True
                 return None
             if reply.status not in _POST_REDIRECTS:

@@ -29,8 +29,6 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
     """How long a stream of HTTP+SSE may take to name its endpoint: less than half of timeouts.handshake_seconds."""
     probe_pause_seconds: float = 1.0
     """The shortest time between the starts of two probes for the upstream's era."""
-    late_post_seconds: float = 1.0
-    """How long the POST of a request over HTTP+SSE may still take once the stream has brought the answer."""
 
 
 DEFAULT_TIMES: Final = StreamTimes()

@@ -124,7 +124,7 @@ class ReplyReader(msgspec.Struct, eq=False):
             self.is_stream = head.content_type == EVENT_STREAM
             self.accepted()
             if not self.needs_body:
-                self._answered()
+                self.answered()
         else:
             self.max_bytes = self.refusal_bytes
             if head.status in self.unread:
@@ -186,7 +186,7 @@ class ReplyReader(msgspec.Struct, eq=False):
     def hand_over(self, data: bytes) -> None:
         """Hand over a message; with the answer, the reply is done."""
         if self.hearer.hear_call(data) and not self.is_over:  # or closed meanwhile
-            self._answered()
+            self.answered()
 
     def _read(self, data: bytes) -> None:
         """Hand over the messages that this part of a stream completes."""
@@ -214,8 +214,8 @@ class ReplyReader(msgspec.Struct, eq=False):
             parser = self.parser = sse.Parser(self.max_bytes, is_begun=self.is_begun)
         return parser.feed(data)
 
-    def _answered(self) -> None:
-        """The answer is here; the stream should end now, so that its connection can be used again."""
+    def answered(self) -> None:
+        """The answer is here; the reply should end now, so that its connection can be used again."""
         self._done()
         self.pending.end_within(self.drain_seconds)
 

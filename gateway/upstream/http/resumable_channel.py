@@ -118,7 +118,7 @@ class CallReply(ReplyReader, kw_only=True):
         """Hand over a message; what is not the answer makes that who waits follow the reply."""
         if not self.is_followed:
             if self.hearer.hear_answer(data):
-                self._answered()
+                self.answered()
                 return
             self.ended()
             if self.is_over or not self.is_followed:

@@ -322,7 +322,7 @@ async def test_a_result_that_overtakes_its_post_is_the_result(old: FakeSse, begi
         await asyncio.get_running_loop().create_future()
 
     old.tool = early
-    stand = await sse(begin, old, stream_times=structs.replace(SHORT_TIMES, late_post_seconds=0.05))
+    stand = await sse(begin, old)
     client = stand.client()
     assert (await client.call()).text == "early"
     assert (await client.call()).text == "early", "the session is free although its POST is not over"
