@@ -105,7 +105,6 @@ class Capacity(Generic[S]):
         self._settle(group.principal, quota)
         if group.main is session:
             group.main = None
-            self.review(group)
 
     def rested(self, session: S, group: Group[S]) -> None:
         """A session is idle from now on, or its last joiner has left it idle."""
