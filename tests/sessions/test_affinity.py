@@ -447,27 +447,6 @@ async def test_a_subscription_has_a_session_of_its_own(upstream: FakeUpstream, t
     assert upstream.of("DELETE")[0].session == "s2"
 
 
-async def test_a_subscription_never_takes_the_session_of_the_calls(
-    upstream: FakeUpstream, tool: Tool, begin: Start
-) -> None:
-    stand = await stand_with(begin, sessions={"max_per_principal": 1})
-    client = stand.client("Bearer ada")
-    call = begun(do(client, "wait"))
-    await upstream.saw("tools/call")
-    pool = stand.gateway.routes.live["/mcp"].upstream.pool
-
-    async def listen() -> None:
-        async with client.open(mcp.LISTEN, {"notifications": {"toolsListChanged": True}}) as stream:
-            _ = await stream.content.readany()
-
-    listening = asyncio.get_running_loop().create_task(listen())
-    await eventually(lambda: pool.waiting, "the subscription waits for room")
-    tool.go.set()
-    assert (await call).text == "done"
-    await listening
-    assert len(upstream.of("initialize")) == 2
-
-
 async def test_a_session_that_is_given_up_is_not_ended_under_its_joiners(
     upstream: FakeUpstream, tool: Tool, begin: Start
 ) -> None:

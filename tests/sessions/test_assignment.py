@@ -184,6 +184,24 @@ CASES: dict[str, tuple[Limits, list[str], str, list[str]]] = {
         "a/x",
         [],
     ),
+    "a principal at its limit gives a session of its own that becomes idle": (
+        Limits(9, 1),
+        ["open s1 a/y", "wait r1 a/x", "rest s1"],
+        "a/x",
+        ["r1 opens for s1"],
+    ),
+    "a principal at its limit gives no session that is in use again": (
+        Limits(9, 1),
+        ["open s1 a/y", "wait r1 a/x", "rest s1", "use s1"],
+        "a/x",
+        [],
+    ),
+    "a principal at its limit gets the room of its own session that ended": (
+        Limits(9, 1),
+        ["open s1 a/y", "wait r1 a/x", "close s1"],
+        "a/x",
+        ["r1 opens"],
+    ),
     "room passes a principal at its limit by": (
         Limits(2, 1),
         ["open s1 a/y", "open s2 b/x", "wait r1 a/x", "wait r2 c/x", "close s2"],
@@ -355,21 +373,6 @@ def test_new_limits_decide_which_principals_are_eligible() -> None:
     assert opener(counted.next_quota()) is waiting
     counted.change_limits(Limits(9, 1))
     assert counted.next_quota() is None
-
-
-def test_with_affinity_only_the_first_call_may_open_a_session_and_only_while_there_is_none() -> None:
-    counted, group, session = capacity(), group_of(b"a", is_affine=True), FakeSession()
-    for each in (first := request(group), request(group)):
-        counted.add(each)
-    assert counted.next_quota() is None
-    counted.review(group)
-    assert list(counted._quotas[b"a"].openers) == [first]
-    counted.opened(session, group)
-    counted.review(group)
-    assert counted.next_quota() is None
-    counted.closed(session, group)
-    assert group.main is None
-    assert list(counted._quotas[b"a"].openers) == [first]
 
 
 def test_nothing_is_kept_of_a_principal_without_sessions_and_requests() -> None:

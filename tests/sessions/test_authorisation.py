@@ -247,6 +247,7 @@ async def test_a_replica_that_takes_over_has_the_credential_checked_in_the_calls
     upstream.on(mcp.CANCELLED, lambda turn: turn.upstream.plain(turn))
     assert (await two.client(REFRESHED).answer(asked)).outcome == (200, -32603, "owner_lost")
     assert pings(upstream) == [("s1", FORGED), ("s1", REFRESHED)]
+    assert {seen.headers[mcp.PROTOCOL_VERSION] for seen in upstream.of(mcp.PING)} == {"2025-11-25"}
     assert (await one.client(REAL).answer(asked)).text == "accept"
 
 

@@ -188,34 +188,6 @@ async def _refused(turn: Turn) -> None:
     turn.reply(401)
 
 
-async def test_a_credential_that_the_upstream_refuses_gets_nothing_from_memory(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    """Same claims, another signature: the same principal, as far as anybody here can tell."""
-    good = jwt(iss="https://issuer", sub="alice")
-    forged = good[:-3] + "AAA"
-
-    def checked(script: Any) -> Any:
-        async def check(turn: Turn) -> None:
-            if turn.seen.headers["Authorization"] != good:
-                turn.reply(401, headers={"WWW-Authenticate": "Bearer"})
-            else:
-                await script(turn)
-
-        return check
-
-    upstream.on("initialize", checked(upstream.initialize))
-    upstream.on("ping", checked(Turn.result))
-    upstream.on(mcp.TOOLS_LIST, checked(upstream.plain))
-    stand = await begin(route=KEPT)
-    assert await names(stand.client(good)) == ["one"]
-    refused = await stand.client(forged).post(mcp.TOOLS_LIST)
-    assert refused.status == 401
-    assert "one" not in refused.data.decode()
-    assert await names(stand.client(good)) == ["one"]
-    assert lists_asked(upstream) == 2, "one of them was the upstream's to refuse"
-
-
 async def test_an_error_is_not_kept(upstream: FakeUpstream, begin: Start) -> None:
     async def fail(turn: Turn) -> None:
         await turn.error(-32603, "not now")

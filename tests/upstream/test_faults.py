@@ -504,17 +504,6 @@ async def test_a_session_forgotten_twice_is_an_error(
     assert len(upstream.of("tools/call")) == 2
 
 
-async def test_a_400_that_does_not_speak_of_sessions_is_the_calls_own_error(
-    upstream: FakeUpstream, client: Client
-) -> None:
-    async def tool(turn: Turn) -> None:
-        turn.reply(400, {"jsonrpc": "2.0", "id": turn.id, "error": {"code": -32602, "message": "bad argument"}})
-
-    upstream.tool(tool)
-    assert (await client.call()).outcome == (200, -32602, None)
-    assert len(upstream.of("tools/call")) == 1
-
-
 @pytest.mark.parametrize("first", ["tools/list", mcp.SET_LEVEL])
 async def test_a_session_forgotten_before_a_request_of_the_gateways_own_is_opened_again(
     upstream: FakeUpstream, client: Client, first: str

@@ -11,7 +11,7 @@ from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.sessions.pool.pool import Pool
 from gateway.telemetry import Metrics
-from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.replicas import ask
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration
@@ -87,20 +87,3 @@ async def test_a_retry_that_needs_a_new_session_is_served_while_new_calls_are_re
     asked = await client.call()  # one session for the list of tools, another one for the call
     assert (await client.call()).status == 503
     assert json.loads((await client.answer(asked)).text)["action"] == "accept"
-
-
-async def test_a_call_continues_in_its_session_whatever_was_refused_meanwhile(
-    upstream: FakeUpstream, begin: Start
-) -> None:
-    stand = await begin(sessions={"max": 2, "new_per_second": SLOW})
-
-    async def tool(turn: Turn) -> None:
-        _ = await turn.elicit("q")
-        await turn.result(text("answered"))
-
-    upstream.tool(tool)
-    client = stand.client()
-    asked = await client.call()
-    statuses = [(await of_kind(stand, number).post("tools/list")).status for number in range(3)]
-    assert statuses == [200, 503, 503]
-    assert (await client.answer(asked)).text == "answered"

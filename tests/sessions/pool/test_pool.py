@@ -23,7 +23,7 @@ from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import later
 from tests.support.stand import Start
-from tests.support.workbench import ALL, Client, Stand, configuration, eventually
+from tests.support.workbench import Client, Stand, configuration, eventually
 
 
 class Gate:
@@ -170,14 +170,6 @@ async def test_an_idle_session_makes_room_for_another_principal(upstream: FakeUp
     await stand.client("Bearer one").call()
     assert (await stand.client("Bearer two").call()).text == "done"
     assert upstream.of("DELETE")[0].session == "s1"
-
-
-async def test_a_principals_own_idle_session_makes_room_for_it(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(sessions={"max_per_principal": 1}, timeouts={"session_wait_seconds": 0.1})
-    kinds: list[dict[str, Any]] = [ALL, {}, {"elicitation": {}}]
-    for capabilities in kinds:
-        assert (await stand.client(capabilities=capabilities).call()).text == "done"
-    assert len(await upstream.saw("DELETE", 2)) == 2
 
 
 async def test_of_idle_sessions_only_the_one_that_its_server_has_surely_forgotten_is_not_ended(

@@ -33,6 +33,7 @@ ANSWERS = [
     (404, -32000, "No such file"),
     (400, -32000, "Session not found: abc"),
     (500, -32603, "The session crashed"),
+    (400, -32602, "Bad argument"),
 ]
 """How tools fail, at servers that give their errors an HTTP status."""
 

@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gateway.http_client.addresses import Addresses
-from gateway.http_client.errors import NotConnected, RequestFailed
-from gateway.protocol import jsonrpc, mcp
+from gateway.protocol import mcp
 from gateway.protocol.errors import Busy, CallGone, CallLost, Refused, Unreachable, UpstreamError
 from gateway.upstream.channel import NO_HEADERS
-from gateway.upstream.http.reply_reader import ReplyReader
-from gateway.upstream.http.resumption import MAX_EVENT_IDS
 from gateway.upstream.http.streamable_http import StreamableChannel
-from gateway.world import AddressInfo
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Script, Turn, event, text
 from tests.support.stand import Start
 from tests.support.upstream_side import INFO, KEY, UpstreamSide
@@ -182,17 +177,6 @@ async def test_the_next_call_does_not_inherit_a_cursor(upstream: FakeUpstream) -
             await here.run(session)
         assert not upstream.of("resume")
         here.pool.release(session, clean=False)
-
-
-async def test_the_event_ids_of_one_call_say_nothing_of_the_next(upstream: FakeUpstream) -> None:
-    upstream.each("tools/call", saying(("e1", progress(1)), ("e2", RESULT)), saying(("e1", progress(2))))
-    upstream.on("resume", saying(("e2", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.pool.acquire(KEY, NO_HEADERS)
-        for _ in range(2):
-            await here.run(session)
-        assert here.ear.progress == [1, 2]
-        here.pool.release(session, clean=True)
 
 
 async def test_a_server_that_gives_every_event_one_id_is_served(upstream: FakeUpstream) -> None:
@@ -505,16 +489,6 @@ async def test_a_result_that_overtakes_the_acceptance_of_its_answer_ends_it(upst
         here.pool.release(session, clean=True)
 
 
-async def test_a_session_speaks_the_version_that_was_agreed_on(upstream: FakeUpstream) -> None:
-    async with replica(upstream) as here:
-        channel = here.connect()
-        channel.adopt("s0", "2025-06-18")
-        assert channel.can_ask
-        await channel.send(jsonrpc.notification(mcp.CANCELLED), NO_HEADERS)
-    (seen,) = upstream.seen
-    assert (seen.session, seen.headers["MCP-Protocol-Version"]) == ("s0", "2025-06-18")
-
-
 async def test_a_silent_stream_is_opened_again_for_as_long_as_it_takes(upstream: FakeUpstream) -> None:
     silent = saying(("e2", progress(1)), end="open")
     upstream.each("resume", *[silent] * 12, saying(("e2", progress(1)), ("e3", RESULT)))
@@ -533,29 +507,6 @@ async def test_an_answered_stream_that_stays_open_is_closed_and_not_opened_again
         await here.resume(session)
         (seen,) = upstream.of("resume")
         await seen.cut.wait()
-        here.pool.release(session, clean=True)
-
-
-async def test_foreign_responses_are_ignored_and_counted(upstream: FakeUpstream) -> None:
-    foreign = [{"id": id_, "result": text("wrong")} for id_ in ("gw-dead-2", 7, None)]
-    upstream.on("resume", saying(*((f"x{n}", message) for n, message in enumerate(foreign)), ("e2", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.adopt()
-        await here.resume(session)
-        assert here.ear.text == "done"
-        assert here.metric("mcp_gateway_upstream_errors_total", kind="unknown_id") == 3
-        here.pool.release(session, clean=True)
-
-
-async def test_what_was_handed_over_is_known_in_bounded_memory(upstream: FakeUpstream) -> None:
-    full = MAX_EVENT_IDS + 2
-    events = [(f"e{n}", progress(n)) for n in range(2, full + 3)]
-    upstream.each("resume", saying(*events), saying(*events[-2:], (f"e{full + 3}", RESULT)))
-    async with replica(upstream) as here:
-        session = await here.adopt()
-        await here.resume(session)
-        assert here.ear.progress == [*range(2, full + 3)]
-        assert cursors(upstream) == ["e1", f"e{full}"], "what is known from there on is known"
         here.pool.release(session, clean=True)
 
 
@@ -622,116 +573,33 @@ async def test_a_refused_get_does_not_mean_that_the_session_is_lost(
         here.pool.release(session, clean=False)
 
 
-class Attempts:
-    """Counts the GETs that found nobody listening."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.refused = 0
-        original = ReplyReader.on_failed
-
-        def counted(reply: ReplyReader, failure: RequestFailed) -> None:
-            self.refused += isinstance(failure, NotConnected)
-            original(reply, failure)
-
-        monkeypatch.setattr(ReplyReader, "on_failed", counted)
-
-
-async def test_a_restart_shows_as_a_session_that_is_gone(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_only_a_call_that_another_process_may_still_hold_is_lost_by_faults_of_the_gateways_own_host(
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, *, is_shared: bool
 ) -> None:
-    attempts = Attempts(monkeypatch)
-    async with replica(upstream, {"retry_seconds": (0.01,) * 1000}) as here:
-        session = await here.adopt()
-        port = here.endpoint.url.port
-        await upstream.close()
-        resuming = here.start(here.resume(session))
-        await eventually(lambda: attempts.refused > 2)
-        upstream.forget()
-        await upstream.start(port or 0)
-        with pytest.raises(CallGone):
-            await resuming
-        here.pool.release(session, clean=False)
+    upstream.each("resume", refusing(503), refusing(503), saying(("e2", RESULT)))
+    lacks_descriptors = 40
 
-
-async def test_an_upstream_that_never_comes_back_loses_the_call_after_some_tries(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = Attempts(monkeypatch)
-    async with replica(upstream) as here:
-        session = await here.adopt()
-        await upstream.close()
-        with pytest.raises(CallLost, match=r"cannot be reached .* may have had effects") as caught:
-            await here.resume(session)
-        assert type(caught.value) is CallLost
-        assert attempts.refused == 5
-        here.pool.release(session, clean=False)
-
-
-class FakeHost:
-    """FAKE of the host of the gateway: it lacks file descriptors, or its name service fails, for some connections."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lacks_descriptors = 0
-        self.lacks_names = 0
-        monkeypatch.setattr("gateway.world.new_socket", self.open_socket)
-        monkeypatch.setattr(Addresses, "of", lambda _, host, port: self.look_up(host, port))
-
-    def open_socket(self, address: Any) -> socket.socket:
-        if self.lacks_descriptors:
-            self.lacks_descriptors -= 1
+    def open_socket(address: Any) -> socket.socket:
+        nonlocal lacks_descriptors
+        if lacks_descriptors:
+            lacks_descriptors -= 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         family, kind, protocol, *_ = address
         return socket.socket(family, kind, protocol)
 
-    def breaks(self, fault: str) -> None:
-        """Refuse the next 40 connections of this process."""
-        setattr(self, fault, 40)
-
-    async def look_up(self, _host: str, port: int) -> list[AddressInfo]:
-        if self.lacks_names:
-            self.lacks_names -= 1
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))]
-
-
-@asynccontextmanager
-async def named_replica(upstream: FakeUpstream) -> AsyncIterator[UpstreamSide]:
-    """A process that has to resolve the name of the upstream."""
-    upstream.known.add("s0")
-    here = UpstreamSide(upstream.url.replace("127.0.0.1", "upstream.test"), times=PATIENT)
-    try:
-        yield here
-    finally:
-        await here.close()
-
-
-@pytest.mark.parametrize("fault", ["lacks_descriptors", "lacks_names"])
-async def test_faults_of_the_gateways_own_host_do_not_lose_a_call(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    upstream.each("resume", refusing(503), refusing(503), saying(("e2", RESULT)))
-    host = FakeHost(monkeypatch)
-    async with named_replica(upstream) as here:
-        session = await here.adopt()
-        host.breaks(fault)
-        await here.resume(session)
-        assert getattr(host, fault) == 0
-        assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 3)
-        here.pool.release(session, clean=True)
-
-
-@pytest.mark.parametrize("fault", ["lacks_descriptors", "lacks_names"])
-async def test_a_call_that_another_process_may_still_hold_is_left_to_it_after_local_faults(
-    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    host = FakeHost(monkeypatch)
-    async with named_replica(upstream) as here:
-        session = await here.adopt(is_shared=True)
-        host.breaks(fault)
-        with pytest.raises(CallLost, match="cannot be reached"):
+    async with replica(upstream) as here:
+        session = await here.adopt(is_shared=is_shared)
+        monkeypatch.setattr("gateway.world.new_socket", open_socket)
+        if is_shared:
+            with pytest.raises(CallLost, match=r"cannot be reached .* may have had effects") as caught:
+                await here.resume(session)
+            assert type(caught.value) is CallLost
+            assert lacks_descriptors == 40 - 1 - len(PATIENT.retry_seconds)
+        else:
             await here.resume(session)
-        assert getattr(host, fault) == 40 - 1 - len(PATIENT.retry_seconds)
-        here.pool.release(session, clean=False)
+            assert (here.ear.text, cursors(upstream)) == ("done", ["e1"] * 3)
+        here.pool.release(session, clean=not is_shared)
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["reading", "pausing"])
