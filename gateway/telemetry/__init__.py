@@ -22,5 +22,5 @@ from gateway.telemetry.metrics.labels import (
 )
 from gateway.telemetry.metrics.registry import Metrics
 from gateway.telemetry.redaction import secret_arguments
-from gateway.telemetry.tracing import ClientRequest, Operation, Span, Traces, TracesUnavailable
-from gateway.telemetry.tracing_setup import check_traces, open_traces
+from gateway.telemetry.tracing import ClientRequest, Operation, TracesUnavailable
+from gateway.telemetry.tracing_setup import Span, Traces, check_traces, open_traces

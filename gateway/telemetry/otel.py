@@ -1,5 +1,8 @@
 """Traces by OpenTelemetry's conventions for MCP (semantic-conventions-genai, docs/gen-ai/mcp.md).
 
+A round is a SERVER span, an upstream call a CLIENT span below it. The rounds of one exchange are linked: each span
+links to that of the previous round, whose token travels in the sealed state (decision 19).
+
 The only file that imports OpenTelemetry; `tracing_setup.py` loads it. The standard OTEL_* variables control what is
 sent, where and how much. No attribute holds contents: arguments, answers, results and the text of an upstream's errors
 stay out.
@@ -28,24 +31,25 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, S
 from gateway.protocol import mcp
 from gateway.telemetry.metrics.labels import Ending, Outcome
 from gateway.telemetry.redaction import mask
-from gateway.telemetry.tracing import TOKEN_BYTES, ClientRequest, Operation, Span, Traces, TracesUnavailable
+from gateway.telemetry.tracing import ClientRequest, Operation, TracesUnavailable
 
 _NAME: Final = "mrtr-gateway"
 _OURS: Final = "mcp_gateway."
 """Prefix of the attributes that the conventions do not define."""
 _TEXT: Final = 200
+_TOKEN_BYTES: Final = 25
 _FAILED: Final = (Outcome.ERROR, Outcome.REJECTED)
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _TARGETS: Final = {mcp.TOOLS_CALL: "gen_ai.tool.name", mcp.PROMPTS_GET: "gen_ai.prompt.name"}
 
 
-def begin(version: str, replica: str) -> Traces | None:
+def begin(version: str, replica: str) -> "Traces | None":
     """See `tracing_setup.open_traces`."""
     if not wanted():
         return None
     provider = TracerProvider(resource=_resource(version, replica), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return OtelTraces(provider)
+    return Traces(provider)
 
 
 def wanted() -> bool:
@@ -76,8 +80,8 @@ def _resource(version: str, replica: str) -> Resource:
     return Resource.create(own).merge(OTELResourceDetector().detect())
 
 
-class OtelTraces(Traces):
-    """Makes spans with a provider."""
+class Traces:
+    """Makes the spans of one process."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -85,11 +89,15 @@ class OtelTraces(Traces):
         self._fields = frozenset(propagate.get_global_textmap().fields)
 
     def carried(self, values: Mapping[str, str]) -> dict[str, str]:
-        """See `Traces`."""
+        """Return the values that a propagator reads."""
         return {name: values[name] for name in self._fields if name in values}
 
-    def round(self, about: Operation, request: ClientRequest) -> Span:
-        """See `Traces`."""
+    def round(self, about: Operation, request: ClientRequest) -> "Span":
+        """Begin the span of one downstream request.
+
+        Its parent is the context in `request.meta`, or else the one in `request.headers`. If both name one and they
+        differ, the span links to the latter.
+        """
         parent = propagate.extract(request.meta, context=Context())
         beside = propagate.extract(request.headers, context=Context())
         named, transport = _context(parent), _context(beside)
@@ -111,21 +119,21 @@ class OtelTraces(Traces):
         span = self._tracer.start_span(
             _name(about), context=parent, kind=SpanKind.SERVER, attributes=attributes, links=links
         )
-        return _Span(self._tracer, span, parent)
+        return Span(self._tracer, span, parent)
 
-    def elsewhere(self, token: bytes) -> Span:
-        """See `Traces`."""
-        return _Span(self._tracer, NonRecordingSpan(_opened(token)), Context())
+    def elsewhere(self, token: bytes) -> "Span":
+        """Return the span of another replica; that replica ends it."""
+        return Span(self._tracer, NonRecordingSpan(_opened(token)), Context())
 
     def close(self, seconds: float) -> None:
-        """Abandon a hanging exporter together with its thread."""
+        """Send the remaining spans, for at most this long, and abandon a hanging exporter with its thread; blocks."""
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(seconds)
 
 
-class _Span(Span):
-    """One OpenTelemetry span."""
+class Span:
+    """An open span; or a span of another replica, of which only the token is known."""
 
     def __init__(self, tracer: Tracer, span: trace.Span, parent: Context) -> None:
         self._tracer = tracer
@@ -135,28 +143,34 @@ class _Span(Span):
 
     @property
     def token(self) -> bytes:
+        """What another round or replica needs to link to this span: trace id, span id and flags, or nothing."""
         own = self._span.get_span_context()
         if not own.is_valid:
             return b""
         return bytes(own.trace_id.to_bytes(16) + own.span_id.to_bytes(8) + bytes([own.trace_flags]))
 
     def headers(self) -> dict[str, str]:
+        """Return the headers that propagate this span: `traceparent`, and what else the propagators write."""
         carrier: dict[str, str] = {}
         propagate.inject(carrier, self._context)
         return carrier
 
-    def note(self, name: str, value: str | int | bool) -> None:  # noqa: FBT001  (as declared)
+    def note(self, name: str, value: str | int | bool) -> None:  # noqa: FBT001  (the value of an attribute)
+        """Set an attribute; never contents of a message."""
         self._span.set_attribute(_OURS + name, value)
 
     def happened(self, name: str) -> None:
+        """Add an event."""
         self._span.add_event(_OURS + name)
 
     def link(self, token: bytes) -> None:
+        """Link to another span."""
         other = _opened(token)
         if other.is_valid:
             self._span.add_link(other)
 
-    def call(self, about: Operation, upstream: str | None) -> Span:
+    def call(self, about: Operation, upstream: str | None) -> "Span":
+        """Begin the span of an upstream call below this one; `upstream` is its URL, None for a child process."""
         attributes: dict[str, str | int] = {**_attributes(about), _OURS + "route": about.route}
         if upstream is None:
             attributes["network.transport"] = "pipe"
@@ -165,9 +179,10 @@ class _Span(Span):
         span = self._tracer.start_span(
             _name(about), context=self._context, kind=SpanKind.CLIENT, attributes=attributes
         )
-        return _Span(self._tracer, span, self._context)
+        return Span(self._tracer, span, self._context)
 
     def end(self, ending: Ending) -> None:
+        """End the span; only the first end counts."""
         if self._ended:
             return
         self._ended = True
@@ -187,7 +202,7 @@ def _context(context: Context) -> SpanContext:
 
 def _opened(token: bytes) -> SpanContext:
     """Return the context that a token names; an invalid one if it is not a token."""
-    if len(token) != TOKEN_BYTES:
+    if len(token) != _TOKEN_BYTES:
         return trace.INVALID_SPAN_CONTEXT
     return SpanContext(
         int.from_bytes(token[:16]), int.from_bytes(token[16:24]), is_remote=True, trace_flags=TraceFlags(token[24])

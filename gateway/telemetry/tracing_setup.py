@@ -2,8 +2,16 @@
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from gateway.telemetry.tracing import Traces, TracesUnavailable
+from gateway.telemetry.tracing import TracesUnavailable
+
+__all__ = ["Span", "Traces", "check_traces", "open_traces"]
+
+if TYPE_CHECKING:
+    from gateway.telemetry.otel import Span, Traces
+else:
+    Span = Traces = object  # only annotations name them: OpenTelemetry is an extra
 
 
 def open_traces(version: str, replica: str) -> Traces | None:

@@ -14,7 +14,7 @@ from gateway.bridge.call_report import Report
 from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.telemetry import Event, Step
-from gateway.telemetry.otel import OtelTraces
+from gateway.telemetry.otel import Traces
 from tests.support.fake_upstream import FakeUpstream, Turn, one_question, text
 from tests.support.logs import Lines
 from tests.support.replicas import later, opened, steps
@@ -162,7 +162,7 @@ async def test_a_takeover_is_logged_with_the_owner_and_what_can_be_resumed(
 async def _traced(begin: Start) -> tuple[Stand, InMemorySpanExporter]:
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return await begin(traces=OtelTraces(provider)), exporter
+    return await begin(traces=Traces(provider)), exporter
 
 
 def _error_types(exporter: InMemorySpanExporter) -> list[object]:

@@ -14,8 +14,8 @@ from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_tra
 
 from gateway.auth.authenticator import Authenticator
 from gateway.protocol import mcp
-from gateway.telemetry import Traces, open_traces
-from gateway.telemetry.otel import OtelTraces
+from gateway.telemetry import open_traces
+from gateway.telemetry.otel import Traces
 from tests.parts.launch import free_port
 from tests.support.fake_otlp import FakeOtlp
 from tests.support.fake_upstream import FakeUpstream, Turn, text
@@ -37,7 +37,7 @@ class Spans:
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
     def traces(self) -> Traces:
-        return OtelTraces(self.provider)
+        return Traces(self.provider)
 
     def all(self, kind: SpanKind) -> list[ReadableSpan]:
         """Those that ended, as they began."""
@@ -362,7 +362,7 @@ def test_what_the_environment_says_of_the_service_wins(environment: pytest.Monke
     environment.setenv("OTEL_SERVICE_NAME", "front")
     environment.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     opened = open_traces("1", "gw-1")
-    assert isinstance(opened, OtelTraces)
+    assert isinstance(opened, Traces)
     found = opened._provider.resource.attributes
     assert (found["service.name"], found["deployment.environment.name"]) == ("front", "test")
     opened.close(1)
