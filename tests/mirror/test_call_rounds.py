@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.exchange import events as on
-from gateway.mirror.call_rounds import MAX_ROUNDS, Progress, Rounds
+from gateway.mirror.call_rounds import MAX_ROUNDS, Rounds
 from gateway.mirror.client_requests import Profile, Request, answer_of
 from gateway.protocol import jsonrpc, mcp
 from tests.support.fake_modern import FORM, PAGE, SAMPLE
@@ -55,12 +55,6 @@ def answered(it: Rounds, step: object, key: str, **members: Any) -> on.Event | N
     return it.answered(question, answer_of(answer(**members)))
 
 
-def test_a_result_ends_the_call() -> None:
-    it = call()
-    assert sent(it)["arguments"] == {"x": 1}
-    assert ended(it.received(encoded(result={"resultType": "complete", "content": []})))["result"] == {"content": []}
-
-
 @pytest.mark.parametrize(("size", "asked"), [(1_000, True), (1_001, False)])
 def test_the_key_of_a_question_has_a_limit(size: int, *, asked: bool) -> None:
     assert isinstance(call().received(required("s", **{"k" * size: FORM})), on.Asked if asked else on.Resulted)
@@ -84,16 +78,6 @@ def test_a_round_without_questions_goes_on_at_once() -> None:
     it = call()
     assert it.received(required("s1")) == 0.0
     assert (sent(it)["requestState"], "inputResponses" in sent(it)) == ("s1", False)
-
-
-def test_a_call_goes_on_from_any_place() -> None:
-    first = call()
-    step = first.received(required("s1", a=FORM))
-    again = Rounds(first.request, first.profile, "exchange", first.progress)
-    for it in (first, again):
-        assert answered(it, step, "a", result=ACCEPT) is None
-    assert sent(first) == sent(again)
-    assert first.progress == Progress(1, b'"s1"')
 
 
 @pytest.mark.parametrize("refusal", [{"error": {"code": -1, "message": "not now"}}, {"result": [1]}, {}])
@@ -142,13 +126,6 @@ def test_an_older_client_is_not_told_the_mode_of_a_form() -> None:
     assert json.loads(bytes(new.questions[0].params or b"")) == FORM["params"]
 
 
-def test_a_nested_request_has_the_id_that_it_is_given() -> None:
-    step = call().received(required(a=FORM))
-    assert isinstance(step, on.Asked)
-    asked = json.loads(step.questions[0].nested(b'"q1"'))
-    assert asked == {"jsonrpc": "2.0", "id": "q1", "method": mcp.ELICIT, "params": FORM["params"]}
-
-
 def test_a_server_that_asks_for_ever_is_stopped() -> None:
     it = call()
     for _ in range(MAX_ROUNDS - 1):
@@ -172,11 +149,3 @@ def test_messages_that_are_no_step() -> None:
     for odd in (b"{", required(7, a=FORM), encoded(result=7), encoded(result=unmapped)):
         with pytest.raises(ValueError):  # noqa: PT011
             _ = it.received(odd)
-
-
-def test_the_target_of_a_request() -> None:
-    assert [call(method).request.target for method in ("tools/call", "resources/read", "tools/list")] == [
-        "t",
-        "a:b",
-        "",
-    ]

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import aiohttp
 import pytest
 
 from gateway.protocol import mcp
@@ -13,6 +12,7 @@ from tests.support.fake_modern import FORM, Call, FakeModern, Json
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.paper_client import PaperClient
 from tests.support.replicas import Cluster
+from tests.support.stand import leaving_nothing
 from tests.support.workbench import Stand, eventually
 
 ROUTE: Final = {"dialects": ["sep-1442"]}
@@ -98,20 +98,10 @@ async def tools(request: pytest.FixtureRequest) -> AsyncIterator[Tools]:
 @pytest.fixture
 async def cluster(tools: Tools) -> AsyncIterator[Cluster]:
     """Starts replicas; afterwards the living ones must come to rest and leave nothing behind."""
-    before = asyncio.all_tasks()
-    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-    found = Cluster(tools.server, http)  # type: ignore[arg-type]  (it uses the URL alone)
-    yield found
-    try:
-        for stand in found.stands.values():
-            await _at_rest(stand)
-    finally:
-        for stand in found.stands.values():
-            await stand.gateway.close()
-        await http.close()
-        await tools.server.close()
-    known = {*before, asyncio.current_task()}
-    await eventually(lambda: not asyncio.all_tasks() - known, "no task is left")
+    async with leaving_nothing(_at_rest, tools.server) as (http, stands):
+        found = Cluster(tools.server, http)  # type: ignore[arg-type]  (it uses the URL alone)
+        yield found
+        stands.extend(found.stands.values())
 
 
 async def _at_rest(stand: Stand) -> None:

@@ -164,22 +164,6 @@ async def test_errors_are_those_of_the_legacy_protocol(client: LegacyClient, ser
     assert (await client.ask("ping"))["result"] == {}
 
 
-async def test_list_changes_and_resource_updates_reach_the_standalone_stream(
-    client: LegacyClient, server: FakeModern
-) -> None:
-    async with client.get() as stream:
-        assert stream.response.status == 200
-        await server.listeners[0]({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
-        assert await stream.message() == {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
-        assert (await client.ask("resources/subscribe", {"uri": "a://b"}))["result"] == {}
-        assert server.of(mcp.LISTEN)[-1]["params"]["notifications"]["resourceSubscriptions"] == ["a://b"]
-        await eventually(lambda: len(server.listeners) == 1)
-        updated = {"jsonrpc": "2.0", "method": mcp.RESOURCE_UPDATED, "params": {"uri": "a://b"}}
-        await server.listeners[0](updated)
-        assert await stream.message() == updated
-    await eventually(lambda: not server.listeners)
-
-
 async def test_a_request_of_a_modern_server_reaches_nobody(begin: Begin, server: FakeModern) -> None:
     """SEP-2260: modern servers send none, and legacy clients hear only of what belongs to their calls."""
     stand = await begin()
@@ -270,21 +254,6 @@ async def test_a_client_comes_back_for_its_question_and_its_result(client: Legac
     async with client.get(place) as stream:
         assert stream.response.status == 405, "everything has arrived"
     assert len(server.of("tools/call")) == 2
-
-
-async def test_a_session_of_another_caller_does_not_exist(begin: Begin, server: FakeModern) -> None:
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url, headers={"Authorization": "Bearer ada"})
-    _ = await client.initialize()
-    server.tools["echo"] = lambda call: call.text("x")
-    for headers in ({"Authorization": "Bearer eve"}, {}):
-        client.headers = headers
-        async with client.call("echo") as stream:
-            assert stream.response.status == 404
-            assert (await stream.message())["error"]["data"]["reason"] == "no_session"
-        async with client.get() as stream:
-            assert stream.response.status == 404
-    assert not server.of("tools/call")
 
 
 async def test_an_expired_session_does_not_exist(begin: Begin, server: FakeModern) -> None:
@@ -426,16 +395,3 @@ async def test_an_answer_of_an_earlier_round_counts_for_no_later_one(client: Leg
         assert await client.answer(second, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
     assert len(server.of("tools/call")) == 3
-
-
-async def test_the_credential_of_an_answer_goes_upstream_with_it(begin: Begin, server: FakeModern) -> None:
-    stand = await begin()
-    old, new = (jwt(iss="i", sub="ada", iat=number) for number in (1, 2))
-    client = LegacyClient(stand.http, stand.url, headers={"Authorization": old})
-    _ = await client.initialize()
-    server.tools["ask"] = ask
-    async with client.call("ask") as stream:
-        client.headers = {"Authorization": new}
-        _ = await client.answer(await stream.message(), ACCEPT)
-        assert text(await stream.message()) == {"name": ACCEPT}
-    assert [headers["Authorization"] for headers in server.headers[-2:]] == [old, new]

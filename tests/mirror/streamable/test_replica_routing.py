@@ -84,13 +84,6 @@ class Gate:
         await self.answered.wait()
 
 
-async def test_a_question_outlives_its_replica(server: FakeModern, cluster: Cluster) -> None:
-    one, two, client = await pair(server, cluster)
-    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
-    await answered_at(two.url, client, question, place)
-    assert len(server.of("tools/call")) == 2, "the round before the question ran once, and so did the one after it"
-
-
 async def test_an_answer_may_come_before_the_client_does(server: FakeModern, cluster: Cluster) -> None:
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
     server.tools["ask"] = ask
