@@ -10,6 +10,9 @@ beginning (decision 61).
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol, cast
+
+import msgspec
 
 from gateway import world
 from gateway.bridge.call_context import ClientCall
@@ -23,44 +26,43 @@ from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import bug
 from gateway.runtime.call_bytes import Weight
-from gateway.sessions.call import Call  # noqa: TC001  (one import style; it costs nothing here)
+from gateway.sessions.call import Call
 from gateway.sessions.group import Group
 from gateway.sessions.session import Session
 from gateway.telemetry import COMPLETE, TOOL_FAILED, Ending, bodies
 
 
-class PlainCall:
+class Direct(Protocol):
+    """Who waits for a call without a coroutine."""
+
+    def answered(self, body: bytes, ending: Ending) -> bool:
+        """Reply with the result; returns False if a coroutine has to."""
+
+    def hand_over(self) -> None:
+        """Have a coroutine wait for `waiter`."""
+
+
+class PlainCall(msgspec.Struct, eq=False):
     """One call in flight; the listener of its session."""
 
-    __slots__ = (
-        "_asked",
-        "_call",
-        "_lot",
-        "_new_queue",
-        "_session",
-        "_size",
-        "driver",
-        "final",
-        "queue",
-        "request_id",
-        "waiter",
-    )
-
-    def __init__(self, asked: ClientCall, lot: Lot[Driver], new_queue: Callable[[], ResponseQueue]) -> None:
-        self.request_id = ""
-        self.final: tuple[bytes, Ending] | None = None
-        """The response, once it is here."""
-        self.driver: Driver | None = None
-        """The exchange that has taken the call over."""
-        self.queue: ResponseQueue
-        """The queue of that exchange for the client."""
-        self._asked, self._lot, self._new_queue = asked, lot, new_queue
-        self._call: Call
-        self._session: Session
-        self._size = 0
-        """What it weighs, as `ClientCall.weigh` says."""
-        self.waiter: asyncio.Future[None]
-        """Done when `final` is set, or the queue of the exchange has something for the client."""
+    _asked: ClientCall
+    _lot: Lot[Driver]
+    _new_queue: Callable[[], ResponseQueue]
+    _direct: Direct | None = None
+    """Who waits for the call; if nobody does, a coroutine waits for `waiter`."""
+    request_id: str = ""
+    final: tuple[bytes, Ending] | None = None
+    """The response, once it is here."""
+    driver: Driver | None = None
+    """The exchange that has taken the call over."""
+    queue: ResponseQueue = cast("ResponseQueue", None)
+    """The queue of that exchange for the client."""
+    waiter: asyncio.Future[None] = cast("asyncio.Future[None]", None)
+    """Done when `final` is set, or the queue of the exchange has something for the client."""
+    _call: Call = cast("Call", None)
+    _session: Session = cast("Session", None)
+    _size: int = 0
+    """What it weighs, as `ClientCall.weigh` says."""
 
     def begin(self, group: Group[Session]) -> bool:
         """Send the call in a session of this group; returns False if it takes an exchange from the beginning.
@@ -89,8 +91,8 @@ class PlainCall:
         if not is_begun:
             return False
         self._session = session
-        self.waiter = asyncio.Future()
-        live.deadlines.plain.arm(self, unusual)
+        if self._direct is None:
+            self.waiter = asyncio.Future()
         return True
 
     def leave(self) -> None:
@@ -121,14 +123,17 @@ class PlainCall:
             else:
                 self.final = body, ending
                 live.process.calls.add(asked.key.principal, -self._size)
-                live.deadlines.plain.disarm(self)
                 seconds = world.monotonic() - self._call.sent
                 live.process.metrics.call_answered(live.route.path, asked.request.method, ending, seconds)
-                if not self.waiter.done():
-                    self.waiter.set_result(None)
                 session = self._session
                 del self._session, self._call  # the call refers to this object
                 live.upstream.pool.release(session, clean=True)
+                direct, self._direct = self._direct, None
+                if direct is None:
+                    if not self.waiter.done():
+                        self.waiter.set_result(None)
+                elif not direct.answered(body, ending):
+                    direct.hand_over()
                 return
         self.promote().hear(event)
 
@@ -136,15 +141,19 @@ class PlainCall:
         """Have an exchange take the call over, unless one has."""
         if self.driver is None:
             live = self._asked.live
-            live.deadlines.plain.disarm(self)
             seconds = world.monotonic() - self._call.sent
             queue = self.queue = self._new_queue()
+            direct, self._direct = self._direct, None
+            if direct is not None:
+                self.waiter = asyncio.Future()
             queue.awaited(self.waiter, seconds, live.config.timeouts.keepalive_seconds)
             begun = self._session, self._call
             weight = Weight(live.process.calls, self._asked.key.principal, self._size)
             driver = Driver(self._asked, self._lot, partial(RequestCall, begun=begun), weight)
             self.driver = self._call.listener = driver
             driver.begin(queue, seconds)
+            if direct is not None:
+                direct.hand_over()
         return self.driver
 
     def _unusual(self) -> None:

@@ -45,7 +45,7 @@ class Continuation:
     ) -> None:
         self.lot = lot
         self._tasks = tasks
-        self.legs = Legs()
+        self.legs = Legs(process.tasks)
         self._process = process
         self._authenticator = authenticator
         self.router = router

@@ -42,26 +42,31 @@ _BUG: Final = Ending(Outcome.ERROR, OTHER_ERROR)
 class Dispatcher:
     """Serves the rounds of one listener."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what serves the methods)
         self,
         draining: Draining,
         continuation: Continuation,
         task_requests: TaskRequests,
         pinned: PinnedClients,
         era_routing: EraRouting,
+        learn: Callable[[Round, Group[Session]], None],
     ) -> None:
+        """`learn` is called for each plain call that has begun."""
         self._draining = draining
         self._lot, self._legs = continuation.lot, continuation.legs
         self._continuation = continuation
         self._task_requests = task_requests
         self._pinned = pinned
         self._era_routing = era_routing
+        self._learn = learn
 
-    async def serve(self, round_: Round) -> Response:
-        """Serve a round, and count how it ended."""
+    async def serve(self, round_: Round, begun: PlainCall | None = None) -> Response:
+        """Serve a round, or the rest of a call that has begun, and count how it ended."""
         ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
         try:
-            if round_.live.route.dialects:
+            if begun is not None:
+                response, ending = await self._legs.write_plain(round_, begun)
+            elif round_.live.route.dialects:
                 stopping = self._draining.has_begun
                 response, ending = await self._pinned.serve(round_, self._dispatch, is_stopping=stopping)
             else:
@@ -192,6 +197,8 @@ class Dispatcher:
         if new_driver is None and round_.incoming.peer_request is None:
             plain = PlainCall(round_, self._lot, round_.queue)
             if plain.begin(group or round_.live.upstream.pool.group(round_.key)):
+                if group is not None:
+                    self._learn(round_, group)
                 return self._legs.write_plain(round_, plain)
         weight = round_.weigh()
         try:

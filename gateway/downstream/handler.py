@@ -6,15 +6,17 @@ from typing import TypeVar
 
 from gateway import world
 from gateway.auth.authenticator import Authenticator
+from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.config import Config, InForce
 from gateway.downstream.continuation import Continuation
+from gateway.downstream.direct_calls import DirectCalls
 from gateway.downstream.dispatcher import Dispatcher
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.pinned_clients import PinnedClients
 from gateway.downstream.rejections import Rejections
-from gateway.downstream.round import LEFT, begin_span, new_round
+from gateway.downstream.round import LEFT, Round, begin_span, new_round
 from gateway.downstream.stages import Stages
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
@@ -59,12 +61,22 @@ class RequestHandler:
         self._stages = Stages(in_force, routes, authenticator, legacy, self._route)
         pinned = PinnedClients(routes.process, continuation.router)
         self._era_routing = EraRouting(authenticator, continuation, passthrough, task_requests)
-        self._dispatcher = Dispatcher(routes.process.draining, continuation, task_requests, pinned, self._era_routing)
         self._rejections = Rejections(routes)
         self._ids = ids.numbered(world.token_hex(6))
-        self.in_flight = 0
+        self._served = 0
+        """The requests in flight that coroutines serve."""
+        legs = self.legs = continuation.legs
+        self.direct = DirectCalls(
+            routes.process.draining, self._stages.challenge, legs, continuation.lot, self._ids, self._serve_rest
+        )
+        self._dispatcher = Dispatcher(
+            routes.process.draining, continuation, task_requests, pinned, self._era_routing, self.direct.learn
+        )
+
+    @property
+    def in_flight(self) -> int:
         """The number of requests whose final message has not been written yet."""
-        self.legs = continuation.legs
+        return self._served + self.direct.in_flight
 
     @property
     def busy(self) -> int:
@@ -86,10 +98,14 @@ class RequestHandler:
             method=head.method,
             url=head.url,
             known=known,
-            caller=known.caller if known is not None and known.judge is self._stages.host_check else None,
+            caller=None if known is None else known.caller,
         )
         reply = HttpReply(http, config.timeouts.send_seconds, self._stages.challenge)
         return self._replied(self._stages.without_route if live is None else self._stages.of_route, incoming, reply)
+
+    def _serve_rest(self, round_: Round, plain: PlainCall) -> Awaitable[Response]:
+        """Serve a direct call that turned out not to be plain, or whose result takes longer to write."""
+        return self._replied(lambda *_: self._dispatcher.serve(round_, plain), round_.incoming, round_.reply)
 
     def handle_hop(self, incoming: Incoming, reply: ReplyWriter) -> Awaitable[Response]:
         """Serve one request that another replica forwarded; raises PeerFailed if this replica cannot serve it."""
@@ -101,7 +117,7 @@ class RequestHandler:
 
     async def _replied(self, serve: Serve[W], incoming: Incoming, reply: W) -> Response:
         """Serve a request up to its reply; an exception becomes a response."""
-        self.in_flight += 1
+        self._served += 1
         try:
             return await serve(incoming, reply)
         except (ConnectionError, PeerFailed):
@@ -111,7 +127,7 @@ class RequestHandler:
         except Exception as exc:  # noqa: BLE001  (the outermost edge of a request, which logs and counts it)
             return await self._rejections.answer(exc, incoming, reply)
         finally:
-            self.in_flight -= 1
+            self._served -= 1
 
     def _route(self, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Bridge a request, or pass it through because the client is legacy or the upstream is modern."""
@@ -173,7 +189,7 @@ class RequestHandler:
         caller = await self._authenticator.caller(incoming, is_checked=asks_as_client(live.route))
         known = incoming.known
         if known is not None and incoming.peer_request is None and self._authenticator.knows_by_head:
-            known.caller, known.judge = caller, self._stages.host_check
+            known.caller = caller
         return caller
 
     def _bridge(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Awaitable[Response]:

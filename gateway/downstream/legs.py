@@ -1,31 +1,38 @@
 """The legs of exchanges that wait for messages, by where their client is."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gateway import world
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.round import Round
 from gateway.http.outbox import FinalMessage
+from gateway.runtime.coarse_timer import TICK_SECONDS, Alarm
+from gateway.runtime.tasks import Tasks
 
 
 class Legs:
     """The exchanges whose messages a request waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Tasks) -> None:
         self._running: dict[ResponseQueue, Driver] = {}
         """The legs of clients of this replica; an exchange may have several."""
-        self._plain: dict[PlainCall, None] = {}
+        self.plain: dict[PlainCall, float] = {}
+        """Plain calls, and when each has to become an exchange (monotonic)."""
+        self._tasks = tasks
+        self._alarm = Alarm(self._ring, TICK_SECONDS, tasks, "alarm plain calls")
         self._relayed: dict[ResponseQueue, Driver] = {}
         """The legs of requests that another replica forwarded."""
 
     @property
     def running(self) -> dict[Driver, None]:
         """The exchanges with a leg of a client of this replica; plain calls become exchanges for this."""
-        plain = [plain.promote() for plain in self._plain if plain.final is None]
+        plain = [plain.promote() for plain in self.plain if plain.final is None]
         return dict.fromkeys((*self._running.values(), *plain))
 
     @property
@@ -33,16 +40,30 @@ class Legs:
         """The exchanges with a leg of a request that another replica forwarded."""
         return dict.fromkeys(self._relayed.values())
 
+    def begun(self, plain: PlainCall, deadline: float) -> None:
+        """Note a plain call until it is removed from `plain`."""
+        self.plain[plain] = deadline
+        if deadline < self._alarm.due:
+            self._alarm.set(deadline)
+
+    def _ring(self, now: float) -> float | None:
+        for plain in [plain for plain, deadline in self.plain.items() if deadline <= now]:
+            self.plain[plain] = math.inf
+            if plain.final is None:
+                self._tasks.guard(plain.promote, "begin an exchange")()
+        return min(self.plain.values(), default=None)
+
     async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
-        self._plain[plain] = None
+        self.begun(plain, world.monotonic() + round_.live.deadlines.plain_seconds)
         try:
-            await plain.waiter
+            if plain.final is None:
+                await plain.waiter
         except asyncio.CancelledError:
             plain.leave()
             raise
         finally:
-            _ = self._plain.pop(plain, None)
+            del self.plain[plain]
         if plain.final is not None:
             body, ending = plain.final
             return round_.reply.plain(body) or await round_.reply.whole(FinalMessage(body, ending=ending)), ending

@@ -60,8 +60,7 @@ class Stages:
 
     def _use(self, config: Config) -> None:
         self._config = config
-        self.host_check = HostCheck(config.security, config.listen)
-        """A reload makes a new one, so it stands for the configuration under which a caller is known."""
+        self._host_check = HostCheck(config.security, config.listen)
         authenticate = (self._authenticate,) if self._authenticator.verifies else ()
         self.of_route = stacked((self._check_host, *authenticate, self._receive), self._serve)
         """The stages of a request to the path of a route."""
@@ -77,7 +76,7 @@ class Stages:
     def _check_host(self, then: Next, incoming: Incoming, reply: HttpReply) -> Awaitable[Response]:
         """Refuse a page that must not send requests here; the head of a known caller has passed before."""
         if incoming.caller is None:
-            self.host_check.check(incoming.headers)
+            self._host_check.check(incoming.headers)
         return then(incoming, reply)
 
     async def _no_path(self, then: Next, incoming: Incoming, reply: HttpReply) -> Response:

@@ -19,7 +19,7 @@ from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
 _OK: Final = 200
-_PIECE_BYTES: Final = 65_536
+PIECE_BYTES: Final = 65_536
 """The most that is written at once."""
 Challenge = Callable[[HttpRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
@@ -172,7 +172,7 @@ class HttpReply(ReplyWriter):
             self.rewrite_challenges(headers)
         if bodies.on:
             self._show(body)
-        if len(body) > _PIECE_BYTES:
+        if len(body) > PIECE_BYTES:
             return _LargeResponse(body, self._send_seconds, status, headers)
         if status == _OK and not headers and (usual := self.plain(body)) is not None:
             return usual
@@ -182,7 +182,7 @@ class HttpReply(ReplyWriter):
 
     def plain(self, body: bytes) -> Response | None:
         """See `ReplyWriter`."""
-        is_usual = not (self.started or bodies.on) and len(body) <= _PIECE_BYTES and self.http.head.method == "POST"
+        is_usual = not (self.started or bodies.on) and len(body) <= PIECE_BYTES and self.http.head.method == "POST"
         return JsonResponse(body) if is_usual else None
 
     def share_unread(self) -> Share:
@@ -261,14 +261,14 @@ class _LargeResponse(StreamResponse):
 
 async def _send(http: HttpRequest, stream: StreamResponse, data: bytes, seconds: float) -> None:
     """Send in pieces, so that what the client has not read is counted, over TLS too, and each has a deadline."""
-    if len(data) <= _PIECE_BYTES:
+    if len(data) <= PIECE_BYTES:
         await stream.write(data, seconds)
         return
     wire = http.wire
     whole = memoryview(data)
     try:
-        for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
+        for end in range(PIECE_BYTES, len(data) + PIECE_BYTES, PIECE_BYTES):
             wire.unsent(max(0, len(data) - end))
-            await stream.write(whole[end - _PIECE_BYTES : end], seconds)
+            await stream.write(whole[end - PIECE_BYTES : end], seconds)
     finally:
         wire.unsent(0)

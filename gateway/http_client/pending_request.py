@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from gateway.http_client.errors import RequestFailed
 from gateway.http_client.reply_head import ReplyHead
 
@@ -48,52 +50,31 @@ class Carrier(Protocol):
         """Carry no further request."""
 
 
-class PendingRequest:
+class PendingRequest(msgspec.Struct, eq=False):
     """The handle of one request. All methods but `distrust` do nothing once its reply has ended."""
 
-    __slots__ = (
-        "_closing",
-        "_connecting",
-        "again",
-        "awaits_continue",
-        "carrier",
-        "hear_whole",
-        "is_lenient",
-        "is_over",
-        "is_paused",
-        "is_read",
-        "is_silent",
-        "listener",
-    )
-
-    def __init__(
-        self,
-        listener: ReplyListener,
-        is_lenient: bool = False,  # noqa: FBT001, FBT002  (names in a call of a class take a dictionary)
-        awaits_continue: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        self.listener = listener
-        """Until the request is over."""
-        self.is_lenient = is_lenient
-        """Whether the values of the reply's headers may have control characters, which the listener then removes."""
-        self.awaits_continue = awaits_continue
-        """Whether no byte of the body was sent, since the server has not said `100 Continue` yet."""
-        self.again: Callable[[], None] | None = None
-        """Sends the request once more, as long as that may help: until a byte of the reply is here."""
-        self.is_over = False
-        """Whether the listener has heard, or must hear, nothing more."""
-        self.is_paused = False
-        self.is_read = False
-        """Whether the whole reply was read before the listener hears of it."""
-        self.hear_whole: HearWhole | None = None
-        """Hears a reply that came in one piece, in place of the listener."""
-        self.is_silent = False
-        """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
-        self.carrier: Carrier | None = None
-        """The connection that the request is sent on, or was sent on."""
-        self._connecting: asyncio.Task[None] | None = None
-        self._closing: asyncio.TimerHandle | None = None
-        """When the rest of the reply is given up."""
+    listener: ReplyListener
+    """Until the request is over."""
+    is_lenient: bool = False
+    """Whether the values of the reply's headers may have control characters, which the listener then removes."""
+    awaits_continue: bool = False
+    """Whether no byte of the body was sent, since the server has not said `100 Continue` yet."""
+    again: Callable[[], None] | None = None
+    """Sends the request once more, as long as that may help: until a byte of the reply is here."""
+    is_over: bool = False
+    """Whether the listener has heard, or must hear, nothing more."""
+    is_paused: bool = False
+    is_read: bool = False
+    """Whether the whole reply was read before the listener hears of it."""
+    hear_whole: HearWhole | None = None
+    """Hears a reply that came in one piece, in place of the listener."""
+    is_silent: bool = False
+    """Whether the caller expects the rest of the reply to come seldom: then memory is saved between its parts."""
+    carrier: Carrier | None = None
+    """The connection that the request is sent on, or was sent on."""
+    _connecting: asyncio.Task[None] | None = None
+    _closing: asyncio.TimerHandle | None = None
+    """When the rest of the reply is given up."""
 
     def abort(self) -> None:
         """Give the request up. Its connection is closed, because the rest of the reply would come on it."""

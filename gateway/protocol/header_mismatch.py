@@ -40,12 +40,13 @@ class KnownValues(dict[str, Sequence[str]]):
         self.pairs: tuple[tuple[bytes, bytes], ...] | None = None
         """All headers as they were sent, once they were forwarded."""
         self.caller: Any = None
-        """Who sends such a request, as long as `judge` stays the same."""
-        self.judge: object = None
+        """Who sends such a request, under the present configuration: a reload forgets all heads."""
         self.call: Any = None
         """The form of the bodies that came with it, once one was a plain call."""
         self.passing: Any = None
         """The route on which its headers have passed through, with the lines that have."""
+        self.way: Any = None
+        """What holds for further such calls (`downstream.direct_calls`)."""
         self.sender: Any = None
         """What else is known of the caller's requests with the same `_meta`."""
 

@@ -30,7 +30,7 @@ class Deadlines:
         idle, silence, quiet = timeouts.idle_seconds, timeouts.keepalive_seconds, hold.quiet_seconds
         self.idle = CoarseTimer(idle, tasks, "idle")
         self.silence = CoarseTimer(silence, tasks, "keep-alive")
-        self.plain = CoarseTimer(min(idle, silence, leg), tasks, "plain call")
+        self.plain_seconds = min(idle, silence, leg)
         """The first deadline of a plain call; it takes an exchange to know what happens then."""
         self.shared = {
             Timer.QUIET: CoarseTimer(quiet, tasks, Timer.QUIET, min(TICK_SECONDS, quiet / _QUIET_TICKS)),

@@ -60,12 +60,12 @@ class Tasks:
             self._metrics.task_failures.inc()
             log.error(Event.TASK_FAILED, task=task.get_name(), exc_info=task.exception())
 
-    def guard(self, callback: Callable[[], None], name: str) -> Callable[[], None]:
+    def guard(self, callback: Callable[[], object], name: str) -> Callable[[], None]:
         """Return a timer's callback whose exceptions are logged and counted, not lost in the event loop."""
 
         def guarded() -> None:
             try:
-                callback()
+                _ = callback()
             except Exception:  # the outermost edge of a timer
                 self.failures += 1
                 self._metrics.task_failures.inc()

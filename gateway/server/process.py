@@ -30,7 +30,7 @@ from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
-from gateway.http.server.connection import Handler
+from gateway.http.server.connection import Begin, Handler
 from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
@@ -193,7 +193,10 @@ class Gateway:
         self.assemble(tls)
         await self._open_peer_listener()
         await self.members.discovery.begin()
-        self.listen = await self._open(self.downstream.handle, config.listen, shared=True, tls=tls.listener)
+        downstream = self.downstream
+        self.listen = await self._open(
+            downstream.handle, config.listen, shared=True, tls=tls.listener, begin=downstream.direct.begin
+        )
         self.client_listener = self.listeners[-1]
         await self._open_admin()
         # Only now: a gateway that cannot listen ends, and would end each child that it has started.
@@ -290,7 +293,7 @@ class Gateway:
             recent_errors=self.recent_errors,
         )
 
-    async def _open(
+    async def _open(  # noqa: PLR0913  (as for a Listener)
         self,
         handler: Handler,
         address: str,
@@ -298,10 +301,11 @@ class Gateway:
         shared: bool = False,
         tls: ssl.SSLContext | None = None,
         heads: KnownHeads | None = None,
+        begin: Begin | None = None,
     ) -> str:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
-        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, heads=heads)
+        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, heads=heads, begin=begin)
         self.listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
         try:
             return await listener.start()

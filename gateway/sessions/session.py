@@ -426,7 +426,8 @@ class Session(SideListener):
             return False
         self._owes = False
         self._settle()
-        self._prove(call.headers)  # as in `_take_for_call`
+        headers = self._headers = call.headers
+        self.group.accept(headers)  # as in `_take_for_call`
         call.listener.hear(answer)
         return True
 

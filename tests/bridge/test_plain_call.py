@@ -37,8 +37,8 @@ async def warm(client: Client, upstream: FakeUpstream) -> None:
     assert (await client.call()).text == "warm"
 
 
-def plain(stand: Stand) -> dict[Any, None]:
-    return stand.gateway.downstream.legs._plain
+def plain(stand: Stand) -> dict[Any, float]:
+    return stand.gateway.downstream.legs.plain
 
 
 async def test_a_plain_call_has_no_task_and_no_exchange(upstream: FakeUpstream, stand: Stand, client: Client) -> None:

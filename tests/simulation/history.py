@@ -154,7 +154,7 @@ class History:
             legs = gateway.downstream.legs
             drivers = [*legs._running.values(), *legs.relayed]
             if not is_unread:
-                drivers += [each.driver for each in legs._plain if each.driver]
+                drivers += [each.driver for each in legs.plain if each.driver]
                 drivers += gateway.lot
             exchanges = [driver._exchange for driver in drivers]
             if any(each.state == state and not (is_unread and each.legs) for each in exchanges):

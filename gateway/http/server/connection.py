@@ -10,14 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from yarl import URL
 
 from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.request import NO_HEADERS, BodyBroken, HttpRequest, ReceivedHead, RequestBody
 from gateway.http.server.request_parser import Malformed, RequestParser
-from gateway.http.server.response import Response, TextResponse
+from gateway.http.server.response import Response, TextResponse, json_response
 from gateway.http.server.traffic import Traffic
 from gateway.http.server.unread import Unread
 from gateway.http.server.wire import Wire
@@ -43,11 +43,31 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 """Serves one request; what it raises is a bug, unless it is a ConnectionError."""
 
 
+class Begun(Protocol):
+    """A request that no coroutine serves, until it is answered or has a `rest`."""
+
+    def await_rest(self) -> None:
+        """Have a coroutine serve the rest, by `Connection.serve_rest`."""
+
+    def rest(self) -> Awaitable[Response]:
+        """Serve the rest; has to be awaited at once."""
+
+    def leave(self) -> None:
+        """The client has left."""
+
+
+Begin = Callable[[HttpRequest, bytes, "Connection"], Begun | None]
+"""Begins a request whose body is here, and that `Connection.reply` answers; returns None if a handler has to."""
+_READ: Final = RequestBody(is_complete=True)
+"""The body of such a request."""
+
+
 class Service:
     """What the connections of one listener share."""
 
-    def __init__(self, handler: Handler, traffic: Traffic, heads: KnownHeads) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, heads: KnownHeads, begin: Begin | None = None) -> None:
         self.handler = handler
+        self.begin = begin
         self.traffic = traffic
         self.heads = heads
         self.connections: dict[Connection, None] = {}
@@ -62,6 +82,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_ahead",
+        "_begun",
         "_current",
         "_ends",
         "_head_timer",
@@ -84,13 +105,15 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._loop = asyncio.get_running_loop()
         self.wire: Wire
-        self._requests: RequestParser | None = RequestParser(self._begun, self._malformed, service.heads)
+        self._requests: RequestParser | None = RequestParser(self._take_head, self._malformed, service.heads)
         self._queue: deque[HttpRequest] = deque()
         """Requests whose heads are here, and that wait for the one before."""
         self._is_malformed = False
         """Whether a malformed request comes behind them."""
         self._current: HttpRequest | None = None
-        """The request that the task serves."""
+        """The request that is served."""
+        self._begun: Begun | None = None
+        """That request, as long as no coroutine serves it."""
         self.task: asyncio.Task[None] | None = None
         """What serves the requests, from the first one on."""
         self.is_serving = False
@@ -135,7 +158,8 @@ class Connection(asyncio.Protocol):
             self._take(data)
         else:
             self._pieces.take(data)
-        if is_ahead and (is_waiting or self.wire.is_behind or not self._queue) and self._requests is not None and data:
+        is_kept = is_waiting or self.wire.is_behind or not (self._queue or self._begun)
+        if is_ahead and is_kept and self._requests is not None and data:
             self._ahead = self._ahead or self._service.traffic.bodies.budget.share(self.wire.abort)
             self._ahead.grow(_AHEAD_COST * len(data))
         # No request is in flight and none is complete, so this is part of a head.
@@ -162,6 +186,9 @@ class Connection(asyncio.Protocol):
         self._ahead = self._requests = self._pieces = None  # the parser refers to this
         self._rest = b""
         self._queue.clear()
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.leave()
         if self.task is not None:
             self.task.cancel()
 
@@ -178,10 +205,39 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once its requests are served."""
         self._ends = self.wire.is_last = True
+        if self._begun is not None:
+            self._begun.await_rest()  # the listener waits for tasks
         if not self.is_serving:
             if self.task is not None:
                 _ = self.task.cancel()
             self.wire.end()
+
+    # -- for a request that is served without the task ------------------------------------------------------------
+
+    def reply(self, body: bytes) -> bool:
+        """Answer the request that was begun with JSON; returns False if that is for the task."""
+        wire, http = self.wire, self._current
+        if self._begun is None or http is None or wire.is_last or wire.is_behind or self._is_malformed:
+            return False
+        self._begun, wire.is_finishing = None, True
+        try:
+            wire.write(json_response(http, body))
+        except ConnectionError:
+            self._replied()  # its end will be told soon
+            return True
+        if self.wire.is_behind:
+            self._have_served()
+            return True
+        self._replied()
+        self.is_serving = False
+        if self._queue:
+            self._have_served()
+        return True
+
+    def serve_rest(self) -> None:
+        """Have the task serve the rest of that request."""
+        if self._begun is not None:
+            self._have_served()
 
     # -- parsing ------------------------------------------------------------------------------------------------
 
@@ -218,8 +274,21 @@ class Connection(asyncio.Protocol):
         self._pieces = None
         self.wire.resume_reading()
 
-    def _begun(self, head: ReceivedHead, whole: bytes) -> RequestBody:
+    def _take_head(self, head: ReceivedHead, whole: bytes) -> RequestBody:
         """The head of a request is here, perhaps with its whole body."""
+        begin = self._service.begin
+        if whole and begin is not None and not (self.is_serving or self._ahead or self.wire.is_last):
+            http = HttpRequest(head, _READ, self.wire)
+            try:
+                begun = begin(http, whole, self)
+            except Exception:  # the outermost edge of such a request, which may have been sent: it is not served again
+                self._service.traffic.metrics.task_failures.inc()
+                log.exception(Event.TASK_FAILED, task="begin a request")
+                self.wire.abort()
+                return _READ
+            if begun is not None:
+                self._begun, self._current, self.is_serving, self.wire.has_written = begun, http, True, False
+                return _READ
         body = RequestBody(self.wire, is_complete=True, parts=[whole]) if whole else RequestBody(self.wire)
         self._queue.append(HttpRequest(head, body, self.wire))
         self._serve_soon()
@@ -231,36 +300,43 @@ class Connection(asyncio.Protocol):
     # -- requests in the task -----------------------------------------------------------------------------------
 
     def _serve_soon(self) -> None:
-        if self.is_serving:
-            return
+        if not self.is_serving:
+            self._have_served()
+
+    def _have_served(self) -> None:
+        """Have the task serve what there is."""
         self.is_serving = True
         if self.task is None:
             self.task = self._loop.create_task(self._serve())
         elif not self._more.done():
             self._more.set_result(None)
 
-    async def _serve(self) -> None:
+    async def _serve(self) -> None:  # noqa: C901  (the life of a connection, in one place)
         """Serve requests, one after the other, until the connection ends; a second coroutine for each would cost more.
 
         The names of a request are deleted at its end, because the connection may be idle for long.
         """
         turn: Turn | None = None
+        wire = self.wire
         try:
-            while self._queue or not (self._is_malformed or self._ends):
-                if not self._queue:
+            while self._begun or self._queue or wire.is_finishing or not (self._is_malformed or self._ends):
+                if wire.is_finishing:
+                    await wire.drained()
+                    self._replied()
+                    continue
+                if not (self._begun or self._queue):
                     self.is_serving, turn = False, None
-                    self._more = asyncio.Future()
+                    self._more = asyncio.Future(loop=self._loop)  # without the loop, it asks for the process id
                     await self._more
                     continue
-                http = self._oldest()
-                self._current, self.wire.has_written = http, False
-                response = await self._service.handler(http)
+                response, http = await self._serve_next(), self._current
+                assert http is not None, "it is being served"
                 if http.body.is_broken:
                     response.force_close()  # the rest of the body cannot be told from the next request
-                self.wire.is_finishing = True
+                wire.is_finishing = True
                 if (finishing := response.finish(http)) is not None:
                     await finishing
-                self._current, self.wire.is_finishing = None, False
+                self._current, wire.is_finishing = None, False
                 has_rest = response.closes or http.body.parts or not http.body.is_complete
                 if has_rest and await self._ends_with(response, http.body):
                     return
@@ -280,17 +356,22 @@ class Connection(asyncio.Protocol):
                 await self._say_failed()
         finally:
             self.task, self.is_serving, self._current = None, False, None
-            self.wire.is_finishing = False
-            self.wire.end()
+            wire.is_finishing = False
+            wire.end()
 
     async def _say_failed(self) -> None:
         """Tell the client that its request has failed, unless a part of another reply is written."""
         if self._current is not None and not self.wire.has_written:
             await self._say(_FAILED, 500, self._current)
 
-    def _oldest(self) -> HttpRequest:
-        """Take the oldest request."""
-        http = self._queue.popleft()
+    def _serve_next(self) -> Awaitable[Response]:
+        """Return what serves the request that was begun, or else the oldest."""
+        begun = self._begun
+        if begun is not None:
+            self._begun = None
+            return begun.rest()
+        http = self._current = self._queue.popleft()
+        self.wire.has_written = False
         if self._rest and len(self._queue) < _PIPELINED // 2:
             rest, self._rest = self._rest, b""
             self.wire.resume_reading()
@@ -298,7 +379,7 @@ class Connection(asyncio.Protocol):
         if self._ahead is not None and not self._queue:
             self._ahead.release()  # what was received ahead of this request is its own now
             self._ahead = None
-        return http
+        return self._service.handler(http)
 
     async def _ends_with(self, response: Response, body: RequestBody) -> bool:
         """Read the rest of a body that its handler did not want, for a while; returns whether the connection ends.
@@ -326,6 +407,11 @@ class Connection(asyncio.Protocol):
             await finishing
 
     # -- deadlines ----------------------------------------------------------------------------------------------
+
+    def _replied(self) -> None:
+        """The reply that was written without the task is read."""
+        self._current, self.wire.is_finishing = None, False
+        self._begin_idle_time()
 
     def _begin_idle_time(self) -> None:
         self._idle_until = self._loop.time() + _IDLE_SECONDS

@@ -109,6 +109,16 @@ class RequestParser:
         """
         if self._is_over:
             return b""
+        if self.body is None and not self._head:
+            data = data.lstrip(b"\r\n")
+            start, end, rest = data.partition(HEAD_END)
+            if end and (known := self._heads.find(start)) is not None:
+                self._keeps_alive = True
+                if len(rest) == known.length:
+                    _ = self._begun(known, rest)
+                    return b""
+                self.body, self._left = self._begun(known, b""), known.length
+                return rest
         try:
             if self.body is None:
                 return self._feed_head(data)
@@ -126,18 +136,9 @@ class RequestParser:
 
     def _feed_head(self, data: bytes) -> bytes:
         head = self._head
+        if not data:
+            return b""
         if not head:
-            data = data.lstrip(b"\r\n")
-            if not data:
-                return b""
-            start, end, rest = data.partition(HEAD_END)
-            if end and (known := self._heads.find(start)) is not None:
-                self._keeps_alive = True
-                if len(rest) == known.length:
-                    _ = self._begun(known, rest)
-                    return b""
-                self.body, self._left = self._begun(known, b""), known.length
-                return rest
             self._llhttp, self._line = httptools.HttpRequestParser(self), 0
             self._target, self._fields, self._is_complete, self._has_extra = b"", [], False, False
         before = len(head)

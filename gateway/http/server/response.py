@@ -124,8 +124,12 @@ class JsonResponse(WholeResponse):
         """See `WholeResponse`."""
         if self.closes or http.wire.is_last or not (http.head.keep_alive and http.head.is_1_1):
             return super().encoded(http)
-        body = self.body
-        return _JSON_RESPONSE % (len(body), http_date(), http.id.encode(), body)
+        return json_response(http, self.body)
+
+
+def json_response(http: HttpRequest, body: bytes) -> bytes:
+    """The bytes of such a response if the connection stays open after it."""
+    return _JSON_RESPONSE % (len(body), _DATE.now(), http.id.encode(), body)
 
 
 class StreamResponse(Response):
@@ -204,7 +208,8 @@ class _Date:
         return self.text
 
 
-http_date: Final = _Date().now
+_DATE: Final = _Date()
+http_date: Final = _DATE.now
 
 
 def phrase(status: int) -> str:

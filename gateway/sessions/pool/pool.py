@@ -443,7 +443,8 @@ class Pool:
         group.used = session.idle_since = world.monotonic()
         self._move(session, _IDLE)
         self._capacity.rested(session, group)
-        self._assign(group)
+        if group.takers or self._capacity.eligible:
+            self._assign(group)
         return True
 
     async def _quarantine(self, session: Session) -> None:

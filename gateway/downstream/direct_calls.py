@@ -1,0 +1,203 @@
+"""Plain calls that a connection begins with the bytes of their requests, and that no coroutine serves.
+
+Their heads and bodies have forms that came before, so each stage would find what it found then; a session is idle; and
+nothing but the result comes. Whatever deviates is served by the task of the connection, as all else is (decision 61).
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+
+from gateway import world
+from gateway.bridge.call_context import ClientCall
+from gateway.bridge.driver import Driver
+from gateway.bridge.plain_call import PlainCall
+from gateway.bridge.response_queue import ResponseQueue
+from gateway.cluster.draining import Draining
+from gateway.downstream.legs import Legs
+from gateway.downstream.round import LEFT, Round, new_round
+from gateway.http.incoming import Caller, Incoming
+from gateway.http.known_call import KnownCall
+from gateway.http.reply import PIECE_BYTES, Challenge, HttpReply
+from gateway.http.server.connection import Connection
+from gateway.http.server.request import HttpRequest
+from gateway.http.server.request_id import request_id
+from gateway.http.server.response import Response
+from gateway.parking.lot import Lot
+from gateway.protocol.errors import Busy
+from gateway.protocol.param_headers import Tool
+from gateway.routes.live_route import LiveRoute
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Group
+from gateway.sessions.session import Session
+from gateway.telemetry import Ending, bodies
+from gateway.upstream.channel import Headers
+
+
+class KnownWay(msgspec.Struct, frozen=True, eq=False):
+    """What serving a plain call found out, and holds for the next one of the same head and form.
+
+    A reload forgets all heads, and with them this.
+    """
+
+    live: LiveRoute
+    caller: Caller
+    form: KnownCall
+    key: PoolKey
+    headers: Headers
+    group: Group[Session]
+    tools: dict[str, Tool] | None
+    """Those of the group; others are in their place once they change."""
+
+
+class DirectCall(ClientCall, eq=False, kw_only=True):
+    """One such call, until it is answered, or the task of its connection takes it over."""
+
+    calls: "DirectCalls"
+    http: HttpRequest
+    connection: Connection
+    caller: Caller
+    body: bytes
+    started: float
+    """Monotonic."""
+    plain: PlainCall | None = None
+    """Until somebody else has it: the two refer to each other."""
+    round: Round | None = None
+    """Made for the task."""
+
+    def answered(self, body: bytes, ending: Ending) -> bool:
+        """Reply with the result of the call; returns False if the task has to do that."""
+        if bodies.on or len(body) > PIECE_BYTES or not self.connection.reply(body):
+            return False
+        self.calls.ended(self, ending)
+        return True
+
+    def queue(self) -> ResponseQueue:
+        """Return a queue for the messages of an exchange; see `Round`."""
+        return self._round().queue()
+
+    def hand_over(self) -> None:
+        """Have the task of the connection serve the rest of the call."""
+        self.connection.serve_rest()
+
+    def await_rest(self) -> None:
+        """See `Begun`."""
+        if self.plain is not None and self.plain.final is None:
+            _ = self.plain.promote()
+
+    def rest(self) -> Awaitable[Response]:
+        """See `Begun`: its exchange is there, or its result."""
+        return self.calls.rest(self, self._round())
+
+    def leave(self) -> None:
+        """The client has closed its connection."""
+        assert self.plain is not None
+        self.plain.leave()
+        self.calls.ended(self, LEFT)
+
+    def _round(self) -> Round:
+        if self.round is None:
+            http, head, config = self.http, self.http.head, self.live.config
+            incoming = Incoming(
+                head.path,
+                head.headers,
+                http.wire.remote,
+                self.body,
+                request_id=http.id,
+                method=head.method,
+                url=head.url,
+                known=head.values,
+                caller=self.caller,
+                checked=self.request,
+            )
+            reply = HttpReply(http, config.timeouts.send_seconds, self.calls.challenge)
+            self.body = b""
+            self.round = new_round(incoming, self.request, reply, self.live, self.caller, self.started)
+        return self.round
+
+
+class DirectCalls:
+    """Begins them at one listener."""
+
+    def __init__(  # noqa: PLR0913  (what the stages of a request need)
+        self,
+        draining: Draining,
+        challenge: Challenge,
+        legs: Legs,
+        lot: Lot[Driver],
+        own_ids: Iterator[str],
+        serve: Callable[[Round, PlainCall], Awaitable[Response]],
+    ) -> None:
+        """`serve` replies to a call that the task of its connection takes over."""
+        self._draining = draining
+        self._legs, self._lot = legs, lot
+        self._own_ids = own_ids
+        self._serve = serve
+        self.challenge = challenge
+        self.in_flight = 0
+        """Calls that are not answered, and that no task serves."""
+
+    def learn(self, round_: Round, group: Group[Session]) -> None:
+        """Note the way of a plain call that has begun, for the next one with its head."""
+        live, known = round_.live, round_.incoming.known
+        if known is None or known.call is None or known.call.said is not round_.request.said or live.route.dialects:
+            return
+        known.way = KnownWay(live, round_.caller, known.call, round_.key, round_.headers, group, group.tools)
+
+    def begin(self, http: HttpRequest, body: bytes, connection: Connection) -> DirectCall | None:
+        """Begin the call of a request; returns None if it has to be served as any other."""
+        head = http.head
+        way: KnownWay | None = None if head.values is None else head.values.way
+        if way is None or bodies.on or self._draining.has_begun:
+            return None
+        live, group = way.live, way.group
+        era = live.upstream.era
+        if not group.idle or group.tools is not way.tools or not (era is None or era.known is False):
+            return None
+        request = way.form.read(body)
+        if request is None:
+            return None
+        started = world.monotonic()
+        given, own = head.request_id, self._own_ids
+        http.id = next(own) if given is None else request_id(given, own)
+        call = DirectCall(
+            live,
+            request,
+            way.key,
+            way.headers,
+            body_bytes=len(body),
+            calls=self,
+            http=http,
+            connection=connection,
+            caller=way.caller,
+            body=body,
+            started=started,
+        )
+        plain = PlainCall(call, self._lot, call.queue, call)
+        try:
+            self._lot.check(way.key.principal)
+            if not plain.begin(group):
+                return None
+        except Busy:
+            return None  # whoever serves it now says so
+        call.plain = plain
+        self.in_flight += 1
+        self._legs.begun(plain, started + live.deadlines.plain_seconds)
+        return call
+
+    def ended(self, call: DirectCall, ending: Ending) -> None:
+        """Count a call that the task does not take over."""
+        _ = self._let_go(call)
+        request, live, seconds = call.request, call.live, world.monotonic() - call.started
+        live.process.metrics.operation_finished(live.route.path, request.method, request.said.version, ending, seconds)
+
+    def rest(self, call: DirectCall, round_: Round) -> Awaitable[Response]:
+        """Serve what is left of a call; the result must be awaited at once, because a drain does not wait for it."""
+        return self._serve(round_, self._let_go(call))
+
+    def _let_go(self, call: DirectCall) -> PlainCall:
+        plain, call.plain = call.plain, None
+        assert plain is not None, "it is let go once"
+        del self._legs.plain[plain]
+        self.in_flight -= 1
+        return plain

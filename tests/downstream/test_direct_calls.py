@@ -1,0 +1,304 @@
+"""Calls that a connection begins with the bytes of their requests, and what becomes of them if anything deviates."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config import parse
+from gateway.protocol import mcp
+from gateway.server.drain import drain
+from tests.downstream.test_known_heads import (
+    LABELS,
+    Gate,
+    arguments,
+    connection,
+    gate,
+    known,
+    reply,
+    request,
+    retry_of,
+)
+from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.raw_connection import RawConnection, raw_connection
+from tests.support.stand import Start
+from tests.support.workbench import Stand, configuration, eventually
+
+__all__ = ["gate"]
+
+
+@pytest.fixture(autouse=True)
+def _formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(arguments, "arguments", {"a": 1})
+
+
+def direct(stand: Stand) -> int:
+    """How many such calls are in flight."""
+    return stand.gateway.downstream.direct.in_flight
+
+
+async def caught(stand: Stand, gate: Gate, raw: RawConnection, *lines: str) -> bytes:
+    """Have a direct call wait at its tool; returns its request."""
+    sent = request(stand, *lines)
+    await known(stand, raw, sent)
+    await gate.catch(stand, raw, sent)
+    assert direct(stand) == 1
+    return sent
+
+
+async def two_sessions(stand: Stand, gate: Gate, raw: RawConnection, other: RawConnection) -> bytes:
+    """Have two sessions idle; returns a request that is known."""
+    sent = request(stand)
+    await known(stand, raw, sent)
+    gate.opened.clear()
+    for each in (raw, other):
+        await each.send(sent)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 2)
+    gate.opened.set()
+    for each in (raw, other):
+        assert b" 200 OK" in (await reply(each))[0]
+    await eventually(lambda: stand.sessions("idle") == 2)
+    return sent
+
+
+async def test_it_takes_no_coroutine_and_counts_once(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        assert stand.busy_tasks() == []
+        gate.opened.set()
+        head, body = await reply(raw)
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert json.loads(body)["result"]["content"] == text("tool")["content"]
+        await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+        assert not connection(stand).is_serving
+    assert stand.metric("mcp_server_operation_duration_seconds_count", **LABELS) == 4
+    assert stand.sessions("idle") == 1
+
+
+async def test_another_client_asks_at_the_same_time(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw, raw_connection(stand) as other:
+        sent = await caught(stand, gate, raw)
+        await other.send(sent)
+        await eventually(lambda: stand.gateway.downstream.in_flight == 2)
+        assert direct(stand) == 1, "no session is idle for the second one"
+        gate.opened.set()
+        for each in (raw, other):
+            assert b" 200 OK" in (await reply(each))[0]
+
+
+async def test_requests_behind_it_are_answered_in_order(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        await raw.send(request(stand, name="second") + request(stand, name="third"))
+        gate.opened.set()
+        names = [json.loads((await reply(raw))[1])["result"]["content"][0]["text"] for _ in range(3)]
+    assert names == ["tool", "second", "third"]
+
+
+async def test_a_question_makes_an_exchange_of_it(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
+    async def asking(turn: Turn) -> None:
+        await gate.opened.wait()
+        await turn.elicit("Name")
+        await turn.result(text("done"))
+
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, request(stand))
+        upstream.tool(asking)
+        await gate.catch(stand, raw, request(stand))
+        assert direct(stand) == 1
+        gate.opened.set()
+        _, asked = await reply(raw)
+        assert (direct(stand), stand.held) == (0, 1)
+        await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+        await raw.send(retry_of(stand, asked))
+        assert json.loads((await reply(raw))[1])["result"]["content"] == text("done")["content"]
+
+
+async def test_a_client_gets_its_keep_alive(begin: Start, gate: Gate) -> None:
+    stand = await begin(timeouts={"keepalive_seconds": 0.2})
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        assert b"text/event-stream" in await raw.until(b"\r\n\r\n")
+        assert b":\n" in await raw.until(b":\n")
+        assert direct(stand) == 0
+        gate.opened.set()
+        assert b'"tool"' in await raw.until(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("is_promoted", [False, True])
+async def test_a_client_that_leaves_cancels_it_once(
+    upstream: FakeUpstream, stand: Stand, gate: Gate, *, is_promoted: bool
+) -> None:
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        if is_promoted:
+            assert len(stand.gateway.downstream.legs.running) == 1, "it is an exchange, which no task waits for yet"
+        connection(stand).wire.abort()
+        await upstream.saw(mcp.CANCELLED)
+    await eventually(lambda: stand.gateway.downstream.in_flight == 0)
+    labels = LABELS | {"outcome": "cancelled"}
+    assert stand.metric("mcp_server_operation_duration_seconds_count", **labels) == 1
+    assert direct(stand) == 0
+
+
+async def test_a_result_that_is_large_is_written_by_the_task(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        sent = request(stand)
+        await known(stand, raw, sent)
+        upstream.tool(lambda turn: turn.result(text("x" * 200_000)))
+        await raw.send(sent)
+        assert json.loads((await reply(raw))[1])["result"]["content"] == text("x" * 200_000)["content"]
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+    assert stand.metric("mcp_server_operation_duration_seconds_count", **LABELS) == 5
+
+
+async def test_an_error_of_the_server_reaches_the_client(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        sent = request(stand)
+        await known(stand, raw, sent)
+        upstream.tool(lambda turn: turn.error(-32050, "odd"))
+        await raw.send(sent)
+        assert json.loads((await reply(raw))[1])["error"]["code"] == -32603
+        upstream.tool(gate)
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
+
+
+async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        sent = await caught(stand, gate, raw)
+        held = connection(stand)
+        write = held.wire._out.write
+
+        def fills(data: bytes) -> None:
+            write(data)
+            held.pause_writing()
+
+        held.wire._out = Full(held.wire._out, fills)  # type: ignore[assignment]
+        gate.opened.set()
+        await eventually(lambda: held.wire._room, "the task waits until the client reads")
+        assert held.wire.is_writing
+        await raw.send(sent)
+        held.wire._out = held.wire._out.out  # type: ignore[attr-defined]
+        held.resume_writing()
+        for _ in range(2):
+            assert b" 200 OK" in (await reply(raw))[0]
+        await eventually(lambda: not held.wire.is_writing)
+
+
+class Full:
+    """A transport that has no room after the next write; the kernel's buffers cannot be filled on command."""
+
+    def __init__(self, out: Any, write: Any) -> None:
+        self.out, self.write = out, write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
+
+
+async def test_a_connection_that_is_to_close_closes_behind_its_reply(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        connection(stand).close()
+        gate.opened.set()
+        answer = await raw.rest()
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nConnection: close\r\n" in answer
+
+
+async def test_a_client_that_is_sent_away_gets_its_reply_first(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        stand.gateway.client_listener.send_away()
+        gate.opened.set()
+        answer = await raw.rest()
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nConnection: close\r\n" in answer
+
+
+async def test_a_drain_waits_for_it(begin: Start, gate: Gate) -> None:
+    stand = await begin(hold={"drain_seconds": 5})
+    async with raw_connection(stand) as raw:
+        _ = await caught(stand, gate, raw)
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+        await eventually(lambda: stand.gateway.draining.has_begun)
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+        await draining
+
+
+async def test_none_begins_during_a_drain(begin: Start, gate: Gate) -> None:
+    stand = await begin(hold={"drain_seconds": 5})
+    async with raw_connection(stand) as raw, raw_connection(stand) as other:
+        sent = await two_sessions(stand, gate, raw, other)
+        await gate.catch(stand, raw, sent)
+        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
+        await eventually(lambda: stand.gateway.draining.has_begun)
+        await other.send(sent)
+        assert b" 503 " in (await reply(other))[0]
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+        await draining
+
+
+async def test_what_was_learnt_before_a_reload_counts_no_more(
+    upstream: FakeUpstream, stand: Stand, gate: Gate
+) -> None:
+    async with raw_connection(stand) as raw:
+        sent = request(stand)
+        await known(stand, raw, sent)
+        config = parse(configuration(upstream.url, limits={"body_bytes": 100}), "test", {})
+        stand.gateway.apply(config)
+        await raw.send(sent)
+        assert b" 413 " in (await reply(raw))[0]
+
+
+async def test_a_tool_that_changes_is_looked_at_again(upstream: FakeUpstream, stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        sent = await caught(stand, gate, raw)
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+        upstream.side(upstream.of("tools/call")[-1].session).put_nowait(
+            b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
+        )
+        listed = len(upstream.of("tools/list"))
+        await eventually(lambda: all(group.tools is None for group in groups(stand)), "the announcement is heard")
+        await raw.send(sent)
+        assert b" 200 OK" in (await reply(raw))[0]
+        assert len(upstream.of("tools/list")) == listed + 1
+
+
+def groups(stand: Stand) -> list[Any]:
+    return list(stand.gateway.routes.live["/mcp"].upstream.pool._groups.values())
+
+
+async def test_a_caller_with_too_many_held_calls_is_refused(upstream: FakeUpstream, begin: Start, gate: Gate) -> None:
+    stand = await begin(hold={"max_calls_per_principal": 1})
+
+    async def asking(turn: Turn) -> None:
+        await turn.elicit("Name")
+        await turn.result(text("done"))
+
+    async with raw_connection(stand) as raw, raw_connection(stand) as other:
+        sent = await two_sessions(stand, gate, raw, other)
+        upstream.tool(asking)
+        await raw.send(sent)
+        _, asked = await reply(raw)
+        calls = len(upstream.of("tools/call"))
+        await raw.send(sent)
+        assert b" 429 " in (await reply(raw))[0]
+        assert len(upstream.of("tools/call")) == calls
+        await raw.send(retry_of(stand, asked))
+        assert b" 200 OK" in (await reply(raw))[0]
+
+
+async def test_bodies_that_are_to_be_logged_are_read_as_all_others(begin: Start, gate: Gate) -> None:
+    stand = await begin(debug={"bodies": True})
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, request(stand))
+        await gate.catch(stand, raw, request(stand))
+        assert direct(stand) == 0
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
