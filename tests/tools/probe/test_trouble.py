@@ -1,11 +1,9 @@
 """What a probe says of servers that cannot be used, or only so-so: what, why, and the fix."""
 
 import asyncio
-import email.utils
 import json
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -243,16 +241,11 @@ async def test_a_redirect_to_another_origin_is_told_and_not_followed(upstream: F
     await other.start()
     upstream.on("server/discover", redirect(f"{other.url}/elsewhere?token=hidden"))
     said = failed(await look(upstream.url, {"Authorization": SECRET}), "http")
-    assert f"a redirect to {other.url}/elsewhere |" in said
+    assert "redirects to another origin" in said
+    assert "hidden" not in said
     assert not other.seen
     assert not other.probes
     await other.close()
-
-
-@pytest.mark.parametrize("location", ["http://[", "http://[]@", "//][@"])
-async def test_a_redirect_to_an_invalid_address_is_told(upstream: FakeUpstream, location: str) -> None:
-    upstream.on("server/discover", redirect(location))
-    assert "a redirect to an invalid address" in failed(await look(upstream.url), "http")
 
 
 async def test_a_redirect_within_the_origin_is_followed_and_told(upstream: FakeUpstream) -> None:
@@ -269,49 +262,17 @@ async def test_a_redirect_within_the_origin_is_followed_and_told(upstream: FakeU
     assert found.state == "ok"
 
 
-async def test_a_redirect_in_a_circle(upstream: FakeUpstream) -> None:
-    upstream.on("server/discover", redirect("/mcp"))
-    assert "in a loop" in failed(await look(upstream.url), "http")
-
-
-@pytest.mark.parametrize(("skew", "state"), [(0, "ok"), (300, "warning"), (-300, "warning")])
-async def test_the_clocks_are_compared(skew: int, state: str, upstream: FakeUpstream) -> None:
-    async def dated(turn: Turn) -> None:
-        await upstream.plain(turn)
-        assert turn.response is not None
-        turn.response.headers["Date"] = email.utils.formatdate(time.time() + skew, usegmt=True)
-
-    upstream.on("server/discover", dated)
-    assert check(await look(upstream.url), "clock").state == state
-
-
 # -- who is let in ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_wants_a_token_and_says_who_issues_it(upstream: FakeUpstream) -> None:
-    origin = upstream.url.removesuffix("/mcp")
-
+async def test_a_server_that_wants_a_token_is_quoted(upstream: FakeUpstream) -> None:
     async def challenge(turn: Turn) -> None:
-        turn.reply(401, headers={"WWW-Authenticate": f'Bearer resource_metadata="{origin}/here"'})
-
-    async def metadata(turn: Turn) -> None:
-        assert turn.seen.path == "/here"
-        turn.reply(body={"authorization_servers": ["https://id.example"], "scopes_supported": ["mcp:read"]})
+        turn.reply(401, headers={"WWW-Authenticate": 'Bearer resource_metadata="http://h/here"'})
 
     upstream.on("server/discover", challenge)
-    upstream.on("GET", metadata)
     said = failed(await look(upstream.url), "authorization")
-    assert f"Tokens are issued by https://id.example, scopes: mcp:read (from {origin}/here)" in said
+    assert 'HTTP 401, WWW-Authenticate: Bearer resource_metadata="http://h/here"' in said
     assert "--bearer-file" in said
-    assert "Authorization" not in upstream.of("GET")[0].headers
-
-
-async def test_metadata_at_another_origin_is_named_and_not_asked_for(upstream: FakeUpstream) -> None:
-    async def challenge(turn: Turn) -> None:
-        turn.reply(401, headers={"WWW-Authenticate": 'Bearer resource_metadata="http://127.0.0.2:9/here"'})
-
-    upstream.on("server/discover", challenge)
-    assert "Its metadata is at http://127.0.0.2:9/here." in failed(await look(upstream.url), "authorization")
 
 
 async def test_no_secret_comes_out_whoever_repeats_it(upstream: FakeUpstream) -> None:

@@ -1,29 +1,23 @@
 """Sends the first request, `server/discover`, to examine the reply below the MCP level.
 
-That covers the kind of answer (server, proxy or web page), redirects, the clock, authorization and the era.
+That covers the kind of answer (server, proxy or web page), redirects, authorization and the era.
 """
 
 import re
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
 from msgspec import Raw
-from yarl import URL
 
-from gateway import world
-from gateway.config import redacted_url
 from gateway.http.upstream_client import REDIRECTS
-from gateway.http.upstream_url import Endpoint
 from gateway.http_client.errors import RequestFailed
 from gateway.protocol import era, jsonrpc, mcp, reply_messages
-from gateway.protocol.errors import clean
+from gateway.protocol.errors import Unreachable, clean
 from gateway.tools.probe.steps import network
 from gateway.tools.probe.steps.context import ProbeContext, ProbeStopped
-from gateway.tools.probe.steps.requests import NO_REPLY, ProbeReply, ProbeRequest, ask
+from gateway.tools.probe.steps.requests import ProbeReply, ProbeRequest, ask
 from gateway.upstream.http.era_probe import PROBE_SECONDS, discover_headers
 
-_FOLLOWED: Final = 2
 _LATER_SECONDS: Final = 0.2
 _GATEWAYS: Final = (502, 503, 504)
 _PROXY: Final = re.compile(
@@ -32,17 +26,7 @@ _PROXY: Final = re.compile(
     re.IGNORECASE,
 )
 _PROXY_HEADERS: Final = ("Server", "Via", "X-Served-By", "X-Powered-By")
-_SKEW_SECONDS: Final = 60
 _HOST_WORDING: Final = re.compile(rb"\b(?:host|origin)\b", re.IGNORECASE)
-_METADATA: Final = re.compile(r'resource_metadata="(?P<url>[^"\s]{1,2000})"')
-_WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
-
-
-class _Metadata(msgspec.Struct):
-    """RFC 9728, section 2."""
-
-    authorization_servers: list[str] = []
-    scopes_supported: list[str] = []
 
 
 class _Discovery(msgspec.Struct):
@@ -52,36 +36,32 @@ class _Discovery(msgspec.Struct):
 
 
 async def greet(exam: ProbeContext) -> bool | None:
-    """Return whether the server is modern; None if the reply does not tell. Raises Stopped."""
-    endpoint = exam.endpoint
-    given = endpoint.url
-    for _ in range(_FOLLOWED):
-        reply = await _first_reply(exam)
-        if reply is None:
-            return None
-        if reply.status not in REDIRECTS:
-            break
-        _follow(exam, endpoint, reply)
-    else:
-        raise exam.failed(
-            "http",
-            "the URL redirects in a loop",
-            "No request reaches the server.",
-            "Use the final address of the server.",
-        )
-    if given.scheme == "https":
-        await network.look_at_certificate(exam)
-    if endpoint.url != given:
+    """Return whether the server is modern; None if the reply does not tell. Raises ProbeStopped."""
+    reply = await _first_reply(exam)
+    if reply is not None and reply.status in REDIRECTS:
+        try:
+            exam.endpoint.follow(reply.headers.get("Location"))
+        except Unreachable as exc:
+            raise exam.failed(
+                "http",
+                clean(exc.message),
+                "The gateway does not send credentials and contents to an address that a server names.",
+                "If the address is right, use it as the URL.",
+            ) from exc
         exam.ok(
             "redirect",
-            f"to {clean(endpoint.url.path)}",
+            f"to {clean(exam.endpoint.url.path)}",
             "The gateway follows it, because the origin is the same; this delays the first request of each process.",
             "Use the address that it leads to.",
         )
+        reply = await _first_reply(exam)
+    if reply is None:
+        return None
+    if exam.endpoint.url.scheme == "https":
+        await network.look_at_certificate(exam)
     _who_answers(exam, reply)
-    _compare_clocks(exam, reply)
     if reply.status in (401, 403, 421):
-        raise await _refused(exam, reply)
+        raise _refused(exam, reply)
     is_modern = _verdict(exam, reply)
     if is_modern:
         _note_discovered(exam, reply)
@@ -110,27 +90,6 @@ async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
         return None
     except RequestFailed as exc:
         raise await network.explain(exam, exc) from None
-
-
-def _follow(exam: ProbeContext, endpoint: Endpoint, reply: ProbeReply) -> None:
-    location = reply.headers.get("Location", "")
-    target = endpoint.within(location) if location else None
-    if target is None:
-        raise exam.failed(
-            "http",
-            f"HTTP {reply.status}, a redirect to {_shown(endpoint.url, location)}",
-            "That is another origin: the gateway does not send credentials and contents to an address a server names.",
-            "If the address is right, use it as the URL.",
-        )
-    endpoint.url = target
-
-
-def _shown(base: URL, location: str) -> str:
-    try:
-        target = base.join(URL(location))
-    except (ValueError, IndexError):  # yarl raises both
-        return "an invalid address"
-    return clean(redacted_url(str(target)), 200) if location else "nowhere"
 
 
 def _who_answers(exam: ProbeContext, reply: ProbeReply) -> None:
@@ -177,26 +136,7 @@ def _of(named: str) -> str:
     return f" ({named})" if named else ""
 
 
-def _compare_clocks(exam: ProbeContext, reply: ProbeReply) -> None:
-    said = reply.headers.get("Date")
-    if said is None:
-        return
-    try:
-        skew = parsedate_to_datetime(said).timestamp() - world.wall()
-    except (ValueError, OverflowError):
-        return
-    if abs(skew) > _SKEW_SECONDS:
-        exam.warn(
-            "clock",
-            f"the server's clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}",
-            "Certificates and tokens have validity times: one side accepts them, the other does not.",
-            "Synchronise the clocks of both machines (NTP).",
-        )
-    else:
-        exam.ok("clock", f"in sync, to within {max(1, round(abs(skew)))} s")
-
-
-async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
+def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
     """Explain a 401, 403 or 421."""
     challenge = reply.headers.get("WWW-Authenticate", "")
     if reply.status == 421 or (reply.status == 403 and not challenge and _HOST_WORDING.search(reply.body)):
@@ -211,35 +151,13 @@ async def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
     if exam.met_page and reply.status == 403 and not challenge:
         return website(exam, "HTTP 403: the request is refused with a web page")
     has_sent = bool(exam.subject.headers)
-    wanted = await _wanted(exam, challenge)
     if reply.status == 401 and not has_sent:
         why, fix = "The server requires a credential.", "Pass one: --bearer-file FILE, or --header 'NAME: VALUE'."
     else:
         why = "The server rejects the credential." if has_sent else "The server refuses requests without a credential."
         fix = "Pass a credential that is valid for this server and has not expired."
     shown = f", WWW-Authenticate: {clean(challenge, 200)}" if challenge else ""
-    return exam.failed("authorization", f"HTTP {reply.status}{shown}", f"{why}{wanted}", fix)
-
-
-async def _wanted(exam: ProbeContext, challenge: str) -> str:
-    """Return sentences about the credential, from OAuth metadata; it is fetched from the server's origin only."""
-    endpoint = exam.endpoint
-    named = _METADATA.search(challenge)
-    target = endpoint.within(named["url"] if named else _WELL_KNOWN + endpoint.url.path)
-    if target is None:
-        return f" Its metadata is at {clean(named['url'], 200)}." if named else ""
-    try:
-        request = ProbeRequest("GET", target, {"Accept": "application/json"})
-        reply = await ask(exam.client, request, exam.timeouts.handshake_seconds)
-        found = msgspec.json.decode(reply.body, type=_Metadata)
-    except (*NO_REPLY, ValueError, RecursionError):
-        return f" Its metadata should be at {clean(str(target), 200)}, but is not." if named else ""
-    if reply.status != 200 or not found.authorization_servers:
-        return ""
-    servers = ", ".join(clean(each, 100) for each in found.authorization_servers[:3])
-    scopes = " ".join(clean(each, 40) for each in found.scopes_supported[:10])
-    of_scopes = f", scopes: {scopes}" if scopes else ""
-    return f" Tokens are issued by {servers}{of_scopes} (from {clean(str(target.with_query(None)), 200)})."
+    return exam.failed("authorization", f"HTTP {reply.status}{shown}", why, fix)
 
 
 def _verdict(exam: ProbeContext, reply: ProbeReply) -> bool | None:
