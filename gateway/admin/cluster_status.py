@@ -1,18 +1,17 @@
-"""The status of a cluster: what one replica tells another, the merging of all into one page; pure.
+"""What one replica tells another of its status; pure.
 
 The status of another replica is foreign input: it is bounded in bytes, it may only speak of that replica, and it is
 checked before anything of it is shown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.admin.merge_statuses import cut, merged
-from gateway.telemetry.process_status import Notice, PeerState, PeerStatus, ProcessStatus, Status
+from gateway.admin.merge_statuses import Heard, cut, of_cluster
+from gateway.telemetry.process_status import Status
 
 STATUS_BYTES: Final = 262_144
 """The longest status that one replica takes from another, sealed."""
@@ -22,16 +21,6 @@ _HALVINGS: Final = 9
 """After so many, every list is empty."""
 _MOST: Final = 2**53
 """The largest plausible number: up to it, floating-point numbers represent every integer."""
-_NAMED: Final = 10
-
-
-class Heard(Struct, frozen=True, kw_only=True):
-    """What came of asking one other replica."""
-
-    state: PeerState
-    why: str = ""
-    """Why there is no status."""
-    status: Status | None = None
 
 
 def told(status: Status) -> str:
@@ -76,65 +65,4 @@ def chosen(own: Status, heard: Mapping[str, Heard], replica: str | None) -> Stat
     if not heard:
         return own
     found = heard.get(replica or "")
-    return found.status if found is not None and found.status is not None else _whole(own, heard)
-
-
-def _whole(own: Status, heard: Mapping[str, Heard]) -> Status:
-    others = {host: each.status for host, each in heard.items() if each.status is not None}
-    missing = tuple(ProcessStatus(id=host, state="silent") for host in heard if host not in others)
-    status = merged(replace(own, processes=missing), (own, *others.values()))
-    return cut(
-        replace(
-            status,
-            covers="cluster",
-            notices=(*_missing(heard), *_differences(own, others), *own.notices, *_of_others(own, others)),
-            peers=tuple(_asked(peer, heard) for peer in own.peers),
-        )
-    )
-
-
-def _asked(peer: PeerStatus, heard: Mapping[str, Heard]) -> PeerStatus:
-    found = heard.get(peer.id)
-    if found is None:
-        return peer
-    ago = 0.0 if found.state == "answered" else peer.last_answer_seconds_ago
-    return replace(peer, state=found.state, last_answer_seconds_ago=ago)
-
-
-def _missing(heard: Mapping[str, Heard]) -> Iterator[Notice]:
-    for host, each in heard.items():
-        if each.status is None:
-            yield Notice(
-                f"No status from {host}: the calls that it holds are not counted here",
-                "Check whether it runs, and read its log",
-                each.why,
-            )
-
-
-def _differences(own: Status, others: Mapping[str, Status]) -> Iterator[Notice]:
-    """Report what differs between the replicas, as some things do during an update."""
-    replicas = {own.replica: own, **others}
-    for what, values in (
-        ("versions", {host: each.version for host, each in replicas.items()}),
-        ("configurations", {host: each.configuration for host, each in replicas.items()}),
-        ("sealing keys", {host: each.keys[0].id if each.keys else "" for host, each in replicas.items()}),
-    ):
-        groups: dict[str, list[str]] = {}
-        for host, value in values.items():
-            groups.setdefault(value, []).append(host)
-        if len(groups) > 1:
-            shown = "; ".join(f"{value} ({_names(hosts)})" for value, hosts in groups.items())
-            yield Notice(f"The replicas have different {what}: {shown}", "Expected during an update", is_bad=False)
-
-
-def _names(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
-    return ", ".join(hosts[:_NAMED]) + more
-
-
-def _of_others(own: Status, others: Mapping[str, Status]) -> Iterator[Notice]:
-    """Yield what the other replicas report, with their names, unless this one reports the same."""
-    for host, status in others.items():
-        for notice in status.notices:
-            if notice not in own.notices:
-                yield replace(notice, text=f"{host}: {notice.text}")
+    return found.status if found is not None and found.status is not None else of_cluster(own, heard)

@@ -6,14 +6,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.admin.cluster_status import STATUS_BYTES, Heard, read, told
-from gateway.admin.merge_statuses import together
+from gateway.admin.cluster_status import STATUS_BYTES, read, told
+from gateway.admin.merge_statuses import Heard, of_host
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.runtime.tasks import Tasks
-from gateway.telemetry.process_status import ProcessStatus, Status
+from gateway.telemetry.process_status import Status
 
 _ANSWER_SECONDS: Final = 1.0
 _SIBLING_SECONDS: Final = 0.5
@@ -49,10 +49,8 @@ class ClusterView:
         siblings = [] if is_local else [name for name in members.others() if members.is_own_host(name)]
         if not siblings:
             return told(own)
-        heard = await self._ask(siblings, _SIBLING_SECONDS)
-        missing = tuple(ProcessStatus(id=name, state="silent") for name in (members.own, *siblings))
-        parts = [own, *(each.status for each in heard.values() if each.status is not None)]
-        return told(together(replace(own, replica=members.host, processes=missing, notices=()), parts))
+        heard = {members.own: Heard(state="answered", status=own), **await self._ask(siblings, _SIBLING_SECONDS)}
+        return told(of_host(replace(own, replica=members.host), heard))
 
     async def _ask_others(self) -> None:
         try:

@@ -1,9 +1,10 @@
-"""Merges the statuses of several processes into one; pure."""
+"""Merges the statuses of several processes, workers of a host or replicas of a cluster, into one; pure."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gateway.telemetry.process_status import (
@@ -17,6 +18,7 @@ from gateway.telemetry.process_status import (
     ErrorStatus,
     Failure,
     Notice,
+    PeerState,
     PeerStatus,
     ProcessStatus,
     RouteStatus,
@@ -25,6 +27,7 @@ from gateway.telemetry.process_status import (
 )
 
 T = TypeVar("T")
+_NAMED: Final = 10
 _ADDED_UP: Final = (
     *("held", "sessions_limit", "waiting"),
     *("subscriptions", "mirrored", "client_sessions", "tasks", "streams"),
@@ -51,62 +54,109 @@ def failing_first(routes: Iterable[RouteStatus]) -> list[RouteStatus]:
     return sorted(routes, key=lambda route: (route.health != "failing", route.path))
 
 
-def together(own: Status, parts: Sequence[Status]) -> Status:
-    """Merge the workers of one host; `own` is from the supervisor, which knows the workers that should exist."""
-    workers = {process.id for process in own.processes}
-    peers = _merged(parts, lambda part: part.peers, lambda peer: peer.id, _peer)
-    notices = dict.fromkeys([*own.notices, *(notice for part in parts for notice in part.notices)])
-    told = merged(own, parts)
-    told = replace(
-        told,
-        state=_state(own, told.processes),
-        notices=(*_odd_ones(told.processes), *notices),
-        peers=tuple(peer for peer in peers if peer.id not in workers),
-        peers_total=max((part.peers_total - len(workers) + 1 for part in parts), default=0),
-        keys=parts[0].keys if parts else (),
-        key_phase=parts[0].key_phase if parts else "",
+class Heard(Struct, frozen=True, kw_only=True):
+    """What came of asking one process, or one other replica, for its status."""
+
+    state: PeerState
+    why: str = ""
+    """Why there is no status."""
+    status: Status | None = None
+
+
+def of_host(own: Status, heard: Mapping[str, Heard]) -> Status:
+    """Merge the workers of one host; `own` is that of a supervisor, or of one of them."""
+    parts = _parts(heard)
+    told, first = _merged(own, heard), next(iter(parts.values()), own)
+    is_ready = own.state != "ready" or all(process.state == "ready" for process in told.processes)
+    peers = _rows(parts, lambda part: part.peers, lambda peer: peer.id, _peer)
+    return cut(
+        replace(
+            told,
+            state=own.state if is_ready else "not ready",  # as in /readyz
+            peers=tuple(peer for peer in peers if peer.id not in heard),
+            peers_total=max((part.peers_total - len(heard) + 1 for part in parts.values()), default=0),
+            keys=first.keys,
+            key_phase=first.key_phase,
+        )
     )
-    return cut(told)
 
 
-def merged(own: Status, parts: Sequence[Status]) -> Status:
-    """Return `own` with the processes, routes, held calls and errors of all parts.
+def of_cluster(own: Status, heard: Mapping[str, Heard]) -> Status:
+    """Merge this replica with the others, which were asked."""
+    told = _merged(own, {own.replica: Heard(state="answered", status=own), **heard})
+    return cut(replace(told, covers="cluster", peers=tuple(_asked(peer, heard) for peer in own.peers)))
 
-    Its own processes are those that should exist: one that is in no part stays as it is.
-    """
-    processes = [process for part in parts for process in part.processes]
-    heard = {process.id for process in processes}
-    processes += [process for process in own.processes if process.id not in heard]
-    routes = _merged(parts, lambda part: part.routes, lambda route: route.path, _route)
-    errors = _merged(parts, lambda part: part.errors, lambda each: f"{each.route} {each.kind} {each.text}", _error)
+
+def _asked(peer: PeerStatus, heard: Mapping[str, Heard]) -> PeerStatus:
+    found = heard.get(peer.id)
+    if found is None:
+        return peer
+    ago = 0.0 if found.state == "answered" else peer.last_answer_seconds_ago
+    return replace(peer, state=found.state, last_answer_seconds_ago=ago)
+
+
+def _parts(heard: Mapping[str, Heard]) -> dict[str, Status]:
+    return {name: each.status for name, each in heard.items() if each.status is not None}
+
+
+def _merged(own: Status, heard: Mapping[str, Heard]) -> Status:
+    """Return `own` with what all have that answered, and with silent processes for the others."""
+    parts = _parts(heard)
+    processes = [process for part in parts.values() for process in part.processes]
+    processes += [ProcessStatus(id=name, state="silent") for name in heard if name not in parts]
+    routes = _rows(parts, lambda part: part.routes, lambda route: route.path, _route)
+    errors = _rows(parts, lambda part: part.errors, lambda each: f"{each.route} {each.kind} {each.text}", _error)
     return replace(
         own,
+        notices=(*_missing(heard), *_differences(parts), *_notices(parts)),
         processes=tuple(sorted(processes, key=lambda process: _number(process.id))),
         routes=tuple(failing_first(routes)),
-        routes_total=max((part.routes_total for part in parts), default=0),
-        held=tuple(call for part in parts for call in part.held),
-        held_total=sum(part.held_total for part in parts),
+        routes_total=max((part.routes_total for part in parts.values()), default=0),
+        held=tuple(call for part in parts.values() for call in part.held),
+        held_total=sum(part.held_total for part in parts.values()),
         errors=tuple(errors),
     )
 
 
-def _state(own: Status, processes: Sequence[ProcessStatus]) -> str:
-    """Ready only if every worker is, as in /readyz."""
-    return own.state if all(process.state == "ready" for process in processes) or own.state != "ready" else "not ready"
+def _missing(heard: Mapping[str, Heard]) -> Iterator[Notice]:
+    for name, each in heard.items():
+        if each.status is None:
+            yield Notice(
+                f"No status from {name}: the calls that it holds are not counted here",
+                "Check whether it runs, and read its log",
+                each.why,
+            )
 
 
-def _odd_ones(processes: Sequence[ProcessStatus]) -> list[Notice]:
-    """Report workers that are missing, and workers whose configurations differ."""
-    silent = [process.id for process in processes if process.state == "silent"]
-    digests = {process.configuration for process in processes if process.configuration}
-    found = []
-    if silent:
-        text = f"No answer within a second from {', '.join(silent[:10])}: the calls they hold are not counted here"
-        found.append(Notice(text, "Look for `worker.ended` in the log: it says why the worker ended"))
-    if len(digests) > 1:
-        text = f"The workers run under different configurations ({', '.join(sorted(digests))})"
-        found.append(Notice(text, "Send SIGHUP to the supervisor, and look for `config.rejected` in the log"))
-    return found
+def _differences(parts: Mapping[str, Status]) -> Iterator[Notice]:
+    """Report what differs, as some things do during an update or a reload."""
+    for what, values in (
+        ("versions", {name: part.version for name, part in parts.items()}),
+        ("configurations", {name: part.configuration for name, part in parts.items()}),
+        ("sealing keys", {name: part.keys[0].id if part.keys else "" for name, part in parts.items()}),
+    ):
+        groups: dict[str, list[str]] = {}
+        for name, value in values.items():
+            groups.setdefault(value, []).append(name)
+        if len(groups) > 1:
+            shown = "; ".join(f"{value} ({_names(names)})" for value, names in groups.items())
+            fix = "Expected during an update. If it stays, look for `config.rejected` in the logs"
+            yield Notice(f"The {what} differ: {shown}", fix, is_bad=False)
+
+
+def _notices(parts: Mapping[str, Status]) -> Iterator[Notice]:
+    """Yield what the parts report, with their names unless all of them report it."""
+    reported: dict[Notice, list[str]] = {}
+    for name, part in parts.items():
+        for notice in part.notices:
+            reported.setdefault(notice, []).append(name)
+    for notice, names in reported.items():
+        yield notice if len(names) == len(parts) else replace(notice, text=f"{_names(names)}: {notice.text}")
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _number(process: str) -> tuple[str, int]:
@@ -114,12 +164,15 @@ def _number(process: str) -> tuple[str, int]:
     return host, int(number) if number.isdecimal() else 0
 
 
-def _merged(
-    parts: Sequence[Status], rows: Callable[[Status], Sequence[T]], name: Callable[[T], str], add: Callable[[T, T], T]
+def _rows(
+    parts: Mapping[str, Status],
+    rows: Callable[[Status], Sequence[T]],
+    name: Callable[[T], str],
+    add: Callable[[T, T], T],
 ) -> list[T]:
     """Merge the rows that have the same name, in the order in which the names first appear."""
     found: dict[str, T] = {}
-    for row in (row for part in parts for row in rows(part)):
+    for row in (row for part in parts.values() for row in rows(part)):
         known = found.get(name(row))
         found[name(row)] = row if known is None else add(known, row)
     return list(found.values())

@@ -7,9 +7,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.admin.cluster_status import Heard, chosen
+from gateway.admin.cluster_status import chosen
 from gateway.admin.cluster_view import ClusterView
 from gateway.admin.documents import document
+from gateway.admin.merge_statuses import Heard
 from gateway.admin.snapshot import SnapshotSource, show_load, take_snapshot
 from gateway.admin.status_page import HEADERS, every_seconds, page, prefers_json
 from gateway.auth.host_check import admin_names, check_admin

@@ -252,7 +252,7 @@ def _notices(source: SnapshotSource) -> Iterator[Notice]:
 
 
 def about(config: Config, host: str, began: float, *, is_draining: bool) -> Status:
-    """Return the status of a supervisor, which serves no client; its workers count as silent until they answer."""
+    """Return the status of a supervisor, which serves no client."""
     return Status(
         version=__version__,
         replica=host,
@@ -260,5 +260,4 @@ def about(config: Config, host: str, began: float, *, is_draining: bool) -> Stat
         time=now(),
         uptime_seconds=world.monotonic() - began,
         configuration=digest(config),
-        processes=tuple(ProcessStatus(id=f"{host}#{number}", state="silent") for number in range(config.workers)),
     )

@@ -15,8 +15,7 @@ import msgspec
 
 from gateway import world
 from gateway.admin import merge_metrics
-from gateway.admin.cluster_status import Heard
-from gateway.admin.merge_statuses import together
+from gateway.admin.merge_statuses import Heard, of_host
 from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.auth.host_check import admin_names
@@ -106,9 +105,18 @@ class Overview(Probes):
 
     async def status(self) -> Status:
         """See `Probes`: the merged status of all workers."""
-        texts = await asyncio.gather(*(process.get("/status.json") for process in list(self._processes.values())))
-        parts = [part for text in texts if text is not None and (part := _read(text, Status)) is not None]
-        return together(about(self._in_force.value, self.name(), self._began, is_draining=self.draining), parts)
+        heard = [f"{self.name()}#{number}" for number in range(self._count)]
+        asked = await asyncio.gather(*map(self._ask, range(self._count)))
+        own = about(self._in_force.value, self.name(), self._began, is_draining=self.draining)
+        return of_host(own, dict(zip(heard, asked, strict=True)))
+
+    async def _ask(self, number: int) -> Heard:
+        process = self._processes.get(number)
+        text = None if process is None else await process.get("/status.json")
+        status = None if text is None else _read(text, Status)
+        if status is None:
+            return Heard(state="silent", why=f"It did not answer within {_ANSWER_SECONDS:g} s: see `worker.ended`")
+        return Heard(state="answered", status=status)
 
     def name(self) -> str:
         """See `Probes`."""

@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from gateway.admin.cluster_status import STATUS_BYTES, Heard, chosen, read, told
+from gateway.admin.cluster_status import STATUS_BYTES, chosen, read, told
+from gateway.admin.merge_statuses import Heard
 from gateway.telemetry.process_status import MOST_HELD, KeyStatus, Notice, PeerStatus, ProcessStatus, Status
 from tests.support.status import held, status_of
 
@@ -44,17 +45,18 @@ def test_what_replicas_do_not_have_in_common_is_worth_knowing_and_no_problem() -
     other = of("gw-2", version="2", configuration="y", keys=keys[::-1])
     found = whole(own, other, replace(other, replica="gw-3")).notices
     assert [each.text for each in found] == [
-        "The replicas have different versions: 1 (gw-1); 2 (gw-2, gw-3)",
-        "The replicas have different configurations: x (gw-1); y (gw-2, gw-3)",
-        "The replicas have different sealing keys: aaaa (gw-1); bbbb (gw-2, gw-3)",
+        "The versions differ: 1 (gw-1); 2 (gw-2, gw-3)",
+        "The configurations differ: x (gw-1); y (gw-2, gw-3)",
+        "The sealing keys differ: aaaa (gw-1); bbbb (gw-2, gw-3)",
     ]
     assert not any(each.is_bad for each in found)
 
 
-def test_a_notice_of_another_replica_has_its_name_unless_this_one_has_the_same() -> None:
+def test_a_notice_has_the_names_of_those_that_report_it_unless_all_do() -> None:
     common, alone = Notice("The same everywhere"), Notice("Only there")
-    found = whole(of("gw-1", notices=(common,)), of("gw-2", notices=(common, alone))).notices
-    assert [each.text for each in found] == ["The same everywhere", "gw-2: Only there"]
+    replicas = [of(f"gw-{number}", notices=notices) for number, notices in enumerate([(), (alone,), (alone,)])]
+    found = whole(*(replace(each, notices=(common, *each.notices)) for each in replicas)).notices
+    assert [each.text for each in found] == ["The same everywhere", "gw-1, gw-2: Only there"]
 
 
 def test_a_text_that_is_not_the_status_of_its_sender_is_refused() -> None:

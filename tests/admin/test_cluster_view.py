@@ -66,7 +66,7 @@ async def test_each_replica_shows_what_all_of_them_hold(upstream: FakeUpstream, 
         assert (row.held, row.sessions["busy"]) == (6, 6)
         assert {each.state for each in status.peers} == {"answered"}
         assert missing(status) == []
-        assert not [each for each in status.notices if "different" in each.text], "they differ in addresses alone"
+        assert not [each for each in status.notices if "differ" in each.text], "they differ in addresses alone"
     for stand in stands:
         await drop(stand)
 
@@ -231,7 +231,7 @@ async def test_a_host_with_workers_answers_for_all_of_them(
     assert states(status) == {"gw-1": "ready", "gw-2#0": "ready", "gw-2#1": "ready", "gw-2#2": "silent"}
     assert status.held_total == 2
     assert missing(status) == []
-    assert any("gw-2: No answer within a second from gw-2#2" in each.text for each in status.notices)
+    assert any("gw-2: No status from gw-2#2" in each.text for each in status.notices)
     assert (await seen(one, "?replica=gw-2")).held_total == 2
     for stand in cluster.stands.values():
         await drop(stand)

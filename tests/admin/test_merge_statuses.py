@@ -2,13 +2,20 @@
 
 from msgspec.structs import fields, replace
 
-from gateway.admin.merge_statuses import health, together
+from gateway.admin.merge_statuses import Heard, health, of_host
 from gateway.admin.snapshot import about
 from gateway.admin.status_page import page
 from gateway.config import parse
-from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus, RouteStatus
+from gateway.telemetry.process_status import ErrorStatus, Failure, PeerState, PeerStatus, RouteStatus, Status
 from tests.support.status import held, process, route, status_of
 from tests.support.workbench import configuration
+
+CONFIG = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=3), "test", {})
+SUPERVISOR = about(CONFIG, "gw-1", 0, is_draining=False)
+
+
+def answered(*parts: Status) -> dict[str, Heard]:
+    return {f"gw-1#{number}": Heard(state="answered", status=part) for number, part in enumerate(parts)}
 
 
 def test_the_latest_answer_or_failure_decides_the_health() -> None:
@@ -32,8 +39,8 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
             held_total=2,
         ),
     ]
-    config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=3), "test", {})
-    whole = together(about(config, "gw-1", 0, is_draining=False), parts)
+    heard = {**answered(*parts), "gw-1#2": Heard(state="silent", why="It slept")}
+    whole = of_host(SUPERVISOR, heard)
     assert [(each.id, each.state) for each in whole.processes] == [
         ("gw-1#0", "ready"),
         ("gw-1#1", "ready"),
@@ -44,23 +51,22 @@ def test_the_statuses_of_workers_are_merged_into_one() -> None:
     assert (row.health, row.era, row.transport, row.held, row.waiting) == ("ok", "old", "sse", 2, 2)
     assert row.last_failure == failure
     assert (row.sessions, row.sessions_limit) == ({"idle": 2, "busy": 4, "quarantined": 0}, 20)
-    assert [notice.text.partition(":")[0] for notice in whole.notices] == [
-        "No answer within a second from gw-1#2",
+    assert [(notice.text.partition(":")[0], notice.detail) for notice in whole.notices] == [
+        ("No status from gw-1#2", "It slept"),
     ]
     assert "gw-1#2" in page(whole)
 
 
 def test_workers_with_different_configurations_are_a_notice() -> None:
-    parts = [status_of(process(0, "aaa")), status_of(process(1, "bbb"))]
-    config = parse(configuration("http://127.0.0.1:1/mcp", listen="127.0.0.1:1", workers=2), "test", {})
-    whole = together(about(config, "gw-1", 0, is_draining=False), parts)
-    assert "different configurations (aaa, bbb)" in whole.notices[0].text
-    assert together(about(config, "gw-1", 0, is_draining=True), parts).state == "draining"
+    parts = [replace(status_of(process(number)), configuration=each) for number, each in enumerate(("aaa", "bbb"))]
+    whole = of_host(SUPERVISOR, answered(*parts))
+    assert whole.notices[0].text == "The configurations differ: aaa (gw-1#0); bbb (gw-1#1)"
+    assert of_host(replace(SUPERVISOR, state="draining"), answered(*parts)).state == "draining"
 
 
 def merged_peers(*peers: PeerStatus) -> tuple[PeerStatus, ...]:
     parts = [replace(status_of(process(number)), peers=(each,)) for number, each in enumerate(peers)]
-    return together(status_of(), parts).peers
+    return of_host(status_of(), answered(*parts)).peers
 
 
 def test_of_a_peer_the_latest_answer_counts() -> None:
@@ -83,13 +89,13 @@ def test_the_same_error_of_several_workers_is_one() -> None:
         )
 
     parts = [status_of(process(0), errors=(error(1, 9, 5),)), status_of(process(1), errors=(error(2, 8, 3),))]
-    assert together(status_of(), parts).errors == (error(3, 9, 3),)
+    assert of_host(status_of(), answered(*parts)).errors == (error(3, 9, 3),)
 
 
 def test_children_are_added_up_where_there_are_any() -> None:
     def children(*counts: int | None) -> tuple[int | None, int | None]:
         rows = (route(children=count, children_limit=None if count is None else 32) for count in counts)
-        (row,) = together(status_of(), [status_of(routes=(each,)) for each in rows]).routes
+        (row,) = of_host(status_of(), answered(*(status_of(routes=(each,)) for each in rows))).routes
         return row.children, row.children_limit
 
     assert children(2, 3) == (5, 64)
@@ -99,5 +105,5 @@ def test_children_are_added_up_where_there_are_any() -> None:
 def test_every_number_of_a_route_is_added_up() -> None:
     numbers = [field.name for field in fields(RouteStatus) if field.type is int]
     parts = [status_of(routes=(replace(route(), **dict.fromkeys(numbers, count)),)) for count in (1, 2)]
-    (row,) = together(status_of(), parts).routes
+    (row,) = of_host(status_of(), answered(*parts)).routes
     assert {name: getattr(row, name) for name in numbers} == dict.fromkeys(numbers, 3)

@@ -171,15 +171,10 @@ async def test_a_risky_setting_is_shown_as_a_caution(begin: Start) -> None:
     assert ("set bind_headers" in notice.text, notice.is_bad) == (True, False)
 
 
-def test_the_workers_of_a_supervisor_are_silent_until_they_answer() -> None:
-    config = replace(parse(configuration("http://127.0.0.1:1/mcp"), "test", {}), workers=2)
-    for is_draining, state in ((False, "ready"), (True, "draining")):
-        status = about(config, "gw-1", 0, is_draining=is_draining)
-        assert (status.state, status.replica) == (state, "gw-1")
-        assert [(process.id, process.state) for process in status.processes] == [
-            ("gw-1#0", "silent"),
-            ("gw-1#1", "silent"),
-        ]
+@pytest.mark.parametrize(("is_draining", "state"), [(False, "ready"), (True, "draining")])
+def test_a_supervisor_serves_no_client(*, is_draining: bool, state: str) -> None:
+    status = about(parse(configuration("http://127.0.0.1:1/mcp"), "test", {}), "gw-1", 0, is_draining=is_draining)
+    assert (status.state, status.replica, status.processes) == (state, "gw-1", ())
 
 
 async def test_keys_are_shown_by_id_and_use(begin: Start) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.admin import workers_view
-from gateway.admin.cluster_status import Heard
+from gateway.admin.merge_statuses import Heard
 from gateway.admin.probes import OTHERS_PATH, Probes
 from gateway.admin.snapshot import about
 from gateway.admin.workers_view import Overview
