@@ -155,7 +155,6 @@ class Crowd:
 def reach_leg_limit(stand: Stand) -> None:
     """Let the time of the one leg that waits pass."""
     (driver,) = stand.gateway.downstream.legs.running
-    driver._disarm(Timer.LEG)
     driver.fire(Timer.LEG)
 
 

@@ -105,8 +105,7 @@ async def test_a_held_call_that_is_left_frees_its_session_at_once(
     upstream.tool(tool)
     _ = await client.call()
     (driver,) = stand.gateway.lot.waiting()
-    session = driver._upstream_call.session
-    assert session is not None
+    (session,) = stand.group().sessions
     assert session.in_flight is not None
     session.leave(session.in_flight)
     assert not session.pending, "no task would notice later"

@@ -329,18 +329,18 @@ async def test_a_flood_costs_one_message_for_each_thing(upstream: FakeUpstream, 
     upstream.capabilities = OFFERED
     async with listening(stand.client(), EVERYTHING) as stream:
         await stream.next()
-        (listener,) = stand.gateway.routes.live["/mcp"].upstream.subscriptions
-        assert listener._session is not None
+        (session,) = stand.group().sessions
         for number in range(3000):  # all in one go: the client cannot read meanwhile
             for sent in (
                 change("tools/list_changed", _meta={"x/n": number}),
                 change("resources/updated", uri="file:///a", blob="x" * 20_000),
                 change("resources/updated", uri=f"file:///{number}"),
             ):
-                listener._session.hear_side(sse.Parser(1 << 20).feed(sent)[0].data)
-        assert len(listener.stream._changes) == 2
-        one, two = await stream.next(), await stream.next()
+                session.hear_side(sse.Parser(1 << 20).feed(sent)[0].data)
+        session.hear_side(sse.Parser(1 << 20).feed(change("prompts/list_changed"))[0].data)
+        one, two, three = [await stream.next() for _ in range(3)]
     assert one["params"]["_meta"] == {mcp.META_SUBSCRIPTION: "c1", "x/n": 2999}
+    assert three["method"] == "notifications/prompts/list_changed", "there was no other"
     assert two["params"] == {"uri": "file:///a", "_meta": {mcp.META_SUBSCRIPTION: "c1"}}, "without what is too large"
 
 

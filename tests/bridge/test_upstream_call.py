@@ -111,8 +111,7 @@ async def referred(upstream: FakeUpstream, stand: Stand, client: Client) -> Repl
     upstream.once("GET", refuse)
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
-    calls = stand.gateway._client._calls
-    await eventually(lambda: calls.open_connections == calls.idle_connections, "the side stream is given up")
+    await eventually(lambda: all(each.lost for each in stand.group().sessions), "the side stream is given up")
     return asked
 
 

@@ -258,8 +258,8 @@ async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_th
     held = only(holder)
     # The other one takes the holder for dead.
     holder.gateway.lot._waiting[exchange] = held
-    taker = other.gateway.downstream._continuation.router
-    taker._membership.candidates = only_own(taker._membership.own)  # type: ignore[method-assign]
+    members = other.gateway.members
+    members.candidates = only_own(members.own)  # type: ignore[method-assign]
     later_round = await other.client().answer(asked)
     assert later_round.questions
     held.fire(Timer.TTL)

@@ -14,7 +14,9 @@ from yarl import URL
 from gateway.cluster import peer_connections, peer_listener
 from gateway.cluster.peer_listener import PeerHeads, PeerListener, PeerReply
 from gateway.config import InForce
+from gateway.downstream.handler import RequestHandler
 from gateway.exchange.machine import DETACHED
+from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server import connection as connections
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
@@ -24,6 +26,7 @@ from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from tests.support.fake_peer import KEY, Asked, FakePeer
 from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
     TOKEN,
@@ -271,7 +274,10 @@ async def hop(stand: Stand, raw: RawConnection, asked: Reply | None = None) -> P
 
 @pytest.mark.usefixtures("_patient")
 async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    upstream: FakeUpstream,
+    cluster: Cluster,
+    accepted: list[NotedConnection],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is accepted when nothing can be written any more, and a moment before the connection counts as lost."""
     replies = list[PeerReply]()
@@ -288,7 +294,7 @@ async def test_a_replica_that_leaves_as_its_retry_is_accepted_late_is_missed(
         await hop(one, raw, asked)
         await in_time(gate.answered.wait())
         (driver,) = one.gateway.downstream.legs.relayed
-        peer_connection(one).wire.end()
+        accepted[0].wire.end()
         replies[-1]._accept_late()
         await eventually(lambda: one.gateway.downstream.in_flight == 0)
         assert driver.glance(0.0).state == DETACHED, "the leg has ended"
@@ -392,11 +398,6 @@ async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpst
         await raw.send(body[20:])
         assert b"chunked" in await raw.until(b"\r\n\r\n"), "there is no second 100"
         assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
-
-
-def peer_connection(stand: Stand) -> connections.Connection:
-    (found,) = stand.gateway.listeners[0]._service.connections
-    return found
 
 
 async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadline(cluster: Cluster) -> None:
@@ -508,20 +509,26 @@ async def test_a_refused_retry_gets_a_whole_reply_too(upstream: FakeUpstream, cl
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(4000, True), (5000, False)])
-def test_headers_are_remembered_unless_they_are_large(size: int, *, is_kept: bool) -> None:
+async def test_headers_are_remembered_unless_they_are_large(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, size: int, *, is_kept: bool
+) -> None:
     """A client may send a megabyte of headers, which differ in each of its retries."""
-    pairs = ((b"X-Padding", b"a" * size), (b"Accept", b"*/*"))
-    first, again = peer_listener._headers(pairs)[0], peer_listener._headers(pairs)[0]
-    assert first == again
-    assert (first is again) is is_kept
+    seen: list[Incoming] = []
 
+    async def serve(_: RequestHandler, incoming: Incoming, reply: PeerReply) -> None:
+        seen.append(incoming)
+        await reply.only(FinalMessage(b"{}"))
 
-def test_the_headers_of_clients_are_forgotten_with_the_heads() -> None:
-    pairs = ((b"Authorization", b"Bearer x"),)
-    headers, _ = peer_listener._headers(pairs)
-    assert peer_listener._headers(pairs)[0] is headers
-    peer_listener.PeerHeads().forget()
-    assert peer_listener._headers(pairs)[0] is not headers
+    monkeypatch.setattr(RequestHandler, "handle_hop", serve)
+    (one,) = await cluster.begin("gw-1")
+    headers = ((b"X-Padding", b"a" * size), (b"Authorization", b"Bearer x"))
+    for number in range(3):
+        if number == 2:
+            one.gateway.apply(one.gateway.config)
+        _ = await frames_of(cluster, "gw-1", replace(peer_request_for("gw-1"), headers=headers))
+    first, again, later = (each.headers for each in seen)
+    assert first == again == later
+    assert ((first is again), (again is later)) == (is_kept, False), "a reload forgets them"
 
 
 async def test_the_head_of_a_forwarded_retry_is_not_parsed(

@@ -126,8 +126,7 @@ async def test_an_owner_without_a_client_does_not_end_a_session_whose_side_strea
     upstream.once("GET", refuse)
     upstream.side(answered.session).put_nowait(None)
     await upstream.saw("GET", sides + 1)
-    (group,) = one.gateway.routes.live["/mcp"].upstream.pool._groups.values()
-    (session,) = group.sessions
+    (session,) = one.group().sessions
     await eventually(lambda: session.lost, "the side stream has ended for good")
     store.hold.set()
     await eventually(lambda: only(one).is_finished)

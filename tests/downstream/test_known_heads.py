@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gateway.config import parse
-from gateway.http.server.connection import Connection
 from gateway.parking.lot import Lot
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import ask
 from tests.support.stand import Start
@@ -51,12 +51,6 @@ async def known(stand: Stand, raw: RawConnection, sent: bytes) -> None:
     for _ in range(3):
         await raw.send(sent)
         assert b" 200 OK" in (await reply(raw))[0]
-
-
-def connection(stand: Stand) -> Connection:
-    """The only connection of a client."""
-    (found,) = stand.gateway.client_listener._service.connections
-    return found
 
 
 class Gate:
@@ -123,11 +117,13 @@ async def test_requests_sent_ahead_are_answered_in_order(stand: Stand, gate: Gat
     await eventually(lambda: not len(budget), "nothing is counted any more")
 
 
-async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand, gate: Gate) -> None:
+async def test_a_client_that_does_not_read_gets_no_second_reply_yet(
+    stand: Stand, gate: Gate, accepted: list[NotedConnection]
+) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        held = connection(stand)
+        held = accepted[-1]
         held.pause_writing()
         await raw.send(sent)
         await eventually(lambda: held.wire._room, "the reply waits until the client reads")
@@ -136,12 +132,14 @@ async def test_a_client_that_does_not_read_gets_no_second_reply_yet(stand: Stand
         assert b" 200 OK" in (await reply(raw))[0]
 
 
-async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(stand: Stand, gate: Gate) -> None:
+async def test_what_a_client_sends_ahead_while_it_does_not_read_is_counted(
+    stand: Stand, gate: Gate, accepted: list[NotedConnection]
+) -> None:
     sent, padded = request(stand), request(stand, f"X-Padding: {'x' * 5_000}")
     budget = stand.gateway.routes.process.traffic.bodies.budget
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        held = connection(stand)
+        held = accepted[-1]
         held.pause_writing()
         held.data_received(padded)
         await eventually(lambda: held.wire._room, "the reply waits until the client reads")
@@ -179,11 +177,13 @@ async def test_a_client_that_leaves_cancels_its_call(upstream: FakeUpstream, sta
     gate.opened.set()
 
 
-async def test_a_client_may_leave_as_soon_as_its_request_is_here(stand: Stand, gate: Gate) -> None:
+async def test_a_client_may_leave_as_soon_as_its_request_is_here(
+    stand: Stand, gate: Gate, accepted: list[NotedConnection]
+) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
-        held, gate.opened = connection(stand), asyncio.Event()
+        held, gate.opened = accepted[-1], asyncio.Event()
         held.data_received(sent)
         held.wire.abort()
         await eventually(lambda: not stand.metric("mcp_gateway_connections"))
@@ -276,13 +276,15 @@ async def test_a_client_may_leave_after_its_head(stand: Stand, gate: Gate) -> No
     assert gate.ended == [True] * 3
 
 
-async def test_a_connection_that_waits_for_a_body_is_not_idle(stand: Stand, gate: Gate) -> None:
+async def test_a_connection_that_waits_for_a_body_is_not_idle(
+    stand: Stand, gate: Gate, accepted: list[NotedConnection]
+) -> None:
     head, end, body = request(stand).partition(b"\r\n\r\n")
     async with raw_connection(stand) as raw:
         await known(stand, raw, head + end + body)
         await raw.send(head + end)
         await eventually(lambda: stand.gateway.downstream.in_flight == 1, "it waits for the body")
-        held = connection(stand)
+        held = accepted[-1]
         held._idle_until = 0.0
         held._check_idle()
         await raw.send(body)
@@ -360,12 +362,14 @@ async def test_a_drain_waits_for_such_calls(begin: Start, gate: Gate) -> None:
         await draining
 
 
-async def test_a_long_call_outlives_the_time_of_an_idle_connection(stand: Stand, gate: Gate) -> None:
+async def test_a_long_call_outlives_the_time_of_an_idle_connection(
+    stand: Stand, gate: Gate, accepted: list[NotedConnection]
+) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
         await gate.catch(stand, raw, sent)
-        held = connection(stand)
+        held = accepted[-1]
         held._idle_until = 0.0
         held._check_idle()
         gate.opened.set()

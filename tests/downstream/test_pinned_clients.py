@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.config.parsing.state_keys import decode_key
 from gateway.downstream.pinned_clients import NAME
 from gateway.protocol import mcp
-from gateway.seal.sep_1655_items import Item
+from gateway.seal.keyring import Keyring
+from gateway.seal.sep_1655_items import PURPOSE, Item
 from tests.cluster.conftest import cluster
 from tests.cluster.test_new_calls import draining, echo
 from tests.cluster.test_worker import workers
@@ -21,7 +23,7 @@ from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.replicas import Cluster, asked_peers
 from tests.support.stand import Start
 from tests.support.state_keeper import CAPABILITY, SERVER, SESSION, KeepingClient, StateKeeper
-from tests.support.workbench import ACCEPT, ALL, Client, Reply, Stand
+from tests.support.workbench import ACCEPT, ALL, KEY, Client, Reply, Stand
 
 __all__ = ["cluster"]
 
@@ -397,7 +399,7 @@ async def test_the_state_of_another_caller_or_route_is_ignored(upstream: FakeUps
 
 def resealed(stand: Stand, item: str, **changes: Any) -> str:
     """The item as a replica could have sealed it with these changes."""
-    ring = stand.gateway.routes.process.items._ring.value
+    ring = Keyring((decode_key(KEY),), PURPOSE)
     content = msgspec.msgpack.decode(ring.open(item), type=Item)
     return ring.seal(msgspec.msgpack.encode(replace(content, **changes)))
 

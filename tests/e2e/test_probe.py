@@ -119,7 +119,7 @@ async def test_a_probe_identifies_a_real_server(
 ) -> None:
     it, row, said = found[name], TABLE[name], answers(found[name])
     assert it.server is not None, it.checks
-    features = (said[key] for key in Row._fields[3:])
+    features = (said[key] for key in list(Row.__annotations__)[3:])
     assert Row(it.state, it.server.era, it.server.transport, *features) == row, it
     if row.era == "old":
         assert it.server.versions == VERSIONS[name == "py110" :]

@@ -1,6 +1,7 @@
 """Which connection carries a request, and what becomes of requests when connections cannot be had."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from gateway.http_client.client import HttpClient
 from gateway.http_client.connection import Connection
 from gateway.http_client.connector import Connector
 from gateway.http_client.errors import ClientClosed, ConnectTimedOut, NoReply, NotConnected
+from gateway.http_client.idle_connections import IdleConnections
 from gateway.http_client.origin import Origin
 from gateway.http_client.request_head import RequestHead
 from gateway.runtime.tasks import Tasks
@@ -78,9 +80,22 @@ async def test_an_idle_connection_is_closed_after_its_time(tasks: Tasks) -> None
     client.close()
 
 
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the connections that their upstream closed had been idle."""
+    found, end = list[float](), IdleConnections.ended
+
+    def noted(idle: IdleConnections, connection: Connection) -> None:
+        found.append(time.monotonic() - connection.idle_since)
+        end(idle, connection)
+
+    monkeypatch.setattr(IdleConnections, "ended", noted)
+    return found
+
+
 @pytest.mark.parametrize("is_reset", [False, True])
 async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_one(
-    client: HttpClient, *, is_reset: bool
+    client: HttpClient, ended: list[float], *, is_reset: bool
 ) -> None:
     async def script(wire: Wire) -> None:
         await wire.request()
@@ -93,17 +108,19 @@ async def test_how_long_an_upstream_keeps_a_connection_is_learnt_when_it_closes_
         sender = Sender(client, server.url)
         await sender.send()
         await eventually(lambda: not client.idle_connections)
-        (seen,) = client._idle._sure_seconds.values()
+        (seen,) = ended
         assert 0.03 < seen < 1
 
 
-async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstream(client: HttpClient) -> None:
+async def test_a_connection_that_the_gateway_distrusts_says_nothing_of_its_upstream(
+    client: HttpClient, ended: list[float]
+) -> None:
     async with FakeHttp(stays(OK)) as server:
         heard, pending = Sender(client, server.url).begin()
         await heard.over()
         pending.distrust()
         await eventually(lambda: not client.open_connections)
-        assert not client._idle._sure_seconds
+        assert not ended
 
 
 # -- no connection ----------------------------------------------------------------------------------------------------

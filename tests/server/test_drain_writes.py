@@ -16,6 +16,7 @@ from gateway.server.drain import drain
 from tests.support.authority import Authority
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, text
 from tests.support.gateway_process import gateway
+from tests.support.noted_connections import NotedConnection
 from tests.support.stand import Start
 from tests.support.workbench import Client, eventually
 
@@ -107,15 +108,17 @@ async def test_a_drain_goes_on_while_a_reply_is_written(upstream: FakeUpstream, 
         await asyncio.wait_for(draining, DEADLINE)
 
 
-async def test_a_drain_waits_for_the_bytes_below_tls(upstream: FakeUpstream, tmp_path: Path, begin: Start) -> None:
+async def test_a_drain_waits_for_the_bytes_below_tls(
+    upstream: FakeUpstream, tmp_path: Path, begin: Start, accepted: list[NotedConnection]
+) -> None:
     ca = Authority(tmp_path)
     stand = await begin(tls={"cert_file": str(ca.sign("gateway"))})
     upstream.tool(large)
     async with slow(stand.gateway.listen, ssl.create_default_context(cafile=ca.file)) as client:
         await client.send(*stand.client().build("tools/call", CALL))
         _ = await client.reader.readuntil(b"\r\n\r\n")
-        (connection,) = stand.gateway.client_listener._service.connections
-        transport = connection.wire._out
+        (connection,) = accepted
+        transport = connection.transport
         read = 0
         while transport.get_write_buffer_size():
             read += len(await client.reader.read(65_536))

@@ -212,7 +212,7 @@ async def test_a_change_that_is_or_may_be_heard_ends_it(upstream: FakeUpstream, 
     stand = await begin(route=KEPT)
     client = stand.client()
     assert await names(client) == ["one"]
-    (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
+    group = stand.group()
     before = group.generation
     upstream.tools = [tool("two")]
     if how == "restart":
@@ -254,10 +254,9 @@ async def test_a_list_that_changed_on_its_way_is_not_kept(upstream: FakeUpstream
     client = stand.client()
 
     async def change_meanwhile(turn: Turn) -> None:
-        (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
-        before = group.generation
+        before = stand.group().generation
         upstream.side(turn.session).put_nowait(changed("tools/list_changed"))
-        await eventually(lambda: group.generation != before)
+        await eventually(lambda: stand.group().generation != before)
         await turn.result({"tools": [tool("old")]})
 
     upstream.once(mcp.TOOLS_LIST, change_meanwhile)
@@ -274,7 +273,7 @@ async def test_a_change_while_the_credential_is_checked_ends_it_too(
     upstream.tools = [tool("two")]
 
     async def ping(turn: Turn) -> None:
-        (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
+        group = stand.group("Bearer a")
         before = group.generation
         upstream.side(turn.session).put_nowait(changed("tools/list_changed"))
         await eventually(lambda: group.generation != before)

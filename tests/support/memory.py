@@ -2,16 +2,34 @@
 
 import gc
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def measured() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the bytes that were allocated since, and are still in use."""
+
+    def left() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield left
+    finally:
+        tracemalloc.stop()
 
 
 def left_by(work: Callable[[], object]) -> int:
     """The bytes that `work` has allocated and that are still in use after it."""
-    gc.collect()
-    tracemalloc.start()
-    try:
+    with measured() as left:
         work()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+        return left()
+
+
+def alive(*kinds: type) -> int:
+    """How many objects of these classes there are in the process."""
+    gc.collect()
+    return sum(type(each) in kinds for each in gc.get_objects())

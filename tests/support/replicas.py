@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from gateway.cluster.worker import Address, Worker
 from gateway.config import InForce
-from gateway.exchange.events import Expired
 from gateway.protocol import mcp
+from gateway.protocol.errors import ShuttingDown
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -129,7 +129,8 @@ async def crash(stand: Stand) -> None:
     for listener in gateway.listeners:
         await listener.close()
     await gateway.tasks.close()
-    gateway._client.close()
+    for live in gateway.routes.live.values():
+        live.upstream.client.close()
     gateway._peer_connections.close()
 
 
@@ -171,7 +172,8 @@ class Cluster:
 async def drop(stand: Stand) -> None:
     """Give up every parked call."""
     for driver in list(stand.gateway.lot):
-        driver._feed(Expired())
+        driver.stop(ShuttingDown("the test drops it"))
+        driver.expire()
 
 
 async def order(stand: Stand, exchange: str) -> list[str]:

@@ -70,7 +70,8 @@ class UpstreamSide:
         self.metrics = Metrics("0", ["/mcp"])
         self.tasks = Tasks(self.metrics)
         self.times = times
-        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)), HttpClient(self.tasks))
+        self._calls = HttpClient(self.tasks)
+        self.client = Client(InForce(Bounds(self.config.limits, self.config.timeouts)), self._calls)
         self.endpoint = Endpoint("/mcp", url)
         self.pool = Pool(
             InForce(RouteSettings(self.config, self.config.routes[0])), self.connect, self.metrics, self.tasks
@@ -140,8 +141,7 @@ class UpstreamSide:
     @property
     def connections(self) -> int:
         """The connections in use."""
-        calls = self.client._calls
-        return calls.open_connections - calls.idle_connections
+        return self._calls.open_connections - self._calls.idle_connections
 
     def busy_tasks(self) -> list[str]:
         names = [task.get_name() for task in self.tasks._running]

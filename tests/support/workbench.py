@@ -12,9 +12,13 @@ import aiohttp
 
 from gateway.cluster.worker import Worker
 from gateway.config import parse
+from gateway.identity import principal
 from gateway.protocol import mcp, sse
 from gateway.server.process import Gateway
 from gateway.server.reload import Read
+from gateway.sessions.call import PoolKey
+from gateway.sessions.group import Group
+from gateway.sessions.session import Session
 from gateway.telemetry import Traces
 from gateway.upstream.http.http_upstream import StreamTimes
 from tests.support.fake_upstream import DEADLINE
@@ -220,6 +224,10 @@ class Client:
         return await self.call(state=asked.state, answers=answers, **options)
 
 
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 class Stand:
     """One running gateway, and access to its state."""
 
@@ -252,6 +260,12 @@ class Stand:
     @property
     def held(self) -> int:
         return int(self.metric("mcp_gateway_held_calls"))
+
+    def group(self, authorization: str | None = None) -> Group[Session]:
+        """The sessions of the usual client with this credential."""
+        who = principal.of_authorization(authorization)
+        key = PoolKey(who, _compact(CLIENT), _compact(ALL), ())
+        return self.gateway.routes.live["/mcp"].upstream.pool.group(key)
 
     def tasks(self) -> list[str]:
         """The names of all running tasks."""

@@ -8,15 +8,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.config.parsing.state_keys import decode_key
 from gateway.mirror.streamable.sep_1655_item import NAME
 from gateway.protocol import mcp
-from gateway.seal.sep_1655_items import Item
+from gateway.seal.keyring import Keyring
+from gateway.seal.sep_1655_items import PURPOSE, Item
 from tests.mirror.conftest import Begin
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import CAPABILITIES, LegacyClient
 from tests.support.replicas import Cluster
 from tests.support.state_keeper import CAPABILITY, SERVER, SESSION, StateKeeper
-from tests.support.workbench import Stand, jwt
+from tests.support.workbench import KEY, Stand, jwt
 
 PAPER: Final = {
     "Clients that support state MUST declare the `state` capability": (
@@ -236,7 +238,7 @@ async def test_the_state_of_another_session_is_ignored(begin: Begin, server: Fak
         for sub in ("ada", "ada", "eve")
     ]
     _ = await ada.set_level("debug")
-    ring = stand.gateway.routes.process.items._ring.value
+    ring = Keyring((decode_key(KEY),), PURPOSE)
     content = msgspec.msgpack.decode(ring.open(ada.item), type=Item)
     old = ring.seal(msgspec.msgpack.encode(replace(content, issued=0.0)))
     for client, item in ((same, ada.item), (eve, ada.item), (ada, old)):

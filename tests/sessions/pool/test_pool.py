@@ -13,6 +13,7 @@ from gateway.protocol import mcp
 from gateway.protocol.errors import Busy
 from gateway.runtime.tasks import Tasks
 from gateway.seal.request_state import Upstream
+from gateway.sessions.assignment import Quota
 from gateway.sessions.call import Call, OwnListener, PoolKey
 from gateway.sessions.group import MAX_FOLLOWED, Group, Groups
 from gateway.sessions.pool import pool as pools
@@ -21,6 +22,7 @@ from gateway.sessions.session import Session
 from gateway.telemetry import Metrics
 from gateway.upstream.channel import NO_HEADERS, Channel, Headers, Receive
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.memory import alive
 from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, configuration, eventually
@@ -117,8 +119,7 @@ async def test_a_session_that_went_deaf_in_its_call_is_ended_after_it(
     upstream.once("GET", refuse)
     upstream.side("s1").put_nowait(None)
     await upstream.saw("GET", 2)
-    (group,) = stand.gateway.routes.live["/mcp"].upstream.pool._groups.values()
-    await eventually(lambda: any(session.lost for session in group.sessions))
+    await eventually(lambda: any(session.lost for session in stand.group().sessions))
     gate.go.set()
     assert (await calling).text == "done"
     assert (await upstream.saw("DELETE"))[0].session == "s1"
@@ -349,7 +350,7 @@ class Unsearched(Groups):
 
 
 async def test_a_release_does_not_search_the_groups() -> None:
-    bench = Bench(sessions={"max": 40, "max_per_principal": 1})
+    before, bench = alive(Quota), Bench(sessions={"max": 40, "max_per_principal": 1})
     bench.pool._alarm.stop()
     held = [await bench.acquire(key(f"h{number}")) for number in range(40)]
     waiting = {bench.acquire(key(f"h{number}", b'{"roots":{}}')) for number in range(40)}  # at their principals' limit
@@ -367,8 +368,7 @@ async def test_a_release_does_not_search_the_groups() -> None:
     for session in held:
         bench.pool.release(session, clean=True)
     await bench.close()
-    assert not bench.pool._capacity
-    assert not bench.pool._capacity.evictable
+    assert alive(Quota) == before
 
 
 @pytest.mark.parametrize("status", [401, 500])
@@ -379,25 +379,26 @@ async def test_a_caller_that_the_upstream_refuses_leaves_nothing_behind(
         turn.reply(status)
 
     upstream.on("initialize", refuse)
-    pool = stand.gateway.routes.live["/mcp"].upstream.pool
+    before = alive(Group, Quota)
     for number in range(3):
         client = stand.client(f"Bearer {number}", info={"name": "x" * 10_000, "version": "1"})
         for reply in (await client.call(), await client.post("tools/list"), await client.post(mcp.DISCOVER)):
             assert "error" in reply.final
-    assert not pool._groups
-    assert not pool._capacity
+    assert alive(Group, Quota) == before
 
 
 async def test_a_caller_that_got_no_session_leaves_nothing_behind() -> None:
     bench = Bench(sessions={"max": 1}, timeouts={"session_wait_seconds": 0.01})
     held = await bench.acquire(key("a"))
+    before = alive(Group)
     with pytest.raises(Busy):
         await bench.acquire(key("b"))
     left = bench.acquire(key("c"))
     await turns()
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
-    assert list(bench.pool._groups) == [key("a")]
+    del left
+    await eventually(lambda: alive(Group) == before, "only that of the first one is left")
     bench.pool.release(held, clean=True)
     await bench.close()
 
@@ -450,13 +451,10 @@ async def test_a_change_that_is_announced_in_the_call_of_a_joiner_is_heard() -> 
 
 
 async def test_empty_groups_are_forgotten(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(sessions={"idle_seconds": 0.03})
+    stand, before = await begin(sessions={"idle_seconds": 0.03}), alive(Group, Quota)
     for number in range(5):
         await stand.client(f"Bearer {number}").call()
-    pool = stand.gateway.routes.live["/mcp"].upstream.pool
-    await eventually(lambda: not pool._groups)
-    assert not pool._capacity
-    assert pool._capacity.count == 0
+    await eventually(lambda: alive(Group, Quota) == before)
 
 
 async def test_subscriptions_are_sessions_too(upstream: FakeUpstream, begin: Start) -> None:
