@@ -84,7 +84,7 @@ async def subscription(asked: ClientCall, *, is_exempt: bool = True) -> AsyncIte
     live.process.metrics.subscriptions[live.route.path,].inc(1)
     try:
         await live.process.draining.prepared(serving.begin(is_exempt=is_exempt))
-        with live.upstream.pool.hearing(asked.key.principal, serving, serving.uris):
+        with live.upstream.pool.hearing(asked.key.principal, serving, serving.filter.resourceSubscriptions):
             yield serving.stream
     finally:
         _ = live.upstream.subscriptions.pop(serving, None)
@@ -96,12 +96,10 @@ class Subscription:
     """One listen request, with the session that serves it now."""
 
     def __init__(self, asked: ClientCall) -> None:
-        self._filter = wanted(asked.request)
-        self._live = live = asked.live
-        self.stream = ChangeQueue(live.deadlines.silence)
-        self._key = asked.key
-        self._headers = asked.headers
-        self._id = asked.request.id
+        self.filter = wanted(asked.request)
+        """What the client wants to hear of."""
+        self._asked, self._live = asked, asked.live
+        self.stream = ChangeQueue(asked.live.deadlines.silence)
         self._meta = {mcp.META_SUBSCRIPTION: asked.request.id}
         self._session: Session | None = None
         self._acknowledged_filter = Filter()
@@ -109,12 +107,12 @@ class Subscription:
         """The changes that are passed on."""
         self._stream_ended = asyncio.Event()
         self._replacing: asyncio.Task[None] | None = None
-        self._is_acknowledged = self._is_ending = self._is_ended = False
+        self._is_acknowledged = self._is_ending = False
 
     @property
-    def uris(self) -> list[str]:
-        """The resources that the client wants to hear of."""
-        return self._filter.resourceSubscriptions
+    def _is_told(self) -> bool:
+        """Whether the client is told of changes: those before the acknowledgement were never promised."""
+        return self._is_acknowledged and self.stream.final is None
 
     async def begin(self, *, is_exempt: bool = True) -> None:
         """Subscribe and acknowledge; raises what opening a session raises."""
@@ -133,10 +131,9 @@ class Subscription:
     def end(self) -> None:
         """End the subscription gracefully (basic/patterns/subscriptions, Graceful Closure)."""
         self._is_ending = True
-        if self._is_acknowledged and not self._is_ended:
-            self._is_ended = True
+        if self._is_told:
             result = jsonrpc.encode({"resultType": "complete", "_meta": self._meta})
-            self.stream.finish(FinalMessage(jsonrpc.result(self._id, result)))
+            self.stream.finish(FinalMessage(jsonrpc.result(self._asked.request.id, result)))
 
     def close(self) -> None:
         """Give the session up, because the client is gone."""
@@ -155,7 +152,7 @@ class Subscription:
         except ValueError:
             params = {}
         uri = jsonrpc.text(params.get("uri")) if method == mcp.RESOURCE_UPDATED else ""
-        if self._is_ended or uri is None or (method, uri) not in self._topics:
+        if self.stream.final is not None or uri is None or (method, uri) not in self._topics:
             return
         meta = jsonrpc.members(params.get("_meta"))
         message = jsonrpc.notification(method, {**params, "_meta": {**meta, **self._meta}})
@@ -172,10 +169,9 @@ class Subscription:
 
     def missed(self) -> None:
         """Tell the client of everything that it may have changed."""
-        if self._is_ended or not self._is_acknowledged:
-            return  # changes before the acknowledgement were never promised
-        for topic in self._topics:
-            self._tell_briefly(*topic)
+        if self._is_told:
+            for topic in self._topics:
+                self._tell_briefly(*topic)
 
     def deaf(self, *, heard: bool) -> None:  # noqa: ARG002  (the session says whether it is lost)
         """The session hears no more changes, so it has to be replaced."""
@@ -186,7 +182,7 @@ class Subscription:
     async def _open(self, *, is_exempt: bool = True) -> Session:
         """A session with all subscriptions; when this returns, `_topics` holds them."""
         pool = self._live.upstream.pool
-        session = await pool.open(self._key, self._headers, is_exempt=is_exempt)
+        session = await pool.open(self._asked.key, self._asked.headers, is_exempt=is_exempt)
         session.watch(self)
         try:
             await self._subscribe(session)
@@ -205,11 +201,11 @@ class Subscription:
         if not session.channel.hears_side:
             return
         for flag, (capability, method) in _FLAGS.items():
-            if getattr(self._filter, flag) and session.shaken.offers(capability, "listChanged"):
+            if getattr(self.filter, flag) and session.shaken.offers(capability, "listChanged"):
                 setattr(honoured, flag, True)
                 self._topics[method, ""] = None
         if session.shaken.offers("resources", "subscribe"):
-            for uri in self._filter.resourceSubscriptions:
+            for uri in self.filter.resourceSubscriptions:
                 topic = mcp.RESOURCE_UPDATED, uri
                 self._topics[topic] = None  # before its answer: an update may overtake that on the side stream
                 if isinstance(await self._ask(session, mcp.SUBSCRIBE, uri), jsonrpc.Error):
@@ -223,7 +219,7 @@ class Subscription:
             raise CallLost(f"The side stream of route {self._live.route.path} ended while it was subscribed to")
 
     async def _ask(self, session: Session, method: str, uri: str) -> Raw | jsonrpc.Error:
-        return await session.ask(method, {"uri": uri}, self._headers, self._live.upstream.pool.handshake_seconds)
+        return await session.ask(method, {"uri": uri}, self._asked.headers, self._live.upstream.pool.handshake_seconds)
 
     async def _replace_sessions(self) -> None:
         """Replace the session whenever it is lost; the subscription ends when it cannot be replaced."""

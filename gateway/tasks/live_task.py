@@ -358,13 +358,12 @@ class LiveTask(Driver):
     def _asked(self) -> dict[str, Question]:
         """The open questions under sealed keys, with which any replica delivers the answers."""
         questions, known = self._exchange.questions, self._keys
-        self._keys = {key: known.get(key) or self._seal(question) for key, question in questions.items()}
+        seal, self._keys = self._table.sealer.questions.seal, {}
+        for key, each in questions.items():
+            self._keys[key] = known.get(key) or seal(
+                QuestionKey(self.id, each.method, each.upstream_id or b"", question_digest(each))
+            )
         return {self._keys[key]: question for key, question in questions.items()}
-
-    def _seal(self, question: Question) -> str:
-        return self._table.sealer.questions.seal(
-            QuestionKey(self.id, question.method, question.upstream_id or b"", question_digest(question))
-        )
 
     def _question(self, sealed: str) -> Question | None:
         """The question of a key; another replica may have asked it."""

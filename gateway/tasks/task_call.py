@@ -48,7 +48,6 @@ class TaskCall(UpstreamCall):
         self._adopt = adopt
         self._former_holder = former_holder
         self._follower: Follower | None = None
-        self._no_room: Busy | None = None
         self._is_given = False
         """Whether the client has the handle."""
         self._is_cancelled = False
@@ -145,9 +144,14 @@ class TaskCall(UpstreamCall):
         """Read the answer that makes the task, then follow the task."""
         session.standing = follower.standing(self._listener)  # a question may come as soon as there is a task
 
+        no_room: list[Busy] = []
+
         def ended(answer: Raw) -> None:
             if (created := legacy_tasks.created(answer)) is not None:
-                self._made(session, created, call)
+                try:
+                    self._made(session, created, call)
+                except Busy as exc:  # another call took the last place while the task was made
+                    no_room.append(exc)
 
         try:
             answer = await follower.answer_to(call, reading, ended)
@@ -157,10 +161,10 @@ class TaskCall(UpstreamCall):
             return
         if call is not self._call:
             return  # it was given up, left to another replica, or is run again
-        if self._no_room is not None:
+        for busy in no_room:
             self.cancel("there is no room for another task")
-            given_up = f"{self._no_room.message}. The task of this call was given up, and may have had effects"
-            raise CallLost(given_up) from self._no_room
+            given_up = f"{busy.message}. The task of this call was given up, and may have had effects"
+            raise CallLost(given_up) from busy
         driven = self._follower
         if not isinstance(answer, Raw):
             self._listener.hear(on.Failed(answer))
@@ -176,11 +180,8 @@ class TaskCall(UpstreamCall):
             self.cancel("the client closed its request")
             self.release(clean=False)
         elif self._adopt is not None:
-            try:
-                self._adopt(session, created)
-                self._is_given = True
-            except Busy as exc:  # another call took the last place while the task was made
-                self._no_room = exc
+            self._adopt(session, created)
+            self._is_given = True
 
     async def _drive(self, driven: Follower, past: Past | None = None) -> None:
         """Follow a task to its end, which ends no other run if the call was run again meanwhile."""
