@@ -23,7 +23,7 @@ from gateway.children.stderr_log import StderrLog
 from gateway.config import Upstream
 from gateway.protocol.errors import CallLost
 from gateway.protocol.stdio_framing import Lines, one_line
-from gateway.runtime.arrivals import Arrival, Arrivals
+from gateway.runtime.arrivals import Arrivals
 from gateway.runtime.pieces import PieceReader
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger, secret_arguments
@@ -363,8 +363,6 @@ class _Output(PieceReader):
         """How the child exited, if that is known before its output ended."""
         self._lines = lines
         self._arriving = arriving
-        self._arrival: Arrival | None = None
-        """While a large line is arriving."""
         self._waits_for_others = False
         """Whether reading is paused until there is room for more of a large line."""
         self._never_waits = False
@@ -375,7 +373,7 @@ class _Output(PieceReader):
             return
         self._hear(self._lines.feed(data))
         if not self._never_waits:
-            self._arrival = self._arriving.arriving(self._arrival, self._lines.unfinished_bytes, self)
+            _ = self._arriving.hold(self, self._lines.unfinished_bytes)
 
     def pause_reading(self) -> None:
         """See `arrivals.Reader`."""
@@ -395,18 +393,13 @@ class _Output(PieceReader):
     def read_on(self) -> None:
         """Wait for no other line any more: the child has exited, so only what is in the pipe can come."""
         self._never_waits = True
-        self._release()
+        self._arriving.release(self)
         self.resume_reading()
 
     def ignore(self) -> None:
         """Take nothing more, but read it, so that a child which writes can hear that it should end."""
         self._lines.drop()
         self.read_on()
-
-    def _release(self) -> None:
-        if self._arrival is not None:
-            self._arrival.release()
-            self._arrival = None
 
     def _hear(self, lines: Iterable[bytes | None]) -> None:
         for line in lines:
@@ -419,7 +412,7 @@ class _Output(PieceReader):
 
     def finish(self) -> None:
         self.closed = True
-        self._release()
+        self._arriving.release(self)
         try:
             self._hear(self._lines.end())
         finally:

@@ -19,7 +19,7 @@ from gateway.http_client.reply_head import ReplyHead
 from gateway.protocol import sse
 from gateway.protocol.errors import Unreachable
 from gateway.protocol.reply_messages import EVENT_STREAM
-from gateway.runtime.arrivals import SMALL_BYTES, Arrival, Arrivals
+from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.upstream.channel import Hearer
 
 REFUSAL_BYTES: Final = 65_536
@@ -72,8 +72,8 @@ class ReplyReader(msgspec.Struct, eq=False):
     """Whether nothing more is heard."""
     parser: sse.Parser | None = None
     """Made when a part of a stream is not one plain event."""
-    arrival: Arrival | None = None
-    """Once the reply is large."""
+    is_large: bool = False
+    """Whether the message that is arriving is counted by `arriving`."""
     failure: Exception | None = None
     """Why the reply ended, if it is over and not complete."""
     waiter: asyncio.Future[None] | None = None
@@ -200,7 +200,7 @@ class ReplyReader(msgspec.Struct, eq=False):
             if self.is_over:
                 return
         size = 0 if self.parser is None else self.parser.unfinished_bytes
-        if size > SMALL_BYTES or self.arrival is not None:  # nearly never
+        if size > SMALL_BYTES or self.is_large:  # nearly never
             self._hold(size)
 
     def _events(self, data: bytes) -> Sequence[sse.Event]:
@@ -239,15 +239,15 @@ class ReplyReader(msgspec.Struct, eq=False):
         """Hear nothing more, and forget who did; returns what is called if a coroutine has to decide."""
         self.is_over, ended = True, self.ended
         del self.hearer, self.ended
-        if self.arrival is not None:
-            self.arrival.release()
+        if self.is_large:
+            self.arriving.release(self.pending)
         if self.waiter is not None:
             self.wake()
         return ended
 
     def _hold(self, size: int) -> None:
         """Read on only if there is room for more of a large reply."""
-        self.arrival = self.arriving.arriving(self.arrival, size, self.pending)
+        self.is_large = self.arriving.hold(self.pending, size)
 
 
 class StreamReply(ReplyReader):

@@ -77,9 +77,9 @@ async def test_past_the_limit_only_the_oldest_message_is_read_on(
                 client.call("tool", {"number": number}, meta={"progressToken": number})
             )
         )
-        await eventually(lambda count=number + 1: len(arriving._arriving) == count, "its message is arriving")
+        await eventually(lambda count=number + 1: len(arriving._sizes) == count, "its message is arriving")
     await eventually(lambda: arriving.used >= LARGE // 2)
-    waiting = [arrival.is_waiting for arrival in arriving._arriving]
+    waiting = [reader in arriving._waiting for reader in arriving._sizes]
     assert waiting == [False, True, True, True], "the oldest is read on"
     assert arriving.used < LARGE // 2 + LIMIT + 3 * 400_000, "the others stopped soon"
     for gate in gates:
