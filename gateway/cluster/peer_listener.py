@@ -1,14 +1,11 @@
 """Serves the requests of other replicas."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import lru_cache, partial
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from gateway import world
 from gateway.cluster.peer_connections import CONTENT_TYPE, FRAME_BYTES, PATH
@@ -18,12 +15,10 @@ from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
-from gateway.http.server.known_heads import KnownHeads
-from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead
+from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.server.traffic import Traffic
 from gateway.protocol.errors import GatewayError, InvalidState
-from gateway.protocol.header_mismatch import KnownValues
 from gateway.runtime.budget import Share
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import Frames, PeerRequest, PeerSealer
@@ -41,16 +36,6 @@ _REJECTED_FIX: Final = (
     "replica.listen"
 )
 
-_KNOWN: Final = 512
-"""How many headers of clients are remembered."""
-_KNOWN_BYTES: Final = 4096
-"""Longer ones are not."""
-_HEAD: Final = re.compile(
-    rb"POST /peer HTTP/1\.1\r\nHost: [!-~]+\r\nContent-Type: application/octet-stream\r\n"
-    rb"(Expect: 100-continue\r\n)?Content-Length: ([1-9][0-9]{0,8})"
-)
-_URL: Final = URL(PATH)
-_EXPECTING: Final = CIMultiDictProxy(CIMultiDict(Expect="100-continue"))
 _ACCEPT_PART: Final = 0.1
 """The part of `timeouts.peer_accept_seconds` for which the reply to a retry may be what accepts it."""
 _ACCEPT_SECONDS: Final = 1.0
@@ -155,21 +140,6 @@ class PeerListener:
                 http.wire.abort()  # the other replica must see that the reply is incomplete
 
 
-class PeerHeads(KnownHeads):
-    """The heads of other replicas' requests, which all have one form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.find = _parsed
-
-    def forget(self) -> None:
-        """Forget the headers of the clients whose requests came."""
-        _known_headers.cache_clear()
-
-    def learn(self, *_: object) -> None:
-        """Do nothing: heads in other forms are left to the parser."""
-
-
 class PeerReply(ReplyWriter):
     """Sends a sealed reply to the replica that forwarded the request."""
 
@@ -249,42 +219,19 @@ class PeerReply(ReplyWriter):
         return self._stream
 
 
-def _parsed(data: bytes) -> ReceivedHead | None:
-    """The head of a request of another replica; None if the parser has to read it."""
-    found = _HEAD.fullmatch(data)
-    if found is None:
-        return None
-    return ReceivedHead("POST", PATH, _EXPECTING if found[1] else NO_HEADERS, _URL, length=int(found[2]))
-
-
 def _incoming(peer_request: PeerRequest, *, is_local: bool) -> Incoming:
     """A client's request as another replica received it."""
-    headers, known = _headers(peer_request.headers)
+    headers = CIMultiDict([(_text(name), _text(value)) for name, value in peer_request.headers])
     return Incoming(
         peer_request.path,
-        headers,
+        CIMultiDictProxy(headers),
         peer_request.remote,
         peer_request.body,
         peer_request,
         is_local,
         peer_request.request_id,
         peer_request.method,
-        known=known,
     )
-
-
-def _headers(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
-    """The headers of a request, which clients send again and again."""
-    size = sum([len(name) + len(value) for name, value in pairs])
-    return (_known_headers if size <= _KNOWN_BYTES else _decoded)(pairs)
-
-
-def _decoded(pairs: tuple[tuple[bytes, bytes], ...]) -> tuple[CIMultiDictProxy[str], KnownValues]:
-    headers = CIMultiDictProxy(CIMultiDict([(_text(name), _text(value)) for name, value in pairs]))
-    return headers, KnownValues(partial(headers.getall, default=()))
-
-
-_known_headers: Final = lru_cache(_KNOWN)(_decoded)
 
 
 def _text(raw: bytes) -> str:

@@ -20,7 +20,7 @@ from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_connections import PeerConnections
-from gateway.cluster.peer_listener import PeerHeads, PeerListener
+from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
@@ -31,7 +31,6 @@ from gateway.downstream.legacy_routing import LegacyRouting
 from gateway.downstream.rejections import no_route
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.server.connection import Begin, Handler
-from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.traffic import Traffic
 from gateway.http.upstream_client import Bounds, Client
@@ -257,10 +256,10 @@ class Gateway:
         listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
         self._peer_listener = listener
         if self.config.replica.listen is not None:
-            _ = await self._open(listener.handle, self.config.replica.listen, shared=True, heads=PeerHeads())
+            _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
         if self._worker is not None:
             address = self._worker.socket("peer")
-            _ = await self._open(partial(listener.handle, is_local=True), address, heads=PeerHeads())
+            _ = await self._open(partial(listener.handle, is_local=True), address)
 
     async def _open_admin(self) -> None:
         """Listen for operators, or for the supervisor that answers them."""
@@ -293,19 +292,18 @@ class Gateway:
             recent_errors=self.recent_errors,
         )
 
-    async def _open(  # noqa: PLR0913  (as for a Listener)
+    async def _open(
         self,
         handler: Handler,
         address: str,
         *,
         shared: bool = False,
         tls: ssl.SSLContext | None = None,
-        heads: KnownHeads | None = None,
         begin: Begin | None = None,
     ) -> str:
         """Listen and return the address; `shared` if all workers listen there."""
         reuse = shared and self._worker is not None
-        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, heads=heads, begin=begin)
+        listener = Listener(handler, address, self._traffic, reuse_port=reuse, tls=tls, begin=begin)
         self.listeners.append(listener)  # `close` ends it even if its start fails or is cancelled
         try:
             return await listener.start()

@@ -12,11 +12,9 @@ from msgspec.structs import replace
 from yarl import URL
 
 from gateway.cluster import peer_connections, peer_listener
-from gateway.cluster.peer_listener import PeerHeads, PeerListener, PeerReply
+from gateway.cluster.peer_listener import PeerListener, PeerReply
 from gateway.config import InForce
-from gateway.downstream.handler import RequestHandler
 from gateway.exchange.machine import DETACHED
-from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
 from gateway.http.server import connection as connections
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
@@ -407,7 +405,7 @@ async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadlin
     process = one.gateway.routes.process
     sealer = PeerSealer(InForce(Keys((KEY,))))
     listener = PeerListener(InForce(one.gateway.config), sealer, Mock(), process.witness, Mock(), process.traffic)
-    connection = connections.Connection(connections.Service(listener.handle, process.traffic, PeerHeads()))
+    connection = connections.Connection(connections.Service(listener.handle, process.traffic))
     known = {"is_closing.return_value": False, "get_write_buffer_size.return_value": 1}
     out = Mock(write=lambda _: connection.pause_writing(), **known)
     connection.connection_made(out)
@@ -506,38 +504,3 @@ async def test_a_refused_retry_gets_a_whole_reply_too(upstream: FakeUpstream, cl
     assert isinstance(frame, Whole)
     assert (frame.status, frame.outcome) == (400, "rejected")
     assert (await one.client().answer(asked)).text
-
-
-@pytest.mark.parametrize(("size", "is_kept"), [(4000, True), (5000, False)])
-async def test_headers_are_remembered_unless_they_are_large(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, size: int, *, is_kept: bool
-) -> None:
-    """A client may send a megabyte of headers, which differ in each of its retries."""
-    seen: list[Incoming] = []
-
-    async def serve(_: RequestHandler, incoming: Incoming, reply: PeerReply) -> None:
-        seen.append(incoming)
-        await reply.only(FinalMessage(b"{}"))
-
-    monkeypatch.setattr(RequestHandler, "handle_hop", serve)
-    (one,) = await cluster.begin("gw-1")
-    headers = ((b"X-Padding", b"a" * size), (b"Authorization", b"Bearer x"))
-    for number in range(3):
-        if number == 2:
-            one.gateway.apply(one.gateway.config)
-        _ = await frames_of(cluster, "gw-1", replace(peer_request_for("gw-1"), headers=headers))
-    first, again, later = (each.headers for each in seen)
-    assert first == again == later
-    assert ((first is again), (again is later)) == (is_kept, False), "a reload forgets them"
-
-
-async def test_the_head_of_a_forwarded_retry_is_not_parsed(
-    upstream: FakeUpstream, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed = Mock()
-    monkeypatch.setattr(PeerHeads, "learn", parsed)
-    one, two = await cluster.begin("gw-1", "gw-2")
-    upstream.tool(ask)
-    asked = await one.client().call()
-    assert (await two.client().answer(asked)).text
-    assert not parsed.called

@@ -12,7 +12,6 @@ import pytest
 
 from gateway.config import InForce, Limits, Timeouts
 from gateway.http.server.connection import Connection, Service
-from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.listener import Listener
 from gateway.http.server.request import HttpRequest, RequestBody
 from gateway.http.server.response import WholeResponse
@@ -201,7 +200,7 @@ async def test_a_client_that_does_not_read_that_its_request_failed_is_cut_off() 
         raise ZeroDivisionError
 
     traffic = Traffic(InForce(Limits()), InForce(Timeouts(send_seconds=0.01)), Metrics("0"))
-    connection = Connection(Service(fail, traffic, KnownHeads()))
+    connection = Connection(Service(fail, traffic))
     known = {"is_closing.return_value": False, "get_write_buffer_size.return_value": 1}
     out = Mock(write=lambda _: connection.pause_writing(), **known)
     connection.connection_made(out)

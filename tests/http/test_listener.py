@@ -12,6 +12,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from gateway.config import InForce, Limits, Timeouts
+from gateway.http.server import connection as connection_file
 from gateway.http.server import listener as listener_file
 from gateway.http.server.connection import Connection, Service
 from gateway.http.server.known_heads import KnownHeads
@@ -85,7 +86,7 @@ async def test_a_refused_connection_is_closed_on_uvloop_too(*, is_closed: bool) 
 
     transport = Transport()
     traffic = Traffic(InForce(Limits(connections=int(is_closed))), InForce(Timeouts()), Metrics("0"))
-    service = Service(AsyncMock(), traffic, KnownHeads())
+    service = Service(AsyncMock(), traffic)
     service.is_closed = is_closed
     connection = Connection(service)
     connection.connection_made(transport)  # type: ignore[arg-type]
@@ -162,7 +163,8 @@ class FakeHeads(KnownHeads):
 async def test_the_heads_of_requests_are_forgotten_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_file, "FORGET_SECONDS", 0.01)
     heads = FakeHeads()
-    listener = Listener(AsyncMock(), "127.0.0.1:0", Mock(), heads=heads)
+    monkeypatch.setattr(connection_file, "KnownHeads", lambda: heads)
+    listener = Listener(AsyncMock(), "127.0.0.1:0", Mock())
     _ = await listener.start()
     await eventually(lambda: heads.times > 2)
     monkeypatch.setattr(listener_file, "FORGET_SECONDS", 300.0)

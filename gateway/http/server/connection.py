@@ -65,11 +65,11 @@ _READ: Final = RequestBody(is_complete=True)
 class Service:
     """What the connections of one listener share."""
 
-    def __init__(self, handler: Handler, traffic: Traffic, heads: KnownHeads, begin: Begin | None = None) -> None:
+    def __init__(self, handler: Handler, traffic: Traffic, begin: Begin | None = None) -> None:
         self.handler = handler
         self.begin = begin
         self.traffic = traffic
-        self.heads = heads
+        self.heads = KnownHeads()
         self.connections: dict[Connection, None] = {}
         self.is_leaving = False
         """Whether each connection ends with its next reply."""

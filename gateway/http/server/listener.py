@@ -10,7 +10,6 @@ from typing import Any, Final
 from gateway import world
 from gateway.config import split_address
 from gateway.http.server.connection import Begin, Connection, Handler, Service
-from gateway.http.server.known_heads import KnownHeads
 from gateway.http.server.traffic import Traffic
 
 UNIX: Final = "unix:"
@@ -37,7 +36,6 @@ class Listener:
         *,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
-        heads: KnownHeads | None = None,
         begin: Begin | None = None,
     ) -> None:
         """`begin` begins what it can of the requests whose heads and bodies have come, before `handler` is asked."""
@@ -49,7 +47,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._securing = asyncio.Lock()
         self._forgetting: asyncio.TimerHandle | None = None
-        self._service = Service(handler, traffic, heads or KnownHeads(), begin)
+        self._service = Service(handler, traffic, begin)
 
     @property
     def connections(self) -> int:
