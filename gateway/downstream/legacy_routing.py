@@ -4,7 +4,7 @@ A server of the client's own transport gets its requests unchanged. One of anoth
 at a time. A server that refuses `initialize` because it is modern is mirrored.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Final
 
@@ -28,12 +28,11 @@ from gateway.sep_1442.front import Stateless
 from gateway.telemetry import Passed, TrafficEra
 from gateway.transport_relay.session_relay import SessionRelay
 from gateway.upstream.children.stdio_era import StdioEra
-from gateway.upstream.http.era_probe import EraProbe
 
 _TRANSPORTS: Final[dict[Front, str]] = {"http": "streamable-http", "sse": "sse"}
 _OTHER_TRANSPORT: Final = (400, 404, 405, 406)
 """Statuses with which a server refuses a client of another transport, or of another era."""
-_NO_SESSION: Final = {"POST": 400, "GET": 405, "DELETE": 405}
+_NO_SESSION: Final[Mapping[str, tuple[int, ...]]] = {"POST": (400,), "GET": (405,), "DELETE": (405,)}
 """The statuses with which a server that is modern only refuses the requests of a legacy session."""
 
 
@@ -83,14 +82,21 @@ class LegacyRouting:
 
     def _unmirrored(self, front: Front | None, at: Arrival, *, names_session: bool) -> Awaitable[Response]:
         """Pass a request through, or relay a session that begins with it."""
-        spoken = at.live.upstream.transport if names_session or front is not None else None
+        upstream = at.live.upstream
+        spoken = upstream.transport if names_session or front is not None else None
         if names_session and spoken not in (None, "streamable-http"):
             raise session_gone()
-        if front is None or (front == "sse" and spoken == "sse"):
-            return self._passed(at, names_session=names_session)
-        if spoken is not None and spoken != _TRANSPORTS[front]:
+        if front is not None and spoken is not None and spoken != _TRANSPORTS[front]:
             return self.front.begin(front, at, self._connect(at))
-        return self._found_out(front, at)
+        probe = upstream.era
+        if front is None:
+            is_auto = at.live.route.era == "auto"
+            may_refuse = names_session and is_auto and probe is not None and probe.known is not False
+        else:
+            may_refuse = spoken != "sse"
+        if may_refuse:
+            return self._passed_unless_refused(front, at)
+        return self._passthrough.legacy(at.incoming, at.http_reply(), at.live)
 
     def names_session(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether a request seems to be one in a session of a legacy client; its caller or its body is unknown."""
@@ -110,46 +116,31 @@ class LegacyRouting:
             return served
         return await self.mirror.serve(at) if self.mirror.owns(at.incoming) else None
 
-    def _passed(self, at: Arrival, *, names_session: bool) -> Awaitable[Response]:
-        """Pass a request to the server, whose own the session is, unless it turns out that there is none."""
-        probe = at.live.upstream.era
-        if probe is None or probe.known is False or at.live.route.era != "auto" or not names_session:
-            return self._passthrough.legacy(at.incoming, at.http_reply(), at.live)
-        return self._passed_if_taken(probe, at)
+    async def _passed_unless_refused(self, front: Front | None, at: Arrival) -> Response:
+        """Pass a request to the server, unless its refusal tells of another transport, or another era.
 
-    async def _passed_if_taken(self, probe: EraProbe, at: Arrival) -> Response:
-        """Pass a request to the server, or mirror its session if the server refuses it as one that is modern only.
-
-        Such a server has no sessions. Which it is, only its refusals tell: one of both eras is known as modern too,
-        and a server may become one of both.
+        A server that is modern only has no sessions. Which it is, only its refusals tell: one of both eras is known as
+        modern too, and a server may become one of both.
         """
-        incoming, is_post = at.incoming, at.incoming.method == "POST"
-        refusing = _NO_SESSION.get(incoming.method, 0)
-        passed = await self._passthrough.legacy(incoming, at.http_reply(), at.live, withheld=(refusing,))
-        if passed.status != refusing or not isinstance(passed, WholeResponse):
+        incoming, probe = at.incoming, at.live.upstream.era
+        assert probe is not None, "nothing passes to a child process"
+        withheld = _NO_SESSION.get(incoming.method, ()) if front is None else _OTHER_TRANSPORT
+        passed = await self._passthrough.legacy(incoming, at.http_reply(), at.live, withheld=withheld)
+        is_post = incoming.method == "POST"
+        if passed.status not in withheld or not isinstance(passed, WholeResponse):
             if is_post and passed.status == 200:
                 probe.refuses_legacy = False
             return passed
-        if is_post:
-            if not (eras.refuses_legacy(passed.content_type, passed.body) and await self._is_modern(at)):
-                return passed
-            probe.refuses_legacy = True
-        return await self.mirror.serve(at) if probe.known and probe.refuses_legacy else passed
-
-    async def _found_out(self, front: Front, at: Arrival) -> Response:
-        """Serve a request that begins a session: the server's refusal tells of another transport, or another era."""
-        passed = await self._passthrough.legacy(at.incoming, at.http_reply(), at.live, withheld=_OTHER_TRANSPORT)
-        probe = at.live.upstream.era
-        assert probe is not None, "nothing passes to a child process"
-        if passed.status not in _OTHER_TRANSPORT or not isinstance(passed, WholeResponse):
-            if front == "http" and passed.status == 200:
-                probe.refuses_legacy = False
-            return passed
-        if front == "http" and await self._is_modern(at):
-            probe.refuses_legacy = True
-            return await self._mirrored(front, at)
+        if is_post and (front == "http" or eras.refuses_legacy(passed.content_type, passed.body)):
+            is_modern = at.live.route.era != "bridge" and await self._passthrough.finds_modern(incoming, at.live)
+            if is_modern:
+                probe.refuses_legacy = True
+                return await (self.mirror.serve(at) if front is None else self._mirrored(front, at))
+        if front is None:
+            is_mirrored = not is_post and probe.known and probe.refuses_legacy
+            return await self.mirror.serve(at) if is_mirrored else passed
         is_spoken = at.live.upstream.transport == _TRANSPORTS[front]
-        if is_spoken or (front == "http" and lost_session.is_answered(passed.body, at.incoming.body)):
+        if is_spoken or (front == "http" and lost_session.is_answered(passed.body, incoming.body)):
             return passed  # a server of streamable HTTP has read the request
         try:
             return await self.front.begin(front, at, self._connect(at))
@@ -170,6 +161,3 @@ class LegacyRouting:
         if live.route.era == "bridge" or live.upstream.stdio is not None:
             return relay
         return partial(FallbackBackend, live, relay, self.mirror.connect(at))
-
-    async def _is_modern(self, at: Arrival) -> bool:
-        return at.live.route.era != "bridge" and await self._passthrough.finds_modern(at.incoming, at.live)
