@@ -97,6 +97,8 @@ def test_a_header_that_identifies_the_caller_must_not_be_repeated(build: Any) ->
     for name in ("Authorization", "X-Key"):
         with pytest.raises(InvalidRequest, match=r"came 2 times, and it tells who is calling"):
             build(bound, headers((name, "1"), (name.lower(), "2")))
+    free = build(route(forward_headers=("x-key",), bind_headers=()), headers(("x-key", "1"), ("x-key", "2")))
+    assert ", ".join(free.values()) == "1, 2"
     check_once((None, "Absent"), headers())
 
 

@@ -5,12 +5,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.config import Credentials, Route, Upstream, parse
-from gateway.http.upstream_headers import for_call, for_passing
+from gateway.config import parse
 from gateway.protocol import mcp
-from gateway.protocol.errors import InvalidRequest
 from gateway.sessions import group as groups
 from tests.support.fake_upstream import FakeUpstream, Turn, text
 from tests.support.stand import Start
@@ -19,87 +16,6 @@ from tests.upstream.test_faults import challenge
 
 SECRET = "s3cret-of-the-gateway"
 REPLACE = {"mode": "replace", "token": SECRET}
-
-
-def route(**keys: Any) -> Route:
-    return Route(upstream=Upstream(url="http://127.0.0.1:1/mcp"), **keys)
-
-
-def sent(**headers: str) -> CIMultiDictProxy[str]:
-    return CIMultiDictProxy(CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()}))
-
-
-CLIENTS = sent(Authorization="Bearer mine", X_Tenant="a", Cookie="c", Host="gw", Connection="close, X-Hop", X_Hop="1")
-POLICIES: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
-    # (keys of the route, what a call takes along, what is passed through)
-    ({}, {"Authorization": "Bearer mine"}, {"Authorization": "Bearer mine", "X-Tenant": "a", "Cookie": "c"}),
-    (
-        {"credentials": Credentials(mode="drop"), "forward_headers": ("x-tenant",)},
-        {"x-tenant": "a"},
-        {"X-Tenant": "a", "Cookie": "c"},
-    ),
-    (
-        {"credentials": Credentials(mode="replace", token="own"), "drop_headers": ("cookie",)},
-        {"Authorization": "Bearer own"},
-        {"X-Tenant": "a", "Authorization": "Bearer own"},
-    ),
-    (
-        {"credentials": Credentials(mode="replace", token="own", header="x-api-key")},
-        {"x-api-key": "own"},
-        {"X-Tenant": "a", "Cookie": "c", "x-api-key": "own"},
-    ),
-    (
-        {"set_headers": {"x-tenant": "fixed"}},
-        {"Authorization": "Bearer mine", "x-tenant": "fixed"},
-        {"Authorization": "Bearer mine", "Cookie": "c", "x-tenant": "fixed"},
-    ),
-]
-
-
-@pytest.mark.parametrize(("keys", "called", "passed"), POLICIES)
-def test_what_goes_upstream(keys: dict[str, Any], called: dict[str, str], passed: dict[str, str]) -> None:
-    assert for_call(route(**keys), CLIENTS) == called
-    assert for_passing(route(**keys), CLIENTS) == CIMultiDict(passed)
-
-
-def test_a_client_cannot_send_the_header_of_the_gateways_own_credential() -> None:
-    policy = route(credentials=Credentials(mode="replace", token="own", header="x-api-key"))
-    assert for_passing(policy, sent(X_API_KEY="forged")).getall("x-api-key") == ["own"]
-
-
-def test_repeated_headers_are_passed_as_they_came() -> None:
-    twice = CIMultiDictProxy(CIMultiDict([("X-A", "1"), ("X-B", "2"), ("X-A", "3")]))
-    assert list(for_passing(route(), twice).items()) == [("X-A", "1"), ("X-B", "2"), ("X-A", "3")]
-
-
-def test_one_credential_cannot_hide_behind_another() -> None:
-    two = CIMultiDictProxy(CIMultiDict([("Authorization", "Bearer mine"), ("authorization", "Bearer yours")]))
-    for policy in (for_call, for_passing):
-        with pytest.raises(InvalidRequest, match="The header Authorization came 2 times, and it tells who is calling"):
-            policy(route(), two)
-
-
-@pytest.mark.parametrize("policy", [for_call, for_passing])
-def test_a_bound_header_that_came_twice_is_refused(policy: Any) -> None:
-    two = CIMultiDictProxy(CIMultiDict([("X-Api-Key", "mine"), ("x-api-key", "yours")]))
-    with pytest.raises(InvalidRequest, match="The header x-api-key came 2 times"):
-        policy(route(forward_headers=("x-api-key",)), two)
-    free = policy(route(forward_headers=("x-api-key",), bind_headers=()), two)
-    assert list(free.items()) in ([("x-api-key", "mine, yours")], [("X-Api-Key", "mine"), ("x-api-key", "yours")])
-
-
-def test_other_headers_that_came_twice_go_upstream_in_their_order() -> None:
-    names = ("x-forwarded-for", "cookie")
-    came = [("X-Forwarded-For", "a, b"), ("Cookie", "a=1"), ("x-forwarded-for", "c"), ("cookie", "b=2")]
-    many = CIMultiDictProxy(CIMultiDict(came))
-    called = for_call(route(forward_headers=names, bind_headers=()), many)
-    assert called == {"x-forwarded-for": "a, b, c", "cookie": "a=1; b=2"}
-
-
-@pytest.mark.parametrize("policy", [for_call, for_passing])
-def test_a_value_that_is_not_text_is_refused(policy: Any) -> None:
-    with pytest.raises(InvalidRequest, match="Authorization is not UTF-8"):
-        policy(route(), sent(Authorization="Bearer \udce4"))
 
 
 def test_no_secret_is_shown() -> None:
