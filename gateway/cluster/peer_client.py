@@ -9,10 +9,10 @@ from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_connections import ANSWER_BYTES, PeerConnections
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck, ReplyBroken
-from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.worker import Address
 from gateway.http.incoming import Incoming
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.protocol.errors import OwnerSilent, OwnerStalled
 from gateway.seal import peer_messages as messages
 from gateway.seal.peer_messages import PeerRequest
@@ -44,7 +44,7 @@ class PeerClient:
 
     # -- requests of clients ------------------------------------------------------------------------------------
 
-    async def forward(self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied:
+    async def forward(self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter) -> Response:
         """Have `member` serve the request, and write what it replies to `reply`.
 
         Raises PeerDead and PeerReplaced, OwnerSilent if the member received nothing and may be alive, and OwnerStalled
@@ -66,7 +66,7 @@ class PeerClient:
 
     async def forward_once(
         self, kind: messages.Kind, member: str, incoming: Incoming, reply: ReplyWriter, *, fresh: bool = False
-    ) -> Replied:
+    ) -> Response:
         """As `forward`, for a request that must not reach the member twice; also raises ReplyBroken."""
         for _ in range(_TRIES):
             address = await self._address(kind, member)
@@ -118,7 +118,9 @@ class PeerClient:
             raise OwnerSilent(member, "did not accept a connection a moment ago")
         return address
 
-    async def _relay(self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool) -> Replied:
+    async def _relay(
+        self, address: Address, peer_request: PeerRequest, reply: ReplyWriter, *, fresh: bool
+    ) -> Response:
         """Relay the reply to a request, and record its outcome."""
         outcome, member = PeerOutcome.SERVED, peer_request.to
         try:

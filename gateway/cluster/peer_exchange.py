@@ -22,7 +22,6 @@ from gateway.telemetry import Ending, Outcome
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 _LATE_SECONDS: Final = 0.5
 """How much later than it was asked to a member may end its leg; the drain leaves time to say that it did not."""
-Replied = tuple[Response, Ending]
 
 
 class PeerExchange(AwaitedReply):
@@ -80,7 +79,7 @@ class PeerExchange(AwaitedReply):
         self._is_late, self.is_connected = True, not self._pending.is_connecting
         self.cut()
 
-    async def relay(self, reply: ReplyWriter, ends_at: float | None) -> Replied:
+    async def relay(self, reply: ReplyWriter, ends_at: float | None) -> Response:
         """Relay the whole reply; raises PeerReplaced, ReplyBroken, PeerStuck, or OwnerSilent.
 
         `ends_at`: the monotonic time by which the peer was asked to end its leg, because this process ends.
@@ -116,7 +115,7 @@ class PeerExchange(AwaitedReply):
         except RequestFailed as exc:
             raise ReplyBroken(f"{self.peer_request.to}: {type(exc).__name__}") from exc
 
-    async def _take(self, frame: messages.Frame, reply: ReplyWriter) -> Replied | None:
+    async def _take(self, frame: messages.Frame, reply: ReplyWriter) -> Response | None:
         """Relay one frame; return the reply if it was the last frame."""
         head, member = self._reply_head, self.peer_request.to
         match frame:
@@ -126,8 +125,7 @@ class PeerExchange(AwaitedReply):
                 why = f"cannot be reached (the replica {host} answers at its address; correct replica.peers)"
                 raise OwnerSilent(member, why, is_local=True)
             case Whole() if head is None:
-                ended = ending(frame)
-                return await reply.whole(FinalMessage(frame.data, frame.status, dict(frame.headers), ended)), ended
+                return await reply.whole(FinalMessage(frame.data, frame.status, dict(frame.headers), ending(frame)))
             case messages.Head():
                 self._reply_head = frame
                 if frame.streamed and not reply.started:
@@ -137,12 +135,11 @@ class PeerExchange(AwaitedReply):
             case messages.Data(data=data):
                 self._body += data
             case End() if head is not None:
-                ended = ending(frame)
                 if head.streamed:
-                    return await reply.end(ended), ended
+                    return await reply.end(ending(frame))
                 return await reply.whole(
-                    FinalMessage(bytes(self._body), head.status, dict(head.headers), ended)
-                ), ended
+                    FinalMessage(bytes(self._body), head.status, dict(head.headers), ending(frame))
+                )
             case _:
                 raise ReplyBroken(f"{member} sent a frame that does not belong in a reply")
         return None

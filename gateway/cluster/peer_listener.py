@@ -209,6 +209,7 @@ class PeerReply(ReplyWriter):
     async def end(self, ending: Ending) -> Response:
         """Send the end of a stream."""
         await self.frame(messages.End(*ending))
+        self._stream.ending = ending
         return self._stream
 
     async def close(self) -> Response:

@@ -33,10 +33,10 @@ from gateway.cluster.draining import Draining
 from gateway.cluster.membership import Membership
 from gateway.cluster.peer_client import PeerClient
 from gateway.cluster.peer_errors import PeerDead, PeerFailed, PeerReplaced, PeerStuck
-from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.witness import Witness
 from gateway.http.incoming import Incoming
 from gateway.http.reply import Discarded, ReplyWriter
+from gateway.http.server.response import Response
 from gateway.protocol.errors import OwnerSilent, OwnerStalled, ShuttingDown, TakenCallLost
 from gateway.seal import peer_messages as messages
 from gateway.telemetry import Metrics
@@ -88,7 +88,7 @@ class Router:
         draining = self._draining
         return draining.has_parted and not (self._membership.alone and draining.is_resumable)
 
-    async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
+    async def route(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve this retry, or have this one take the call over.
 
         Raises OwnerStalled, or ShuttingDown if this process has parted and no other takes the call over; for a
@@ -111,7 +111,7 @@ class Router:
         except PeerDead as exc:
             raise PeerReplaced(to) from exc
 
-    async def _ask_owner(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
+    async def _ask_owner(self, envelope: Held, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have the owner serve this retry, else a failover candidate."""
         owner = envelope.owner
         kind: messages.Kind = "heir"
@@ -133,7 +133,7 @@ class Router:
 
     async def _fail_over(
         self, kind: messages.Kind, envelope: Held, candidates: list[str], incoming: Incoming, reply: ReplyWriter
-    ) -> Replied | TakeOver:
+    ) -> Response | TakeOver:
         """Have the first living candidate serve this retry, which may be this replica."""
         resumable = envelope.is_resumable
         for member in candidates:
@@ -158,7 +158,7 @@ class Router:
 
     async def _take_over(
         self, kind: messages.Kind, owner: str, incoming: Incoming, reply: ReplyWriter
-    ) -> Replied | TakeOver:
+    ) -> Response | TakeOver:
         """Take the call over, unless this replica reaches an owner that is silent to the one that got the retry.
 
         That one may be cut off itself, and not have heard from those that reach the owner.
@@ -169,7 +169,7 @@ class Router:
                 return await self._peers.forward("owner", owner, incoming, reply)
         return TakeOver(proven=kind == "heir")
 
-    async def follower_serves(self, task: Held, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def follower_serves(self, task: Held, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have the process that follows a task already serve a request that would have this one take it over.
 
         A task keeps its handle, so when its owner is restarted, or a process is added, that one may be the first
@@ -184,7 +184,7 @@ class Router:
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
-    async def to_holder(self, owner: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def to_holder(self, owner: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have the only process that can serve a request serve it, once; None if that process has ended.
 
         Raises ReplyBroken and OwnerStalled; for a request that came through another replica also PeerReplaced.
@@ -199,7 +199,7 @@ class Router:
             raise PeerReplaced(owner)
         return None
 
-    async def to_home(self, key: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def to_home(self, key: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have the home of a session serve a request; None if that is this process."""
         for member in await self._in_reach(key, incoming):
             if member == self._membership.own:
@@ -231,7 +231,7 @@ class Router:
 
     # -- new calls ------------------------------------------------------------------------------------------------
 
-    async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def send_on(self, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have another replica serve a call; None if none takes it. Raises TakenCallLost if one broke off."""
         hosts = sorted(self._membership.other_hosts())
         self._turn = (self._turn + 1) % max(len(hosts), 1)  # each time another one is the first
@@ -242,7 +242,7 @@ class Router:
                 return replied
         return None
 
-    async def send_to(self, member: str, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def send_to(self, member: str, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have a certain replica serve a call; None if it does not take it. Raises TakenCallLost as `send_on`."""
         if self._draining.is_past_end:
             return None  # its reply would come too late, and the call may not be sent again
@@ -253,7 +253,7 @@ class Router:
         except (PeerFailed, OwnerStalled):
             return None
 
-    async def pass_on(self, incoming: Incoming, reply: ReplyWriter) -> Replied | None:
+    async def pass_on(self, incoming: Incoming, reply: ReplyWriter) -> Response | None:
         """Have the worker serve a call that another replica sent to this host; None if that is this process.
 
         Raises PeerFailed if that worker does not serve it.

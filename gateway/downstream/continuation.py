@@ -12,7 +12,6 @@ from functools import partial
 from gateway import world
 from gateway.auth.authenticator import Authenticator
 from gateway.bridge.driver import Driver
-from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.legs import Legs
 from gateway.downstream.rejections import no_route
@@ -50,7 +49,7 @@ class Continuation:
         self._authenticator = authenticator
         self.router = router
 
-    def serve(self, round_: Round) -> Awaitable[Replied]:
+    def serve(self, round_: Round) -> Awaitable[Response]:
         """Serve a further round on a route; raises InvalidState or EraUnknown if its state does not open.
 
         Like the methods that it calls, it is no coroutine as long as nothing has to be awaited.
@@ -73,7 +72,7 @@ class Continuation:
             return self._take_over(round_, envelope, is_proven=True, cold=cold)
         return self._serve_elsewhere(round_, envelope)
 
-    async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Replied:
+    async def _serve_elsewhere(self, round_: Round, envelope: Envelope) -> Response:
         """Have another replica serve a round, or take its call over."""
         incoming = round_.incoming
         size = 2 * len(incoming.body)  # as it came, and sealed for the other replica
@@ -118,13 +117,12 @@ class Continuation:
         found = await self._elsewhere(envelope, incoming, reply)
         if isinstance(found, TakeOver):
             raise no_route(incoming.path)
-        response, ending = found
         if incoming.peer_request is None:
             # The state was sealed for this path, so it was a route once: the client did not choose the label.
             metrics, seconds = self._process.metrics, world.monotonic() - started
             metrics.continuations[incoming.path, Step.FORWARDED].inc()
-            metrics.operation_finished(incoming.path, request.method, request.said.version, ending, seconds)
-        return response
+            metrics.operation_finished(incoming.path, request.method, request.said.version, found.ending, seconds)
+        return found
 
     def open(self, incoming: Incoming, caller: Caller, bound_headers: tuple[str, ...] | None) -> Envelope:
         """Open the state of a request; `bound_headers` are those of its route, if known. Raises InvalidState."""
@@ -178,7 +176,7 @@ class Continuation:
             incoming.caller = None
         return self.open(incoming, await self._authenticator.caller(incoming, is_checked=False), None)
 
-    async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Replied | TakeOver:
+    async def _elsewhere(self, envelope: Envelope, incoming: Incoming, reply: ReplyWriter) -> Response | TakeOver:
         """Have another replica serve a retry whose call is not here, or learn that this one may take the call over."""
         if self._process.is_own(envelope.owner, envelope.epoch) and not self._is_let_go(envelope.exchange):
             raise InvalidState("ended")
@@ -190,7 +188,7 @@ class Continuation:
             self.router.has_parted and self.lot.cold.find(exchange) is not None
         )
 
-    def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:
+    def _resume(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Response]:
         """Continue a call that this replica holds."""
         if driver.live.upstream.pool is not round_.live.upstream.pool:
             # A reload gave the path another upstream; the call continues where it began.
@@ -200,7 +198,7 @@ class Continuation:
             return self._answer(round_, envelope, driver)
         return self._authorise_first(round_, envelope, driver)
 
-    async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Replied:
+    async def _authorise_first(self, round_: Round, envelope: Envelope, driver: Driver) -> Response:
         with round_.weigh(is_continued=True):
             await driver.authorise(round_.key, round_.headers)
         found = self.lot.find(envelope.exchange)
@@ -232,7 +230,7 @@ class Continuation:
 
     async def _take_over(
         self, round_: Round, envelope: Envelope, *, is_proven: bool, cold: ColdCall | None = None
-    ) -> Replied:
+    ) -> Response:
         """Continue a call from its state: one that no replica within reach holds, or a `cold` one of this replica.
 
         Nothing but the record shows that the answers to a cold call were not sent yet.
@@ -261,7 +259,7 @@ class Continuation:
             self._process.metrics.cold_calls_ended[live.route.path, ColdEnding.RESUMED].inc()
         return await self.legs.write(round_, driver, queue)
 
-    def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Replied]:
+    def _answer(self, round_: Round, envelope: Envelope, driver: Driver) -> Awaitable[Response]:
         queue = round_.queue()
         round_.continued(Step.HELD)
         driver.answer(queue, round_.request, envelope.round, round_.headers)

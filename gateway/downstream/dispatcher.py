@@ -10,7 +10,6 @@ from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.cluster.draining import Draining
 from gateway.cluster.peer_errors import PeerReplaced
-from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.era_routing import EraRouting
 from gateway.downstream.pinned_clients import PinnedClients
@@ -65,12 +64,13 @@ class Dispatcher:
         ending, reply = _BUG, round_.reply  # a dialect may put another reply in its place
         try:
             if begun is not None:
-                response, ending = await self._legs.write_plain(round_, begun)
+                response = await self._legs.write_plain(round_, begun)
             elif round_.live.route.dialects:
                 stopping = self._draining.has_begun
-                response, ending = await self._pinned.serve(round_, self._dispatch, is_stopping=stopping)
+                response = await self._pinned.serve(round_, self._dispatch, is_stopping=stopping)
             else:
-                response, ending = await self._dispatch(round_)
+                response = await self._dispatch(round_)
+            ending = response.ending
         except asyncio.CancelledError:
             ending = LEFT
             raise
@@ -90,7 +90,7 @@ class Dispatcher:
             round_.count(ending)
         return response
 
-    def _dispatch(self, round_: Round) -> Awaitable[Replied]:
+    def _dispatch(self, round_: Round) -> Awaitable[Response]:
         """Return the coroutine that serves a round; each level of coroutines would cost a part of a plain call."""
         request = round_.request
         if request.method == mcp.DISCOVER:
@@ -105,14 +105,14 @@ class Dispatcher:
             return self._listen(round_)
         return self._begin(round_)
 
-    async def _listen(self, round_: Round) -> Replied:
+    async def _listen(self, round_: Round) -> Response:
         """Serve a subscription."""
         with round_.weigh():
             async with subscription.subscription(round_, is_exempt=round_.is_exempt) as stream:
                 round_.count(COMPLETE)  # the time that a subscription stays open is not a latency
                 return await round_.write(stream)
 
-    async def _send_on(self, round_: Round) -> Replied:
+    async def _send_on(self, round_: Round) -> Response:
         """Have another replica begin the call, since this one ends."""
         incoming = round_.incoming
         if incoming.peer_request is not None:
@@ -128,8 +128,8 @@ class Dispatcher:
         self,
         round_: Round,
         prepare: Callable[[Round], Awaitable[T]],
-        serve: Callable[[Round, T], Awaitable[Replied]],
-    ) -> Replied:
+        serve: Callable[[Round, T], Awaitable[Response]],
+    ) -> Response:
         """Serve a round with something that may have to wait for a session, perhaps for longer than a process lives.
 
         If this process drains first, or the one that relays the round ends first, another replica serves it.
@@ -147,11 +147,11 @@ class Dispatcher:
         await pool.authorise(key, headers, is_exempt=round_.is_exempt)
         return await pool.handshake(key, headers, is_exempt=round_.is_exempt)
 
-    def _discovered(self, round_: Round, shaken: Handshake) -> Awaitable[Replied]:
+    def _discovered(self, round_: Round, shaken: Handshake) -> Awaitable[Response]:
         """Answer server/discover with the capabilities that the legacy server declares in its handshake."""
         return round_.answer(handshake.discover_result(shaken, *round_.live.route.cache.of(mcp.DISCOVER)))
 
-    def _begin(self, round_: Round) -> Awaitable[Replied]:
+    def _begin(self, round_: Round) -> Awaitable[Response]:
         """Begin an exchange, unless the list that the client asks for is cached."""
         live, request, key, headers = round_.live, round_.request, round_.key, round_.headers
         if request.method in mcp.ASKING:
@@ -176,7 +176,7 @@ class Dispatcher:
         pool, http = round_.live.upstream.pool, round_.incoming.compared()
         return tool_schemas.check(pool, round_.key, round_.request, http, round_.headers, is_exempt=round_.is_exempt)
 
-    def _checked(self, round_: Round, tool: Tool) -> Awaitable[Replied]:
+    def _checked(self, round_: Round, tool: Tool) -> Awaitable[Response]:
         """Begin a call whose headers repeat its arguments as they should."""
         return self._call(round_, self._new_driver(round_, tool))
 
@@ -184,7 +184,7 @@ class Dispatcher:
         """Look for a list in the cache."""
         return round_.live.upstream.pool.kept(ticket, round_.headers, is_exempt=round_.is_exempt)
 
-    def _looked_up(self, round_: Round, cached: bytes | None) -> Awaitable[Replied]:
+    def _looked_up(self, round_: Round, cached: bytes | None) -> Awaitable[Response]:
         """Answer with a list from the cache, if it is there."""
         source = "upstream" if cached is None else "memory"
         round_.live.process.metrics.lists_answered[round_.live.route.path, source].inc()
@@ -192,7 +192,7 @@ class Dispatcher:
 
     def _call(
         self, round_: Round, new_driver: NewDriver | None = None, group: Group[Session] | None = None
-    ) -> Awaitable[Replied]:
+    ) -> Awaitable[Response]:
         """Send a call upstream; `group` is that of its key, if it was looked up already."""
         if new_driver is None and round_.incoming.peer_request is None:
             plain = PlainCall(round_, self._lot, round_.queue)

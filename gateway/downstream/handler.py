@@ -165,7 +165,7 @@ class RequestHandler:
         """Run the stages of a request that another replica received."""
         passed = await self._continuation.router.pass_on(incoming, reply)
         if passed is not None:
-            return passed[0]
+            return passed
         live = self._routes.live.get(incoming.path)
         if live is None:
             return await self._serve_without_route(incoming, reply)

@@ -9,9 +9,9 @@ from gateway import world
 from gateway.bridge.driver import Driver
 from gateway.bridge.plain_call import PlainCall
 from gateway.bridge.response_queue import ResponseQueue
-from gateway.cluster.peer_exchange import Replied
 from gateway.downstream.round import Round
 from gateway.http.outbox import FinalMessage
+from gateway.http.server.response import Response
 from gateway.runtime.coarse_timer import TICK_SECONDS, Alarm
 from gateway.runtime.tasks import Tasks
 
@@ -53,7 +53,7 @@ class Legs:
                 self._tasks.guard(plain.promote, "begin an exchange")()
         return min(self.plain.values(), default=None)
 
-    async def write_plain(self, round_: Round, plain: PlainCall) -> Replied:
+    async def write_plain(self, round_: Round, plain: PlainCall) -> Response:
         """Write the result of a plain call, or what its exchange sends if it turns out not to be plain."""
         self.begun(plain, world.monotonic() + round_.live.deadlines.plain_seconds)
         try:
@@ -66,10 +66,13 @@ class Legs:
             del self.plain[plain]
         if plain.final is not None:
             body, ending = plain.final
-            return round_.reply.plain(body) or await round_.reply.whole(FinalMessage(body, ending=ending)), ending
+            if (response := round_.reply.plain(body)) is None:
+                return await round_.reply.whole(FinalMessage(body, ending=ending))
+            response.ending = ending
+            return response
         return await self.write(round_, plain.promote(), plain.queue)
 
-    async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Replied:
+    async def write(self, round_: Round, driver: Driver, queue: ResponseQueue) -> Response:
         """Write what an exchange sends to a round, until its final message."""
         is_relayed = round_.incoming.peer_request is not None
         waiting = self._relayed if is_relayed else self._running

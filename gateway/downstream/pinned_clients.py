@@ -12,7 +12,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router
 from gateway.downstream.round import Round
 from gateway.http.incoming import Incoming
@@ -29,7 +28,7 @@ NAME: Final = "mrtr-gateway/upstream-session"
 _FREE: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS | {mcp.LISTEN}
 """Requests that have a session of their own."""
 
-Serve = Callable[[Round], Awaitable[Replied]]
+Serve = Callable[[Round], Awaitable[Response]]
 
 
 class PinnedClients:
@@ -39,7 +38,7 @@ class PinnedClients:
         self._process = process
         self._router = router
 
-    async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Replied:
+    async def serve(self, round_: Round, serve: Serve, *, is_stopping: bool) -> Response:
         """Serve a round on a route with dialects; a process that `is_stopping` pins no client."""
         request, said = round_.request, round_.request.said
         if sep_1655_items.DIALECT not in round_.live.route.dialects or not sep_1655_items.declares(said.capabilities):
@@ -90,6 +89,6 @@ class _ReplyWithItem(WrappedReply):
     def started(self) -> bool:  # type: ignore[override]
         return self._reply.started
 
-    def whole(self, final: FinalMessage) -> Awaitable[Response]:
+    async def whole(self, final: FinalMessage) -> Response:
         """See `ReplyWriter`; it ends every round."""
-        return self._reply.whole(replace(final, body=sep_1655_items.with_item(final.body, NAME, self._item)))
+        return await self._reply.whole(replace(final, body=sep_1655_items.with_item(final.body, NAME, self._item)))

@@ -7,12 +7,12 @@ import msgspec
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import ResponseQueue
-from gateway.cluster.peer_exchange import Replied
 from gateway.config import Route
 from gateway.http import reply_stream
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.http.upstream_headers import AUTHORIZATION, for_call, joined, own_headers
 from gateway.protocol import jsonrpc, mcp, sse
 from gateway.protocol.errors import EraUnknown, InvalidState, NoHandshake
@@ -89,11 +89,11 @@ class Round(ClientCall, eq=False, kw_only=True):
         self.request = self.request.taken()
         self.incoming.drop_body(bytes(self.request.id))
 
-    async def answer(self, result: bytes) -> Replied:
+    async def answer(self, result: bytes) -> Response:
         """Write a result that no call had to be made for."""
-        return await self._finish(FinalMessage(jsonrpc.result(self.request.id, result)))
+        return await self.reply.whole(FinalMessage(jsonrpc.result(self.request.id, result)))
 
-    async def write(self, queue: Outbox) -> Replied:
+    async def write(self, queue: Outbox) -> Response:
         """Write messages as they come: one JSON body if the final message comes first, else a stream.
 
         Raises NoHandshake if the request may be passed through.
@@ -101,10 +101,7 @@ class Round(ClientCall, eq=False, kw_only=True):
         last = await reply_stream.write(queue, self.reply, encode=sse.encode)
         if isinstance(last.cause, NoHandshake) and not self.reply.started:
             raise last.cause  # the upstream may be modern, and answer this very request
-        return await self._finish(last)
-
-    async def _finish(self, last: FinalMessage) -> Replied:
-        return await self.reply.whole(last), last.ending
+        return await self.reply.whole(last)
 
     def continued(self, step: Step) -> None:
         """Count how a retry found its call."""

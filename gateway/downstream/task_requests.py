@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
-from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.downstream.round import Round
 from gateway.http.incoming import Caller, Incoming
+from gateway.http.server.response import Response
 from gateway.parking.lot import Lot
 from gateway.protocol import mcp
 from gateway.protocol.errors import DownstreamError, InvalidParams, InvalidState, TasksUndeclared, UnknownTask
@@ -40,7 +40,7 @@ class TaskRequests:
         self._process = process
         self._router = router
 
-    async def serve(self, round_: Round) -> Replied:
+    async def serve(self, round_: Round) -> Response:
         """Serve one request; raises UnknownTask for every handle that is not accepted, or EraUnknown."""
         with round_.weigh(is_continued=True) as weight:
             request = round_.request
@@ -76,7 +76,7 @@ class TaskRequests:
             return False
         return True
 
-    async def _elsewhere(self, handle: TaskHandle, sealed: str, round_: Round) -> Replied | LiveTask:
+    async def _elsewhere(self, handle: TaskHandle, sealed: str, round_: Round) -> Response | LiveTask:
         """Have another replica serve a request, or go on with a task whose owner is gone."""
         if self._process.is_own(handle.owner, handle.epoch) and handle.exchange not in self._process.draining.let_go:
             raise UnknownTask

@@ -5,7 +5,7 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from multidict import CIMultiDict
@@ -24,8 +24,6 @@ PIECE_BYTES: Final = 65_536
 Challenge = Callable[[HttpRequest, str], str]
 """Rewrites an upstream's WWW-Authenticate for the client of a request."""
 SSE_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-NO_RESPONSE: Final = WholeResponse()
-"""The outcome of a reply that no HTTP client reads."""
 
 
 class ReplyWriter(ABC):
@@ -46,9 +44,11 @@ class ReplyWriter(ABC):
     async def write(self, data: bytes) -> None:
         """Send SSE bytes; raises ConnectionError when the other side does not read them."""
 
-    async def end(self, ending: Ending) -> Response:  # noqa: ARG002  (for other replicas)
+    async def end(self, ending: Ending) -> Response:
         """Complete the stream, which needs no end where nobody reads HTTP."""
-        return NO_RESPONSE
+        response = WholeResponse()
+        response.ending = ending
+        return response
 
     def orphaned(self) -> None:  # noqa: B027  (another replica goes on with most replies)
         """The replica that wrote this reply will not end it; raises ConnectionError if no other one can."""
@@ -57,17 +57,18 @@ class ReplyWriter(ABC):
         """Leave the stream without its end, so that its client opens it again; raises ConnectionResetError."""
         raise ConnectionResetError("this stream has to be opened again")
 
-    def whole(self, final: FinalMessage) -> Awaitable[Response]:
+    async def whole(self, final: FinalMessage) -> Response:
         """Send the final message; in a stream it is the last event, since the head has been sent."""
-        return self._last(final) if self.started else self.only(final)
+        if self.started:
+            await self.write(sse.encode(final.body))
+            return await self.end(final.ending)
+        response = await self.only(final)
+        response.ending = final.ending
+        return response
 
     def plain(self, body: bytes) -> Response | None:  # noqa: ARG002  (for clients of HTTP)
         """The response with one body of status 200, if nothing has to be awaited for it; no other reply follows."""
         return None
-
-    async def _last(self, final: FinalMessage) -> Response:
-        await self.write(sse.encode(final.body))
-        return await self.end(final.ending)
 
     @abstractmethod
     async def only(self, final: FinalMessage) -> Response:
@@ -135,7 +136,7 @@ class Discarded(ReplyWriter):
 
     async def only(self, _: FinalMessage) -> Response:
         """See `ReplyWriter`."""
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 class MessageReply(ReplyWriter):
@@ -219,8 +220,9 @@ class HttpReply(ReplyWriter):
         """Send a part; a client that does not read for timeouts.send_seconds counts as gone."""
         await _send(self.http, self._stream, data, self._send_seconds)
 
-    async def end(self, _: Ending) -> Response:
+    async def end(self, ending: Ending) -> Response:
         """Send the end of the stream."""
+        self._stream.ending = ending
         await self._stream.finish(self.http)
         return self._stream
 

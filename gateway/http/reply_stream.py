@@ -7,7 +7,6 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
 from gateway.protocol import sse
 from gateway.runtime.pieces import Turn
-from gateway.telemetry import Ending
 
 
 async def write(
@@ -37,12 +36,12 @@ async def write(
         outbox.end_writing()
 
 
-async def finish(reply: ReplyWriter, last: FinalMessage, event: bytes = b"") -> tuple[Response, Ending]:
+async def finish(reply: ReplyWriter, last: FinalMessage, event: bytes = b"") -> Response:
     """Write the final message, which may be empty: as one JSON body, or in a stream as `event` if that is given."""
     if last.body and not (event and reply.started):
-        return await reply.whole(last), last.ending
+        return await reply.whole(last)
     if not reply.started:
         await reply.start()
     if last.body:
         await reply.write(event)
-    return await reply.end(last.ending), last.ending
+    return await reply.end(last.ending)

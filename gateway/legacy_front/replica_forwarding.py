@@ -45,7 +45,7 @@ async def forward(router: Router, owner: str, given: str, incoming: Incoming, re
         raise _stalled(owner) from exc
     if replied is None:
         raise session_gone()
-    return replied[0]
+    return replied
 
 
 def _stalled(owner: str) -> Stopping:

@@ -141,8 +141,7 @@ class Stateless:
         binding = _stateless(at, replace(declared.profile, echoes_state=False))
         at = replace(at, headers=headers)
         call = StatelessCall(self._shared, at, binding, request, declared, server, session)
-        replied, _ = await call.write(at)
-        return replied
+        return await call.write(at)
 
     # -- notifications ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Listening:
         hearing = self._live.process.tasks.start(self._listen(server, listening(profile, headers)), "listen")
         streams[self] = None
         try:
-            return (await reply_stream.finish(reply, await reply_stream.write(self._queue, reply)))[0]
+            return await reply_stream.finish(reply, await reply_stream.write(self._queue, reply))
         finally:
             self._is_over = True
             _ = hearing.cancel()

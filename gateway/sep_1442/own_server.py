@@ -11,8 +11,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.cluster.peer_errors import PeerFailed
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import NO_RESPONSE, MessageReply, ReplyWriter
-from gateway.http.server.response import Response
+from gateway.http.reply import MessageReply, ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.mirror.server_client import Hear, ModernRequest
 from gateway.protocol import jsonrpc, mcp, reply_messages
 from gateway.protocol.errors import CallLost, GatewayError
@@ -101,7 +101,7 @@ class _Messages(MessageReply):
             await self.take(final.body)
         else:
             self.error = _refusal(final)
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 def _refusal(final: FinalMessage) -> GatewayError:

@@ -11,9 +11,9 @@ from gateway import world
 from gateway.downstream.handler import RequestHandler
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import FinalMessage, error_response
-from gateway.http.reply import NO_RESPONSE, MessageReply
+from gateway.http.reply import MessageReply
 from gateway.http.server import request_id as ids
-from gateway.http.server.response import Response
+from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import jsonrpc, mcp, request
 from gateway.protocol.errors import DownstreamError, IdInUse
 from gateway.protocol.jsonrpc import RequestId, request_id
@@ -117,7 +117,7 @@ class LineReply(MessageReply):
     async def only(self, final: FinalMessage) -> Response:
         """Write the only message."""
         await self.take(final.body)
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 def _is_response(line: bytes) -> bool:

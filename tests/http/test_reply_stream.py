@@ -6,8 +6,8 @@ import pytest
 
 from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item
-from gateway.http.reply import NO_RESPONSE, ReplyWriter
-from gateway.http.server.response import Response
+from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
 from gateway.telemetry import Ending
@@ -58,11 +58,11 @@ class FakeReply(ReplyWriter):
     async def end(self, _: Ending) -> Response:
         assert self.started
         self.got.append("end")
-        return NO_RESPONSE
+        return WholeResponse()
 
     async def only(self, final: FinalMessage) -> Response:
         self.got.append(f"only {final.body.decode()}")
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import pytest
 
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import NO_RESPONSE, MessageReply, WrappedReply
-from gateway.http.server.response import Response
+from gateway.http.reply import MessageReply, WrappedReply
+from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
-from gateway.telemetry import COMPLETE
+from gateway.telemetry import Ending, Outcome
+
+LOST = Ending(Outcome.ERROR, "lost")
 
 
 class Reader(MessageReply):
@@ -25,7 +27,7 @@ class Reader(MessageReply):
 
     async def only(self, final: FinalMessage) -> Response:
         self.calls.append(final)
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 async def test_a_reader_takes_each_message_of_a_stream_once_however_it_is_cut() -> None:
@@ -34,7 +36,7 @@ async def test_a_reader_takes_each_message_of_a_stream_once_however_it_is_cut() 
     stream = sse.encode(b'{"a":1}') + sse.KEEP_ALIVE + b"id: 7\ndata: \n\n" + sse.encode(b'{"b":2}')
     for byte in stream:
         await reader.write(bytes((byte,)))
-    assert await reader.whole(FinalMessage(b'{"c":3}')) is NO_RESPONSE
+    assert (await reader.whole(FinalMessage(b'{"c":3}', ending=LOST))).ending == LOST
     assert reader.calls == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
 
@@ -46,7 +48,7 @@ async def test_a_wrapped_reply_writes_to_the_other_one() -> None:
     await wrapped.only(FinalMessage(b"{}", 404))
     await wrapped.start()
     await wrapped.write(sse.encode(b'{"a":1}'))
-    assert await wrapped.end(COMPLETE) is NO_RESPONSE
+    assert (await wrapped.end(LOST)).ending == LOST
     assert reader.started
     assert reader.calls == [FinalMessage(b"{}", 404), b'{"a":1}']
 

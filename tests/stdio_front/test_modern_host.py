@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage
-from gateway.http.reply import NO_RESPONSE, ReplyWriter
-from gateway.http.server.response import Response
+from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response, WholeResponse
 from gateway.runtime.tasks import Tasks
 from gateway.stdio_front.modern_host import ModernHost
 from gateway.telemetry import Metrics
@@ -27,7 +27,7 @@ class Handler:
         await reply.start()
         await reply.write(b"event: message\ndata: {}\n\n: a comment\n\n")
         await reply.whole(FinalMessage(b"[]"))
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 def served_by(handler: Any, host: Any, tasks: Tasks | None = None) -> ModernHost:

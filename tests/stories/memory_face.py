@@ -12,8 +12,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.config import contexts, parse
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import FinalMessage, error_response
-from gateway.http.reply import NO_RESPONSE, MessageReply
-from gateway.http.server.response import Response
+from gateway.http.reply import MessageReply
+from gateway.http.server.response import Response, WholeResponse
 from gateway.protocol import mcp
 from gateway.protocol.errors import TooLarge
 from gateway.runtime.budget import Share
@@ -42,7 +42,7 @@ class MemoryReply(MessageReply):
 
     async def only(self, final: FinalMessage) -> Response:
         await self.take(final.body)
-        return NO_RESPONSE
+        return WholeResponse()
 
 
 @asynccontextmanager

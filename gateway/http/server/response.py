@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from gateway import world
 from gateway.http.server.request import HttpRequest, media_type
 from gateway.http.server.request_id import HEADER
+from gateway.telemetry import COMPLETE
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -34,6 +35,8 @@ class Response(ABC):
     reason: str | None = None
     closes = False
     """Whether its connection ends with it."""
+    ending = COMPLETE
+    """How the round ends that it answers."""
 
     def __init__(self, status: int = 200, headers: Headers | None = None, reason: str | None = None) -> None:
         self.status = status

@@ -7,7 +7,6 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.bridge.call_context import allows_rerun
-from gateway.cluster.peer_exchange import Replied
 from gateway.cluster.router import Router, TakeOver
 from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import OneStream
@@ -41,7 +40,7 @@ class CallContinuation:
         else:
             await self._router.to_all(at.incoming)
 
-    async def _route(self, at: MirrorArrival, place: CallPlace) -> Replied | TakeOver:
+    async def _route(self, at: MirrorArrival, place: CallPlace) -> Response | TakeOver:
         """Have the owner of a call serve the request, or have this process take the call over, as `Router.route`."""
         found = await self._router.route(place, at.incoming, OneStream(at.reply))
         if not isinstance(found, TakeOver) and at.incoming.peer_request is None:
@@ -68,7 +67,7 @@ class CallContinuation:
         elif not _is_own(at, nested.place):
             found = await self._route(at, nested.place)
             if not isinstance(found, TakeOver):
-                return found[0]
+                return found
             held = shared.lot.find(nested.place.exchange)
             if held is None:
                 held = self._restored(at, session, nested, *nested.asking, is_proven=found.proven)
@@ -110,7 +109,7 @@ class CallContinuation:
         if lot.find(mark.place.exchange) is None and not is_own:
             found = await self._route(at, mark.place)
             if not isinstance(found, TakeOver):
-                return found[0]
+                return found
             is_proven = found.proven
         # What follows goes to whoever holds this credential, so the upstream sees it first.
         _ = await initialize(server_of(at.live), session.profile, at.headers)
@@ -126,8 +125,7 @@ class CallContinuation:
             return await _lost(at, mark)
         if not is_own:
             held.continued(mark)
-        replied, _ = await held.write(at, mark.number if is_own else 0)
-        return replied
+        return await held.write(at, mark.number if is_own else 0)
 
     async def _may_go_on(self, at: MirrorArrival, session: Session, mark: Mark, *, is_proven: bool) -> bool:
         """Whether a call may go on: one that waits for its client, a task, or one that may run from its beginning.

@@ -182,7 +182,7 @@ class Mirror:
         self._check_home(at)
         found = await self._router.to_home(session.key, at.incoming, OneStream(at.reply))
         if found is not None:
-            return found[0]
+            return found
         home = self.homes.of(session, at.live)
         await home.subscribe(message.method or "", uri_of(params_of(message)), at.headers)
         return None
@@ -192,8 +192,7 @@ class Mirror:
             raise ShuttingDown("call again")
         level = self.homes.level(session)
         held = StreamedCall(self._shared, at, session, world.token_urlsafe(9), request, level)
-        replied, _ = await held.write(at)
-        return replied
+        return await held.write(at)
 
     # -- GET ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class Mirror:
                 found = await home.write(at.reply, at.headers, subscribed)
         finally:
             self.draining.leave_out(-1)
-        return found[0]
+        return found
 
     def _check_home(self, at: MirrorArrival) -> None:
         """Have the replica that forwarded a request go on to the next home, if this one is about to end."""

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Final
 
 from gateway.bridge.subscription import Filter
-from gateway.cluster.peer_exchange import Replied
 from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.server_client import server_of
@@ -141,7 +141,7 @@ class Home:
             if not self._users:
                 self._changes.close()
 
-    async def write(self, reply: ReplyWriter, headers: Headers, subscribed: Collection[str] | None = None) -> Replied:
+    async def write(self, reply: ReplyWriter, headers: Headers, subscribed: Collection[str] | None = None) -> Response:
         """Write the standalone stream until the client leaves; raises GatewayError.
 
         `subscribed` is what the last event id says, if the client has come back with one.
@@ -160,7 +160,7 @@ class Home:
             self._count()
             return await self._write(reply, honoured)
 
-    async def _write(self, reply: ReplyWriter, honoured: Filter) -> Replied:
+    async def _write(self, reply: ReplyWriter, honoured: Filter) -> Response:
         live = self.live
         self._end_stream()
         queue = self._queue = Outbox(live.deadlines.silence)

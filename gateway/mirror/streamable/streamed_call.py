@@ -16,7 +16,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from gateway import world
-from gateway.cluster.peer_exchange import Replied
 from gateway.config import Hold, InForce
 from gateway.exchange import events as on
 from gateway.exchange.commands import LINGER
@@ -26,6 +25,7 @@ from gateway.exchange.machine import AWAY, Policy, Snapshot
 from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
+from gateway.http.server.response import Response
 from gateway.mirror.call_report import CallReport
 from gateway.mirror.call_rounds import Progress, Rounds
 from gateway.mirror.call_runner import CallServer
@@ -282,7 +282,7 @@ class StreamedCall(MirroredCall):
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
-    async def write(self, at: MirrorArrival, after: int | None = None) -> Replied:
+    async def write(self, at: MirrorArrival, after: int | None = None) -> Response:
         """Write the call's messages until its response.
 
         `after` is the number of the client's last event, if the client has come back.
