@@ -16,7 +16,19 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, StrictUndefined, Template
 
 from gateway.admin.documents import TITLES
-from gateway.admin.status_view import NEAR, ago, duration, only, used, view
+from gateway.admin.status_view import (
+    HEALTH,
+    NEAR,
+    ago,
+    duration,
+    mode,
+    only,
+    sessions_note,
+    streams,
+    used,
+    view,
+    waits_for,
+)
 from gateway.telemetry.process_status import MOST_ERRORS, Status
 
 _FOLDER: Final = resources.files(__package__)
@@ -41,6 +53,10 @@ _ENVIRONMENT.filters |= {
     "ago": ago,
     "duration": duration,
     "grouped": "{:,}".format,
+    "mode": mode,
+    "sessions_note": sessions_note,
+    "streams": streams,
+    "waits_for": waits_for,
     "mebibytes": lambda count: f"{count / 1_048_576:,.1f} MiB",
 }
 _ENVIRONMENT.globals |= {
@@ -48,6 +64,7 @@ _ENVIRONMENT.globals |= {
     "documents": TITLES,
     "most_errors": MOST_ERRORS,
     "near": NEAR,
+    "healths": HEALTH,
     "full": 0.95,
     "usual_seconds": 10,
     "used": used,

@@ -9,7 +9,7 @@ from gateway.telemetry.process_status import HeldStatus, Notice, ProcessStatus, 
 
 NEAR: Final = 0.8
 """The fraction of a limit from which the page warns."""
-_HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
+HEALTH: Final = {"ok": ("good", "ok"), "failing": ("bad", "failing"), "unknown": ("idle", "not asked yet")}
 _ERAS: Final = {"unknown": "era not known yet", "old": "legacy", "modern": "modern, passed through"}
 _PROCESS_LIMITS: Final = (
     ("Held calls", "held", "hold.max_calls"),
@@ -31,28 +31,8 @@ class Figure(NamedTuple):
     is_bad: bool = False
 
 
-class RouteRow(NamedTuple):
-    """A route, with the texts of its cells."""
-
-    route: RouteStatus
-    health_level: str
-    health: str
-    mode: str
-    sessions: int
-    sessions_note: str
-    streams: str
-
-
-class HeldRow(NamedTuple):
-    """A held call, with the texts of its cells."""
-
-    call: HeldStatus
-    waits_for: str
-    expires_in: str
-
-
 class PageView(NamedTuple):
-    """Everything that the template shows."""
+    """What the template shows besides the status itself."""
 
     status: Status
     level: str
@@ -61,8 +41,6 @@ class PageView(NamedTuple):
     notices: Sequence[Notice]
     """The bad ones first."""
     figures: Sequence[Figure]
-    routes: Sequence[RouteRow]
-    held: Sequence[HeldRow]
 
 
 def only(status: Status, path: str) -> Status:
@@ -89,8 +67,6 @@ def view(status: Status) -> PageView:
         verdict=f"{status.state}, {counted(bad, 'problem')}" if bad else status.state,
         notices=notices,
         figures=_figures(status),
-        routes=[_route(route) for route in status.routes],
-        held=[_held(call) for call in status.held],
     )
 
 
@@ -145,7 +121,14 @@ def _figures(status: Status) -> list[Figure]:
     ]
 
 
-def _route(route: RouteStatus) -> RouteRow:
+def mode(route: RouteStatus) -> str:
+    """Return the transport and the era of a route's upstream."""
+    replays = "" if route.continuation == "hold" else f", continuation: {route.continuation}"
+    return f"{route.transport}, {_ERAS[route.era]}{replays}"
+
+
+def sessions_note(route: RouteStatus) -> str:
+    """Return what is to say of a route's sessions."""
     notes = [f"{count:,} {state}" for state, count in route.sessions.items() if count]
     if route.tasks:
         notes.append(f"{counted(route.tasks, 'task')} in them")
@@ -155,24 +138,19 @@ def _route(route: RouteStatus) -> RouteRow:
         notes.append(f"{counted(route.children, 'child process', 'child processes')} of {route.children_limit:,}")
     if route.client_sessions:
         notes.append(f"{route.client_sessions:,} of legacy clients")
-    streams = ((route.subscriptions, "bridged"), (route.streams, "passed through"), (route.mirrored, "mirrored"))
-    replays = "" if route.continuation == "hold" else f", continuation: {route.continuation}"
-    return RouteRow(
-        route,
-        *_HEALTH[route.health],
-        mode=f"{route.transport}, {_ERAS[route.era]}{replays}",
-        sessions=sum(route.sessions.values()),
-        sessions_note=", ".join(notes),
-        streams=", ".join(f"{count:,} {what}" for count, what in streams if count) or "none",
-    )
+    return ", ".join(notes)
 
 
-def _held(call: HeldStatus) -> HeldRow:
-    waits_for = ", ".join(call.asked) or "the client's next request"
-    if call.state == "broken":
-        waits_for += "; the upstream call was lost and will run again"
-    expires = call.expires_in_seconds
-    return HeldRow(call, waits_for, "running" if expires is None else duration(expires))
+def streams(route: RouteStatus) -> str:
+    """Return the open streams of a route, by kind."""
+    kinds = ((route.subscriptions, "bridged"), (route.streams, "passed through"), (route.mirrored, "mirrored"))
+    return ", ".join(f"{count:,} {what}" for count, what in kinds if count) or "none"
+
+
+def waits_for(call: HeldStatus) -> str:
+    """Return what a held call waits for."""
+    lost = "; the upstream call was lost and will run again" if call.state == "broken" else ""
+    return (", ".join(call.asked) or "the client's next request") + lost
 
 
 def used(process: ProcessStatus) -> tuple[tuple[str, int, int], ...]:

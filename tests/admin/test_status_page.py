@@ -75,7 +75,10 @@ def test_only_budgets_in_use_are_shown() -> None:
 
 
 def test_the_processes_stand_above_the_held_calls() -> None:
-    html = page(status_of(process(0), held=(held(1.0),), held_total=1))
+    calls = held(61.0), replace(held(1.0), expires_in_seconds=None)
+    html = page(status_of(process(0), held=calls, held_total=2))
+    assert "1 min 1 s" in html
+    assert ">running<" in html
     assert html.index('id="processes"') < html.index('id="held"')
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.admin.status_view import ago, counted, duration, only, used, view
+from gateway.admin.status_view import ago, counted, duration, mode, only, sessions_note, streams, used, view, waits_for
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import ErrorStatus, Failure, Notice, ProcessStatus, Status
 from tests.support.status import held, process, route, status_of
@@ -56,8 +56,7 @@ def test_one_route_alone_has_its_own_calls_and_errors() -> None:
 
 
 def test_the_sessions_of_legacy_clients_are_named_beside_those_of_the_upstream() -> None:
-    (row,) = view(status_of(routes=(route(client_sessions=3),))).routes
-    assert row.sessions_note.endswith("3 of legacy clients")
+    assert sessions_note(route(client_sessions=3)).endswith("3 of legacy clients")
 
 
 def limits(status: Status) -> list[str]:
@@ -109,7 +108,7 @@ def test_the_figures_add_up_all_processes_and_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "mode", "note", "streams"),
+    ("fields", "shown", "note", "open_"),
     [
         (
             {},
@@ -143,19 +142,21 @@ def test_the_figures_add_up_all_processes_and_errors() -> None:
         ),
     ],
 )
-def test_the_row_of_a_route(fields: dict[str, Any], mode: str, note: str, streams: str) -> None:
-    (row,) = view(status_of(process(0), routes=(route(**fields),))).routes
-    assert (row.mode, row.sessions_note, row.streams) == (mode, note, streams)
-    assert (row.health_level, row.health) == ("idle", "not asked yet")
+def test_the_row_of_a_route(fields: dict[str, Any], shown: str, note: str, open_: str) -> None:
+    row = route(**fields)
+    assert (mode(row), sessions_note(row), streams(row)) == (shown, note, open_)
 
 
-def test_the_row_of_a_held_call() -> None:
-    running = replace(held(1), expires_in_seconds=None, asked=("elicitation", "roots"))
-    shown = view(status_of(process(0), held=(held(1), running, replace(held(1), state="broken", asked=("roots",)))))
-    assert [(row.waits_for, row.expires_in) for row in shown.held] == [
-        ("the client's next request", "1 s"),
-        ("elicitation, roots", "running"),
-        ("roots; the upstream call was lost and will run again", "1 s"),
+def test_what_a_held_call_waits_for() -> None:
+    calls = (
+        held(1),
+        replace(held(1), asked=("elicitation", "roots")),
+        replace(held(1), state="broken", asked=("roots",)),
+    )
+    assert [*map(waits_for, calls)] == [
+        "the client's next request",
+        "elicitation, roots",
+        "roots; the upstream call was lost and will run again",
     ]
 
 
