@@ -1,7 +1,6 @@
-"""Isolates the tests from one another, and prints the tables of the real parts at the end of the run.
+"""Isolates the tests from one another, and skips those whose real parts were not built.
 
-With pytest-xdist, the workers send their tables to the main process. Random tests draw the same values on every
-machine (`tests/support/randomness.py`).
+Random tests draw the same values on every machine (`tests/support/randomness.py`).
 """
 
 import gc
@@ -9,12 +8,12 @@ import importlib
 import logging
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 
 from gateway.telemetry import get_logger
-from tests.support import randomness, tables
+from tests.parts.launch import ENVIRONMENTS, PARTS
+from tests.support import randomness
 
 pytest_plugins = ["tests.support.noted_connections", "tests.support.stand", "tests.support.turns"]
 
@@ -24,8 +23,11 @@ load.config_shape = cache(load.config_shape)
 randomness.install()  # before the test modules, whose decorators read the settings
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    tables.begin(config)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not all((PARTS / name).exists() for name in ENVIRONMENTS):
+        for item in items:
+            if item.get_closest_marker("real"):
+                item.add_marker(pytest.mark.skip(reason="scripts/parts has not been run"))
 
 
 def pytest_collection_finish() -> None:
@@ -33,22 +35,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 50, 50)  # as `serve` does
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    tables.tell(session.config)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    tables.hear(node.config, getattr(node, "workeroutput", {}))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for title, lines in tables.lines(config):
-        terminalreporter.section(title)
-        for line in lines:
-            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.parts.launch import NODE, PARTS, OldServer, PartError
+from tests.parts.launch import OldServer, PartError
 from tests.support.cluster import Cluster
 from tests.support.gateway_process import Gateway
 from tests.support.workbench import Client, Json, Reply
@@ -21,10 +21,6 @@ PROMPT_SECONDS: Final = 2.0
 STEPS: Final = ("held", "forwarded", "resumed", "replayed", "lost")
 KEY: Final = "Name"
 """The key of the question, from the title of its form."""
-
-
-def built(server: str) -> bool:
-    return (NODE if server.startswith("ts") else PARTS / server.partition("-")[0]).exists()
 
 
 def accept(name: str) -> Json:

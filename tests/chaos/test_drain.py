@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.stage import Call, Gate, built, steps
+from tests.chaos.stage import Call, Gate, steps
 from tests.e2e.wire import wire
 from tests.parts.launch import old_server
 from tests.support.cluster import cluster, installed
@@ -15,7 +15,6 @@ from tests.support.workbench import Client
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not all(map(built, ("py130", "py130-store"))), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
 ]
 

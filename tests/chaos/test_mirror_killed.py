@@ -27,7 +27,6 @@ ANN: Final = 'accept:{"name":"Ann"}'
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not PROGRAM.exists(), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
 ]
 

@@ -16,10 +16,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.chaos.stage import Call, Gate, built, others, prompt, stepped, steps
+from tests.chaos.stage import Call, Gate, others, prompt, stepped, steps
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
-from tests.support import tables
 from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway
 from tests.support.workbench import Client, Reply
@@ -38,7 +37,6 @@ STATES = (
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not all(map(built, SERVERS)), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light"),
 ]
 
@@ -151,7 +149,7 @@ async def relayed(scene: Scene) -> None:
     await scene.owner.until(taken, "the owner has the retry")
 
 
-async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest.FixtureRequest) -> None:
+async def judge(stage: Stage, state: str, tool: str, path: Path) -> None:
     server, c = stage.server, stage.c
     owner = next(stage.turns)
     survivors = others(c, owner)
@@ -164,7 +162,6 @@ async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest
         scene = Scene(call, owner, survivors, client, client.on(survivors[0].url), *gates)
         answer = await play(state, scene, step)
     taken = await steps(survivors) - before
-    tables.words(request.config, tables.KILLED, f"{server.name} {tool}", state)["*"] = step
 
     # The client got its result or one error. Exactly one replica took exactly one step.
     given = state in {"answering", "answering, relayed", "answered"}
@@ -194,20 +191,16 @@ async def judge(stage: Stage, state: str, tool: str, path: Path, request: pytest
 
 @pytest.mark.parametrize("state", [state for state in STATES if state != "running, relayed"])
 @pytest.mark.parametrize("tool", TOOLS)
-async def test_every_call_ends_as_promised(
-    stage: Stage, tool: str, state: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    await judge(stage, state, tool, tmp_path, request)
+async def test_every_call_ends_as_promised(stage: Stage, tool: str, state: str, tmp_path: Path) -> None:
+    await judge(stage, state, tool, tmp_path)
 
 
 @pytest.mark.parametrize("name", SERVERS)
-async def test_a_retry_without_answers_ends_as_promised(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+async def test_a_retry_without_answers_ends_as_promised(name: str, tmp_path: Path) -> None:
     """A gateway that ends a long leg early, once."""
     legs = {"limit_seconds": 0.2, "rounds": 1}
     async with old_server(name) as server, cluster(server.url, legs=legs) as c:
         stage = Stage(server, c, itertools.cycle(c.replicas))
         for tool in TOOLS:
             (path := tmp_path / tool).mkdir()
-            await judge(stage, "running, relayed", tool, path, request)
+            await judge(stage, "running, relayed", tool, path)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.chaos.soak import PEOPLE, Operator, Person, World, inhabited, judge, quiet
-from tests.chaos.stage import built, steps
+from tests.chaos.stage import steps
 from tests.chaos.strangers import SECRET, Stranger
 from tests.support.cluster import installed
 
@@ -33,7 +33,6 @@ LEFT_MIB: Final = 32.0
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(SECONDS + 300),
-    pytest.mark.skipif(not all(map(built, ("py130", "py130-store"))), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed("haproxy"), reason="apt install haproxy"),
 ]
 

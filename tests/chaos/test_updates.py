@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import pytest
 
-from tests.chaos.stage import Call, accept, built
+from tests.chaos.stage import Call, accept
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import BalancerName, Cluster, cluster, installed
@@ -23,10 +23,7 @@ ANSWERED_AFTER: Final = 1.0
 HOLD: Final = {"drain_delay_seconds": 2, "drain_seconds": 10}
 SENT_ON: Final = "mcp_gateway_calls_sent_on_total"
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not built("py130"), reason="scripts/parts has not been run"),
-]
+pytestmark = pytest.mark.real
 
 
 async def drained(c: Cluster, replica: Gateway, server: OldServer, client: Client, name: str) -> float:

@@ -195,7 +195,7 @@ def on_free_ports(path: Path) -> Path:
         replica["peers"][replica["id"]] = replica["listen"]
     for route in given["routes"]:
         if route["upstream"].get("command"):
-            route["upstream"] |= {"command": ["cat"], "warm": 0}  # tests/e2e/test_stdio.py has real ones
+            route["upstream"] |= {"command": ["cat"], "warm": 0}  # tests/e2e/test_matrix.py has real ones
     moved = path.with_name(f"moved-{path.name}")
     moved.write_text(json.dumps(given))
     return moved

@@ -14,7 +14,6 @@ from tests.parts.launch import NODE, NODE_MODULES, REPOSITORY
 pytestmark = [
     pytest.mark.real,
     pytest.mark.conformance,
-    pytest.mark.skipif(not NODE.exists(), reason="scripts/parts has not been run"),
 ]
 
 SUITE = NODE_MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"

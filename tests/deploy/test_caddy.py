@@ -10,7 +10,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.chaos.stage import built
 from tests.e2e.wire import wire
 from tests.parts.launch import die_with_parent, free_port, old_server
 from tests.support.cluster import DEPLOY, PATH, memberships, replaced
@@ -26,7 +25,6 @@ HOSTS = ("127.0.7.1", "127.0.7.2")
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(CADDY is None, reason="apt install caddy"),
-    pytest.mark.skipif(not built("py130"), reason="scripts/parts has not been run"),
 ]
 
 

@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.chaos.stage import built
 from tests.e2e.wire import wire
 from tests.parts.launch import OldServer, free_port, old_server
 from tests.support.cluster import DEPLOY, program, replaced
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(900),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.skipif(not built("py130"), reason="scripts/parts has not been run"),
 ]
 
 

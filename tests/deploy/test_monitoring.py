@@ -26,7 +26,7 @@ from gateway import telemetry
 from gateway.telemetry import Metrics
 from gateway.telemetry.metrics import labels
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.clients.drive import ModernClient, available, elicit, modern_client
+from tests.parts.clients.drive import ModernClient, elicit, modern_client
 from tests.parts.launch import REPOSITORY, free_port, old_server, stdio_upstream
 from tests.support.cluster import memberships
 from tests.support.gateway_process import Gateway, gateway
@@ -271,7 +271,6 @@ async def stage() -> AsyncIterator[tuple[Prometheus, Traffic]]:
 real = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not available("ts"), reason="scripts/parts has not been run"),
     needs_prometheus,
 ]
 

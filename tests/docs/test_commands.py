@@ -11,7 +11,7 @@ import pytest_asyncio
 from gateway.__main__ import _parser
 from tests.docs.pages import COMMANDS, PAGES, Block, blocks, inline_code, named
 from tests.docs.shell import DocumentError, Reader, agrees, elsewhere, steps
-from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server
+from tests.parts.launch import REPOSITORY, OldServer, old_server
 
 PROGRAMS = "cd|curl|export|git|kill|make|mrtr-gateway|npm|npx|pip|promtool|python|python3"  # and not shell.ELSEWHERE
 COMMAND = re.compile(rf"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:{PROGRAMS})(?: |$)", re.MULTILINE)
@@ -21,9 +21,6 @@ OTHER_KINDS = frozenset(
 )
 ALL = [block for page in PAGES for block in blocks(page)]
 FOLLOWED = [page for page in PAGES if any(block.is_commands for block in blocks(page))]
-WITHOUT_PARTS = pytest.mark.skipif(
-    not (PARTS / "py130").exists() or not NODE.exists(), reason="scripts/parts has not been run"
-)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -47,7 +44,6 @@ def to_run(page: Path) -> list[Block]:
 
 
 @pytest.mark.real
-@WITHOUT_PARTS
 @pytest.mark.skipif(not all(map(shutil.which, ("bash", "curl", "make"))), reason="apt install bash curl make")
 @pytest.mark.parametrize("page", FOLLOWED, ids=named)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, reader: Reader) -> None:
@@ -131,7 +127,6 @@ def test_a_console_block_is_split_at_its_prompts() -> None:
 
 
 @pytest.mark.real
-@WITHOUT_PARTS
 @pytest.mark.parametrize(
     ("kind", "text", "complaint"),
     [

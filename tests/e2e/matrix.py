@@ -1,18 +1,17 @@
-"""Plays a case of cases.py before a server, and knows which pairs cannot play which case.
-
-In front of the server is one gateway or a cluster: a test passes any context manager that opens a `Front`.
-"""
+"""Plays a case of cases.py before a server, and knows which pairs cannot play which case."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, get_args
+from functools import partial
+from typing import Any, Final, get_args
 
 from tests.e2e.cases import Case, Drivers, Stage
 from tests.parts.clients.drive import DriverError, Kind
 from tests.parts.launch import OldServer, PartError, old_server, stdio_server
-from tests.support.cluster import Front
+from tests.support.cluster import FILES, Front, cluster
+from tests.support.gateway_process import gateway
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAGED = ("--page-size", "7")
@@ -23,11 +22,48 @@ SERVERS = {
     "ts132": (),
     "fm3": PAGED,
 }
-HTTP_SSE = {"py130-sse": PAGED, "ts132-sse": ()}
-"""The same servers over HTTP+SSE (2024-11-05), for test_http_sse.py."""
+OTHERS: Final[dict[str, Kind]] = {
+    "py130 sse": "py",
+    "ts132 sse": "ts",
+    "py130 stdio": "ts",
+    "ts132 stdio": "ts",
+    "py130 nginx": "py",
+    "ts132 nginx": "ts",
+    "py130 haproxy": "fm",
+}
+"""A server over HTTP+SSE (2024-11-05), as a child of the gateway, or behind three gateways and a balancer; its client.
+
+Nothing is sticky in a balancer: the second round of a call reaches a replica that knows nothing of the first.
+"""
+TELLING: Final = {
+    "discover",
+    "lists are complete",
+    "result of 2 MB",
+    "form on the POST stream: accept",
+    "form on the GET stream",
+    "three questions at once",
+    "three questions in sequence",
+    "sampling on the POST stream",
+    "roots",
+    "question in prompts/get",
+    "question in resources/read",
+    "-32042 accepted",
+    "the upstream's ping",
+    "progress across a question",
+    "logs of the level asked",
+    "question after its call",
+    "upstream gives up its question",
+    "client cancels a running call",
+    "client abandons a question",
+    "calls at once never mix",
+    "headers",
+    "sessions are used again",
+}
+"""Cases that a transport or a balancer could break."""
 ABANDONED_SECONDS = 0.5
 
 NO_URL = "mcp 1.10 has no url elicitation"
+SESSIONS = "each replica has sessions of its own"
 NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
     ("py110", "*", "url elicitation"): NO_URL,
     ("py110", "*", "-32042 accepted"): NO_URL,
@@ -36,6 +72,9 @@ NOT_APPLICABLE: dict[tuple[str, str, str], str] = {
     ("fm3", "*", "completion"): "fastmcp 3 has no completion",
     ("ts132", "*", "lists come in pages"): "McpServer of the TypeScript SDK lists everything on one page",
     ("*", "fm", "no logs unless asked"): "fastmcp's client always asks for logs",
+    ("stdio", "*", "headers"): "a child has no headers",
+    ("nginx", "*", "sessions are used again"): SESSIONS,
+    ("haproxy", "*", "sessions are used again"): SESSIONS,
 }
 
 
@@ -48,21 +87,22 @@ class Pair:
     short: Front
 
 
-OpenFront = Callable[..., AbstractAsyncContextManager[Front]]
-"""`gateway`, `cluster` or a partial of it: takes the upstream's URL and sections of the configuration."""
-
-
 @asynccontextmanager
-async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
-    """Start the server of that name and a front for the cases; with `-stdio` the server is the gateway's child."""
+async def pair_behind(name: str) -> AsyncIterator[Pair]:
+    """Start a server of SERVERS or OTHERS, and two fronts for the cases."""
     async with AsyncExitStack() as stack:
+        front: Callable[..., AbstractAsyncContextManager[Front]] = gateway
         upstream: dict[str, Any]
-        if name.endswith("-stdio"):
-            name = name.removesuffix("-stdio")
-            server, upstream = stack.enter_context(stdio_server(name, *SERVERS[name]))
+        server_name, _, link = name.partition(" ")
+        flags = SERVERS[server_name]
+        if link == "stdio":
+            server, upstream = stack.enter_context(stdio_server(server_name, *flags))
         else:
-            server = await stack.enter_async_context(old_server(name, *{**SERVERS, **HTTP_SSE}[name]))
-            upstream = {"url": server.url}
+            transport = "-sse" if link == "sse" else ""
+            server = await stack.enter_async_context(old_server(server_name + transport, *flags))
+            upstream = {"url": server.url}  # `transport` is not configured: it is found out
+        if link in FILES:
+            front = partial(cluster, balancer=link)
         route = {"path": "/mcp", "upstream": upstream, "forward_headers": ["X-Tenant"]}
         refuse = {**route, "path": "/refuse", "undeclared": "refuse"}
         gw = await stack.enter_async_context(front(upstream, routes=[route, refuse]))
@@ -70,20 +110,15 @@ async def pair_behind(name: str, front: OpenFront) -> AsyncIterator[Pair]:
         yield Pair(server, gw, short)
 
 
-def reason(
-    server: str, kind: str, case: str, table: Mapping[tuple[str, str, str], str] = NOT_APPLICABLE
-) -> str | None:
-    """Why that pair cannot play the case; None if it must."""
-    keys = ((server, kind, case), (server, "*", case), ("*", kind, case), ("*", "*", case))
-    return next((table[key] for key in keys if key in table), None)
+def reason(name: str, kind: str, case: str) -> str | None:
+    """Why that client cannot play the case with a server of SERVERS or OTHERS; None if it must."""
+    keys = ((part, who, case) for part in (*name.split(), "*") for who in (kind, "*"))
+    return next((NOT_APPLICABLE[key] for key in keys if key in NOT_APPLICABLE), None)
 
 
-async def judge(
-    case: Case, kind: Kind, pair: Pair, drivers: Drivers, why_not: str | None, found: dict[str, Any]
-) -> None:
-    """Play a case and record its outcome in `found`; a case with a reason against it must fail."""
+async def judge(case: Case, kind: Kind, pair: Pair, drivers: Drivers, why_not: str | None) -> None:
+    """Play a case; one with a reason against it must fail."""
     stage = Stage(pair.server, pair.gw, pair.short, drivers, kind, began=len(pair.server.ledger()))
-    found[kind] = "FAILED"
     try:
         await play(stage, case)
     except (AssertionError, DriverError, PartError, LookupError, ValueError) as exc:
@@ -91,10 +126,8 @@ async def judge(
             exc.add_note(f"the gateway's log ends with:\n{pair.gw.tail()}")
             exc.add_note(f"the server's ledger of this case: {stage.ledger()}")
             raise
-        found[kind] = why_not
     else:
         assert why_not is None, f"this was thought impossible: {why_not}"
-        found[kind] = "ok"
 
 
 async def play(stage: Stage, case: Case) -> None:

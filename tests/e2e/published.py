@@ -36,10 +36,6 @@ class Published:
         return "npm" if self.program else "PyPI"
 
     @property
-    def built(self) -> bool:
-        return Path(self._command[-1]).exists()
-
-    @property
     def _command(self) -> list[str]:
         return [str(NODE), str(NPM / self.package / self.program)] if self.program else [str(PYTHON / self.package)]
 

@@ -17,7 +17,7 @@ from tests.deploy.test_image import locked
 from tests.deploy.test_monitoring import concrete, queries
 from tests.e2e.cases import ANN, Drivers
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.clients.drive import available, elicit
+from tests.parts.clients.drive import elicit
 from tests.parts.launch import OldServer, free_port, old_server
 from tests.support import compose
 from tests.support.container import (
@@ -51,7 +51,6 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.timeout(600),  # the first test waits for the build
-    pytest.mark.skipif(not (available("ts") and available("py")), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not installed(), reason="apt install buildah podman runc mmdebstrap, and run as root"),
 ]
 

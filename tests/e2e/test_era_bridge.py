@@ -8,13 +8,10 @@ from typing import Final
 import pytest
 
 from tests.e2e.wire import wire
-from tests.parts.launch import NODE, PARTS, old_server
+from tests.parts.launch import old_server
 from tests.support.gateway_process import gateway
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not (PARTS / "modern").exists() or not NODE.exists(), reason="scripts/parts has not been run"),
-]
+pytestmark = pytest.mark.real
 
 NO_BACK_CHANNEL: Final = "no back-channel for server-initiated requests"
 UNAVAILABLE: Final = "elicitation via server-initiated requests is unavailable on 2026-07-28 connections"

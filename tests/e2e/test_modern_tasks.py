@@ -9,16 +9,13 @@ import pytest
 from tests.e2e.old_clients import ANN, ASK, ECHO, OLD_CLIENTS
 from tests.e2e.test_task_clients import FASTMCP, run
 from tests.e2e.wire import wire
-from tests.parts.launch import NODE, PARTS, OldServer, old_server
+from tests.parts.launch import OldServer, old_server
 from tests.support.gateway_process import gateway
 from tests.support.mirrored_client import LegacyClient
 from tests.support.task_client import TaskClient
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(
-        not (PARTS / "fm4tasks").exists() or not NODE.exists(), reason="scripts/parts has not been run"
-    ),
     pytest.mark.timeout(120),
 ]
 

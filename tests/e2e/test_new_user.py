@@ -18,8 +18,8 @@ import pytest
 
 from tests.docs.pages import Block, blocks
 from tests.docs.shell import Reader
-from tests.parts.clients.drive import Kind, available, elicit, modern_client
-from tests.parts.launch import NODE, PARTS, REPOSITORY, die_with_parent, free_port, old_server
+from tests.parts.clients.drive import Kind, elicit, modern_client
+from tests.parts.launch import PARTS, REPOSITORY, die_with_parent, free_port, old_server
 
 ELSEWHERE: Final = {
     "tests/e2e/test_container.py": "test_a_modern_client_answers_a_question_of_a_legacy_server",
@@ -34,10 +34,6 @@ SECONDS: Final = 300
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(2 * SECONDS),
-    pytest.mark.skipif(
-        not all(map(available, CLIENTS)) or not (PARTS / "py130").exists() or not NODE.exists(),
-        reason="scripts/parts has not been run",
-    ),
     pytest.mark.skipif(not all(map(shutil.which, ("git", "make", "curl"))), reason="apt install git make curl"),
 ]
 

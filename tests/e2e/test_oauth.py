@@ -41,8 +41,6 @@ async def sign_in_and_call(kind: str, url: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", COMMANDS)
 async def test_a_client_signs_in_calls_and_refreshes_its_token_while_its_user_thinks(kind: str) -> None:
-    if not COMMANDS[kind][0].exists():
-        pytest.skip("scripts/parts has not built it")
     async with old_server("py130-auth") as server, gateway(server.url) as gw:
         told = await sign_in_and_call(kind, gw.url)
 

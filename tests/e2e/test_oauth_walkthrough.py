@@ -25,12 +25,7 @@ BLOCKS: Final = blocks(REPOSITORY / "docs" / "authorization.md")
 PORTS: Final = ("9100", "9000", "8080", "8765")
 SECONDS: Final = 30
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(
-        not all(path.exists() for path in (PYTHON, MODULES, NODE)), reason="scripts/parts has not been run"
-    ),
-]
+pytestmark = pytest.mark.real
 
 
 class Walk:

@@ -11,7 +11,6 @@ import pytest_asyncio
 from tests.e2e.cases import Drivers
 from tests.e2e.matrix import KINDS
 from tests.parts.clients.drive import Kind
-from tests.parts.launch import PARTS
 from tests.protocol.test_tool_filter import KEPT, LEFT_OUT
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import Gateway, gateway
@@ -19,7 +18,6 @@ from tests.support.gateway_process import Gateway, gateway
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not (PARTS / "modern").exists(), reason="scripts/parts has not been run"),
 ]
 
 

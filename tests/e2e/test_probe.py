@@ -15,18 +15,12 @@ from gateway.config import parse
 from gateway.tools.probe.report.findings import ProbedServer, ProbeReport, report
 from gateway.tools.probe.report.text import lines
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.launch import NODE, PARTS, REPOSITORY, OldServer, old_server, stdio_server
+from tests.parts.launch import REPOSITORY, OldServer, old_server, stdio_server
 from tests.support.gateway_process import gateway
 from tests.support.probing import answers, check, look
 from tests.support.workbench import Client
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(
-        not all((PARTS / name).exists() for name in ("py130", "py110", "fm3", "modern")) or not NODE.exists(),
-        reason="scripts/parts has not been run",
-    ),
-]
+pytestmark = pytest.mark.real
 
 NO_TOOL = "mrtr-gateway-probe-no-such-tool"
 IDLE_SECONDS = 1.0

@@ -5,15 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.published import CHROMIUM, PUBLISHED, Published
-from tests.parts.clients.drive import available, modern_client, roots
+from tests.parts.clients.drive import modern_client, roots
 from tests.support.gateway_process import gateway
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(
-        not available("py") or not all(server.built for server in PUBLISHED), reason="scripts/parts has not been run"
-    ),
-]
+pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize("server", PUBLISHED, ids=lambda server: server.package.rpartition("/")[2])

@@ -18,14 +18,13 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.launch import PARTS, REPOSITORY, OldServer, die_with_parent, free_port, old_server
+from tests.parts.launch import REPOSITORY, OldServer, die_with_parent, free_port, old_server
 from tests.support.gateway_process import STATE_KEY, Gateway, gateway, merged
 from tests.support.workbench import Client, Reply
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run"),
 ]
 
 NEW_KEY = "1e" * 32

@@ -1,40 +1,14 @@
-"""Three real gateways behind a real balancer that sends every request to the next one: cases of cases.py again.
-
-Nothing here is sticky: the second round of a call reaches a replica that knows nothing of the first.
-"""
+"""Three real gateways behind a real balancer that sends every request to the next one."""
 
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 import pytest_asyncio
 
-from tests.e2e.cases import CASES, Case, Drivers
-from tests.e2e.matrix import KINDS, Pair, judge, pair_behind
 from tests.e2e.wire import ACCEPT, NAMED, wire
-from tests.parts.clients.drive import Kind, available
 from tests.parts.launch import OldServer, old_server
-from tests.support import tables
 from tests.support.cluster import FILES, BalancerName, cluster, installed
 
-FEW = {
-    "lists are complete",
-    "result of 2 MB",
-    "form on the POST stream: accept",
-    "form on the GET stream",
-    "three questions at once",
-    "three questions in sequence",
-    "question in prompts/get",
-    "-32042 accepted",
-    "progress across a question",
-    "logs of the level asked",
-    "client cancels a running call",
-    "client abandons a question",
-    "calls at once never mix",
-    "headers",
-}
-"""Cases that a balancer could break."""
-CLIENT: dict[str, Kind] = {"py130 nginx": "py", "ts132 nginx": "ts", "py130 haproxy": "fm"}
 CONTINUATIONS = "mcp_gateway_continuations_total"
 DRAIN_DELAY_SECONDS = 4.0
 """HAProxy notices within one."""
@@ -42,31 +16,8 @@ DRAIN_DELAY_SECONDS = 4.0
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
     pytest.mark.skipif(not all(map(installed, FILES)), reason="apt install nginx-light haproxy"),
 ]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=CLIENT)
-async def column(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Pair]]:
-    """A column of the table: what it is called, and the pair."""
-    server, _, balancer = request.param.partition(" ")
-    async with pair_behind(server, partial(cluster, balancer=balancer)) as found:
-        yield request.param, found
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in FEW], ids=lambda case: case.name)
-async def test_a_real_client_plays_cases_that_a_balancer_could_break(
-    case: Case, column: tuple[str, Pair], drivers: Drivers, request: pytest.FixtureRequest
-) -> None:
-    """The matrix compares clients; here only the balancer differs."""
-    name, pair = column
-    kind = CLIENT[name]
-    await judge(case, kind, pair, drivers, None, tables.words(request.config, tables.SERVERS, case.name, name))
-
-
-async def test_each_case_that_a_balancer_could_break_exists() -> None:
-    assert {case.name for case in CASES} >= FEW
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gateway.admin.documents import TITLES
 from tests.e2e.wire import wire
-from tests.parts.launch import NODE_MODULES, PARTS, OldServer, free_port, old_server
+from tests.parts.launch import NODE_MODULES, OldServer, free_port, old_server
 from tests.support.browser import PROGRAM, Browser, Tab, chromium
 from tests.support.fake_upstream import FakeUpstream, Turn
 from tests.support.gateway_process import Gateway, gateway
@@ -23,7 +23,6 @@ AXE: Final = NODE_MODULES / "axe-core" / "axe.min.js"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not (PARTS / "py130").exists() or not AXE.exists(), reason="scripts/parts has not been run"),
     pytest.mark.skipif(PROGRAM is None, reason="apt install chromium"),
 ]
 

@@ -15,7 +15,6 @@ from tests.support.gateway_process import gateway
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not (PARTS / "modern").exists(), reason="scripts/parts has not been run"),
 ]
 
 LISTENERS: Final[tuple[Kind, ...]] = ("py", "ts")

@@ -1,4 +1,4 @@
-"""The table of eras and transports: any client with any server, through the gateway; it is printed at the end.
+"""The table of eras and transports: any client with any server, through the gateway.
 
 A row is what the client speaks, a column what the server speaks. Each cell plays `scenario.py` or `scenario.mjs`: a
 list, a call with progress, a form, three questions at once, sampling, a cancellation, an error, an unknown tool.
@@ -19,16 +19,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 import pytest
 
-from tests.e2e.matrix import KINDS
-from tests.parts.clients.drive import HERE, available
+from tests.parts.clients.drive import HERE
 from tests.parts.launch import NODE, NODE_MODULES, PARTS, REPOSITORY, OldServer, old_server, start, stdio_server
-from tests.support import tables
 from tests.support.gateway_process import gateway
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
 ]
 
 Row = Literal["modern HTTP", "modern stdio", "old HTTP", "old HTTP+SSE", "old stdio"]
@@ -143,10 +140,6 @@ TRANSPORTS: Final[dict[Row, str]] = {
 }
 ALL_CLIENTS: Final = CLIENTS | MORE_CLIENTS
 ALL_SERVERS: Final = SERVERS | MORE_SERVERS
-UNFINISHED: Final[dict[tuple[str, str], str]] = {}
-"""What does not work, with the reason, by client and server."""
-
-
 SMOKE: Final = {
     *(("mcp 2.3, HTTP", server) for server in SERVERS),
     *((client, "server 2.4, HTTP") for client in ("mcp 1.30, HTTP", "mcp 1.30, HTTP+SSE", "mcp 1.30, stdio")),
@@ -156,15 +149,6 @@ SMOKE: Final = {
 """What `make smoke` plays: each face and each link, and each way that a call can take."""
 
 
-def cell(client: str, server: str) -> Any:
-    """One parameter of the test."""
-    reason = UNFINISHED.get((client, server))
-    marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-    if (client, server) in SMOKE:
-        marks.append(pytest.mark.smoke)
-    return pytest.param(client, server, marks=marks, id=f"{client} - {server}")
-
-
 CELLS: Final = [
     *((client, server) for client in CLIENTS for server in SERVERS),
     *((client, server) for client in MORE_CLIENTS for server in ("mcp 1.30, HTTP", "server 2.4, stdio")),
@@ -172,13 +156,12 @@ CELLS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("client", "server"), [cell(*names) for names in CELLS])
-async def test_any_client_plays_the_scenario_with_any_server(
-    client: str, server: str, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [pytest.param(*names, marks=pytest.mark.smoke if names in SMOKE else (), id=" - ".join(names)) for names in CELLS],
+)
+async def test_any_client_plays_the_scenario_with_any_server(client: str, server: str) -> None:
     who, what = ALL_CLIENTS[client], ALL_SERVERS[server]
-    said = tables.words(request.config, tables.TABLE, who.row, what.column)
-    said[f"{client} - {server}"] = "FAILED"
     async with serving(what) as (running, upstream):
         outcomes = await played(who, what, running, upstream)
     wanted = {**expected(outcomes), **what.differs, **dict.fromkeys(who.lacks)}
@@ -187,7 +170,6 @@ async def test_any_client_plays_the_scenario_with_any_server(
     assert what.tools.issubset(outcomes["list"])
     assert len(running.ledger("cancelled", "hang")) <= 1
     assert len(running.ledger("run", "hang")) <= 1
-    said[f"{client} - {server}"] = "ok"
 
 
 def expected(outcomes: Mapping[str, Any]) -> dict[str, Any]:

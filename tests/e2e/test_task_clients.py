@@ -19,9 +19,6 @@ from tests.support.task_client import TaskClient
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(
-        not (PARTS / "fm4tasks").exists() or not NODE.exists(), reason="scripts/parts has not been run"
-    ),
     pytest.mark.timeout(90),
 ]
 

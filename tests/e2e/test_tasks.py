@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.chaos.stage import built
 from tests.e2e.wire import wire
-from tests.parts.launch import NODE, PARTS, OldServer, old_server
+from tests.parts.launch import OldServer, old_server
 from tests.support.cluster import Cluster, cluster, installed
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.task_client import EXTENSION, FIRST_FORM, TaskClient
@@ -25,9 +24,6 @@ ASKING_AT_ONCE = ("tasks-ts", "tasks-py")
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(
-        not NODE.exists() or not (PARTS / "fm3tasks").exists(), reason="scripts/parts has not been run"
-    ),
     pytest.mark.timeout(90),
 ]
 
@@ -352,7 +348,7 @@ async def test_a_client_of_the_old_tasks_that_asks_for_none_gets_an_ordinary_cal
 
 # --- replicas ---
 
-WITH_NGINX = pytest.mark.skipif(not installed("nginx") or not built("ts132"), reason="apt install nginx-light")
+WITH_NGINX = pytest.mark.skipif(not installed("nginx"), reason="apt install nginx-light")
 
 
 async def _owner(c: Cluster) -> Gateway:

@@ -10,19 +10,15 @@ import aiohttp
 import pytest
 
 from tests.e2e.wire import ACCEPT, NAMED, SECONDS
-from tests.parts.clients.drive import Kind, available, modern_client
-from tests.parts.launch import PARTS, old_server
+from tests.parts.clients.drive import Kind, modern_client
+from tests.parts.launch import old_server
 from tests.support.authority import Authority
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.workbench import Client
 
 KINDS: tuple[Kind, ...] = ("py", "ts")
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not (PARTS / "py130").exists(), reason="scripts/parts has not been run"),
-    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
-]
+pytestmark = pytest.mark.real
 
 
 @asynccontextmanager

@@ -4,15 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.matrix import KINDS
-from tests.parts.clients.drive import available
 from tests.parts.launch import old_server, stdio_server
 from tests.support.host import META, call, host, initialize, legacy, modern
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not all(map(available, KINDS)), reason="scripts/parts has not been run"),
-]
+pytestmark = pytest.mark.real
 
 
 def reapers(pid: int) -> int:

