@@ -229,18 +229,13 @@ async def test_a_drain_waits_for_it(begin: Start, gate: Gate) -> None:
         await draining
 
 
-async def test_none_begins_during_a_drain(begin: Start, gate: Gate) -> None:
-    stand = await begin(hold={"drain_seconds": 5})
-    async with raw_connection(stand) as raw, raw_connection(stand) as other:
-        sent = await two_sessions(stand, gate, raw, other)
-        await gate.catch(stand, raw, sent)
-        draining = asyncio.get_running_loop().create_task(drain(stand.gateway, delay_seconds=0))
-        await eventually(lambda: stand.gateway.draining.has_begun)
-        await other.send(sent)
-        assert b" 503 " in (await reply(other))[0]
-        gate.opened.set()
-        assert b" 200 OK" in (await reply(raw))[0]
-        await draining
+async def test_none_begins_once_a_drain_has_begun(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        sent = request(stand)
+        await known(stand, raw, sent)
+        stand.gateway.draining.begin(ends_at=None)
+        await raw.send(sent)
+        assert b" 503 " in (await reply(raw))[0]
 
 
 async def test_what_was_learnt_before_a_reload_counts_no_more(
@@ -299,6 +294,34 @@ async def test_bodies_that_are_to_be_logged_are_read_as_all_others(begin: Start,
     async with raw_connection(stand) as raw:
         await known(stand, raw, request(stand))
         await gate.catch(stand, raw, request(stand))
+        assert direct(stand) == 0
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+
+
+async def test_a_listener_that_closes_waits_for_it(stand: Stand, gate: Gate) -> None:
+    sent = request(stand)
+    async with raw_connection(stand) as raw:
+        await known(stand, raw, sent)
+    await eventually(lambda: not stand.gateway.client_listener.connections)
+    async with raw_connection(stand) as raw:  # it has no task yet
+        await gate.catch(stand, raw, sent)
+        assert direct(stand) == 1
+        closing = asyncio.get_running_loop().create_task(stand.gateway.client_listener.close())
+        await eventually(lambda: connection(stand).wire.is_last)
+        gate.opened.set()
+        assert b" 200 OK" in (await reply(raw))[0]
+        await closing
+
+
+async def test_none_begins_while_the_server_may_be_modern(stand: Stand, gate: Gate) -> None:
+    async with raw_connection(stand) as raw:
+        sent = request(stand)
+        await known(stand, raw, sent)
+        era = stand.gateway.routes.live["/mcp"].upstream.era
+        assert era is not None
+        era.transport_found(speaks_sse=False)
+        await gate.catch(stand, raw, sent)
         assert direct(stand) == 0
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
