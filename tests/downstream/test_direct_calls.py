@@ -13,7 +13,6 @@ from tests.downstream.test_known_heads import (
     LABELS,
     Gate,
     arguments,
-    connection,
     gate,
     known,
     reply,
@@ -21,6 +20,7 @@ from tests.downstream.test_known_heads import (
     retry_of,
 )
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.stand import Start
 from tests.support.workbench import Stand, configuration, eventually
@@ -62,7 +62,9 @@ async def two_sessions(stand: Stand, gate: Gate, raw: RawConnection, other: RawC
     return sent
 
 
-async def test_it_takes_no_coroutine_and_counts_once(stand: Stand, gate: Gate) -> None:
+async def test_it_takes_no_coroutine_and_counts_once(
+    accepted: list[NotedConnection], stand: Stand, gate: Gate
+) -> None:
     async with raw_connection(stand) as raw:
         _ = await caught(stand, gate, raw)
         assert stand.busy_tasks() == []
@@ -71,7 +73,7 @@ async def test_it_takes_no_coroutine_and_counts_once(stand: Stand, gate: Gate) -
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         assert json.loads(body)["result"]["content"] == text("tool")["content"]
         await eventually(lambda: stand.gateway.downstream.in_flight == 0)
-        assert not connection(stand).is_serving
+        assert not accepted[-1].is_serving
     assert stand.metric("mcp_server_operation_duration_seconds_count", **LABELS) == 4
     assert stand.sessions("idle") == 1
 
@@ -128,13 +130,13 @@ async def test_a_client_gets_its_keep_alive(begin: Start, gate: Gate) -> None:
 
 @pytest.mark.parametrize("is_promoted", [False, True])
 async def test_a_client_that_leaves_cancels_it_once(
-    upstream: FakeUpstream, stand: Stand, gate: Gate, *, is_promoted: bool
+    accepted: list[NotedConnection], upstream: FakeUpstream, stand: Stand, gate: Gate, *, is_promoted: bool
 ) -> None:
     async with raw_connection(stand) as raw:
         _ = await caught(stand, gate, raw)
         if is_promoted:
             assert len(stand.gateway.downstream.legs.running) == 1, "it is an exchange, which no task waits for yet"
-        connection(stand).wire.abort()
+        accepted[-1].wire.abort()
         await upstream.saw(mcp.CANCELLED)
     await eventually(lambda: stand.gateway.downstream.in_flight == 0)
     labels = LABELS | {"outcome": "cancelled"}
@@ -166,10 +168,12 @@ async def test_an_error_of_the_server_reaches_the_client(upstream: FakeUpstream,
         assert b" 200 OK" in (await reply(raw))[0], "the connection goes on"
 
 
-async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(stand: Stand, gate: Gate) -> None:
+async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
+    accepted: list[NotedConnection], stand: Stand, gate: Gate
+) -> None:
     async with raw_connection(stand) as raw:
         sent = await caught(stand, gate, raw)
-        held = connection(stand)
+        held = accepted[-1]
         write = held.wire._out.write
 
         def fills(data: bytes) -> None:
@@ -198,10 +202,12 @@ class Full:
         return getattr(self.out, name)
 
 
-async def test_a_connection_that_is_to_close_closes_behind_its_reply(stand: Stand, gate: Gate) -> None:
+async def test_a_connection_that_is_to_close_closes_behind_its_reply(
+    accepted: list[NotedConnection], stand: Stand, gate: Gate
+) -> None:
     async with raw_connection(stand) as raw:
         _ = await caught(stand, gate, raw)
-        connection(stand).close()
+        accepted[-1].close()
         gate.opened.set()
         answer = await raw.rest()
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -299,7 +305,7 @@ async def test_bodies_that_are_to_be_logged_are_read_as_all_others(begin: Start,
         assert b" 200 OK" in (await reply(raw))[0]
 
 
-async def test_a_listener_that_closes_waits_for_it(stand: Stand, gate: Gate) -> None:
+async def test_a_listener_that_closes_waits_for_it(accepted: list[NotedConnection], stand: Stand, gate: Gate) -> None:
     sent = request(stand)
     async with raw_connection(stand) as raw:
         await known(stand, raw, sent)
@@ -308,7 +314,7 @@ async def test_a_listener_that_closes_waits_for_it(stand: Stand, gate: Gate) -> 
         await gate.catch(stand, raw, sent)
         assert direct(stand) == 1
         closing = asyncio.get_running_loop().create_task(stand.gateway.client_listener.close())
-        await eventually(lambda: connection(stand).wire.is_last)
+        await eventually(lambda: accepted[-1].wire.is_last)
         gate.opened.set()
         assert b" 200 OK" in (await reply(raw))[0]
         await closing
