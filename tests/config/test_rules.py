@@ -155,7 +155,7 @@ REFUSED_ROUTES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"upstream": {"url": "https://a/mcp", "tls": {"verify": "no"}}},
-        'upstream.tls.verify: "no" is a text; write true or false',
+        'upstream.tls.verify: "no" is a text; write false',
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import inspect
 
 from gateway.config.parsing.formats import FORMS
-from gateway.config.parsing.problems import Surprise, shown
+from gateway.config.parsing.problems import shown
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -39,24 +39,15 @@ def for_number(kind: Number, value: object, path: str, default: object) -> str:
 
 def _quantity(text: str, path: str) -> float | None:
     units = next((units for suffix, units in _UNITS.items() if path.endswith(suffix)), {"": 1})
-    match = _QUANTITY.fullmatch(text.strip())
+    match = _QUANTITY.fullmatch(text.strip().replace("_", ""))
     factor = units.get(match[2].lower()) if match else None
     return float(match[1]) * factor if match and factor is not None else None
 
 
-def for_surprise(value: Surprise, kind: inspect.Type) -> str:
-    """Return how to write a scalar that YAML 1.1 reads unexpectedly."""
-    match kind:
-        case inspect.BoolType():
-            return f"write {value.reads_as}" if value.reads_as in {"true", "false"} else "write true or false"
-        case inspect.IntType() | inspect.FloatType():
-            return "write a plain decimal number"
-        case inspect.VarTupleType():
-            return f'write ["{shown(value)}"]'
-        case inspect.LiteralType():
-            return "write " + " or ".join(map(str, kind.values))
-        case _:
-            return f'write "{shown(value)}" in quotes'
+def for_truth(value: object) -> str:
+    """Return what YAML 1.1 reads a word such as `on` as, else both values."""
+    word = str(value).lower()
+    return "write true" if word in ("yes", "on") else "write false" if word in ("no", "off") else "write true or false"
 
 
 def for_list(kind: inspect.VarTupleType, value: object, *, secret: bool) -> str:

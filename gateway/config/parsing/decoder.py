@@ -12,7 +12,7 @@ from msgspec import inspect
 from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
 from gateway.config.parsing.formats import FORMS, TextForm
-from gateway.config.parsing.problems import Given, Problem, Surprise, joined, nearest, shown
+from gateway.config.parsing.problems import Given, Problem, joined, nearest, shown
 from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
 
@@ -54,8 +54,6 @@ class Walker:
         if isinstance(value, Unreadable):
             self.spoilt.append(path)
             return UNREAD
-        if isinstance(value, Surprise):
-            return self._refuse(path, _surprise(value, kind, extra))
         return self._read_plain(kind, value, path, extra)
 
     def _substituted(self, text: str, path: str) -> object:
@@ -165,7 +163,9 @@ class Walker:
     def _truth(self, value: object, path: str) -> object:
         if isinstance(value, Given):
             value = {"true": True, "false": False}.get(value, value)
-        return value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; write true or false")
+        return (
+            value if isinstance(value, bool) else self._refuse(path, f"{_as_read(value)}; {advice.for_truth(value)}")
+        )
 
     def _number(self, kind: advice.Number, value: object, path: str, extra: _Extra) -> object:
         if isinstance(value, Given):
@@ -226,12 +226,6 @@ def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
 def _empty(kind: inspect.Type) -> object:
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     return inner.cls() if isinstance(inner, inspect.StructType) else ()
-
-
-def _surprise(value: Surprise, kind: inspect.Type, extra: _Extra) -> str:
-    if extra.get("secret"):
-        return f"is read as {value.reads_as} by YAML; put it in quotes"
-    return f"{shown(value)} is read as {value.reads_as} by YAML; {advice.for_surprise(value, kind)}"
 
 
 def _is_secret(kind: inspect.Type) -> bool:

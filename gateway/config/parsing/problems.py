@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -72,18 +71,8 @@ class Given(str):
         return given
 
 
-@dataclass(frozen=True, slots=True)
-class Surprise:
-    """A plain YAML scalar that YAML 1.1 reads unexpectedly: `on` as true, `1:30` as 90, `0600` as 384."""
-
-    raw: str
-    reads_as: str
-
-
 def shown(value: object) -> str:
     """Return `value` as an error may quote it: short, on one line, without possible keys or passwords."""
-    if isinstance(value, Surprise):
-        return _KEY_LIKE.sub("(hidden)", value.raw)
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = json.dumps(str(value) if isinstance(value, str) else value, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""Reads YAML text into a plain tree, refusing the surprises of YAML 1.1.
+"""Reads YAML text into a plain tree, as YAML 1.2 does: `on`, `1:30` and `0600` are texts.
 
-PyYAML keeps the last of two equal keys, reads `on` as true and `1:30` as 90, and follows aliases without end.
-So this file composes nodes and builds the values itself. The tree consists of dict, list, str, int, float, bool
-and None, with `Surprise` for a scalar that YAML 1.1 reads unexpectedly, and `UNREAD` for a refused value.
+PyYAML keeps the last of two equal keys, reads `on` as true and `1:30` as 90, and follows aliases without end. So this
+file composes nodes and builds the values itself. The tree consists of dict, list, str, int, float, bool and None, with
+`UNREAD` for a refused value.
 """
 
 import re
@@ -12,17 +12,21 @@ from typing import Any, Final, NamedTuple
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gateway.config.parsing.problems import Problem, Surprise, joined, shown
+from gateway.config.parsing.problems import Problem, joined, shown
 
 MAX_TEXT_CHARACTERS = 262_144
 _MAX_DEPTH = 32
 _TAG = "tag:yaml.org,2002:"
 _ALIAS = "!alias"
-_KINDS = ("str", "null", "bool", "int", "float", "timestamp", "merge", "value")
-_SCALARS = {_ALIAS, *(f"{_TAG}{kind}" for kind in _KINDS)}
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})", re.ASCII)
 _FLOAT = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}(?:[eE][-+]?[0-9]{1,2})?", re.ASCII)
-_SPELT = {"true": True, "True": True, "false": False, "False": False}
+_SPELT = {
+    "true": True,
+    "True": True,
+    "false": False,
+    "False": False,
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+}
 
 
 class Unreadable(Enum):
@@ -80,6 +84,7 @@ class _Reader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
+        self.yaml_implicit_resolvers = {}  # so that every plain scalar is a text
         self.problems: list[Problem] = []
         self.lines: dict[str, int] = {}
         self.depth = 0
@@ -103,8 +108,10 @@ class _Reader(yaml.SafeLoader):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             return [self._item(item, item, joined(path, number_)) for number_, item in enumerate(node.value)]
-        if isinstance(node, ScalarNode) and node.tag in _SCALARS:
-            return _scalar(node)
+        if isinstance(node, ScalarNode) and node.tag == f"{_TAG}str":
+            return _scalar(node.value) if node.style is None else node.value
+        if node.tag == _ALIAS:
+            return UNREAD
         return self._refuse(node, "has a YAML tag, which is not supported; remove it")
 
     def _item(self, begin: Node, node: Node, path: str) -> object:
@@ -116,8 +123,7 @@ class _Reader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str) or key_node.tag != f"{_TAG}str":
-                what = f"{shown(key)} is not a text key" if isinstance(key, str) else "has a key that is not text"
-                self._refuse(key_node, f"{what}; put it in quotes if that is the intended key")
+                self._refuse(key_node, "has a key that is not text; put it in quotes if that is the intended key")
             elif key in tree:
                 self._refuse(key_node, f"duplicate key {shown(key)}; keep one of them")
             else:
@@ -137,23 +143,6 @@ def _syntax_problem(exc: yaml.YAMLError) -> Problem:
     return Problem(where, f"is not YAML: {what}; check indentation, colons and quotes here")
 
 
-def _scalar(node: ScalarNode) -> object:
-    """Return the value if YAML 1.1 and 1.2 agree on it, else a Surprise."""
-    text, kind = node.value, node.tag.removeprefix(_TAG)
-    if node.tag == _ALIAS:
-        return UNREAD
-    if kind in {"str", "null"}:
-        return text if kind == "str" else None
-    if kind == "bool" and text in _SPELT:
-        return _SPELT[text]
-    found = number(text) if kind in {"int", "float"} else None
-    return Surprise(text, _reading(kind, text)) if found is None else found
-
-
-def _reading(kind: str, text: str) -> str:
-    """Describe how YAML 1.1 reads the text."""
-    if kind == "bool":
-        return "true" if text.lower() in {"on", "yes", "true"} else "false"
-    if kind in {"int", "float"}:
-        return "a number in another notation"
-    return {"timestamp": "a date", "merge": "a merge key"}.get(kind, f"a YAML {kind}")
+def _scalar(text: str) -> object:
+    found = number(text)
+    return _SPELT.get(text, text) if found is None else found

@@ -58,7 +58,6 @@ REFUSED = [
     ("traces: '${MISSING}'\n", "traces: ${MISSING} is not set; export MISSING, or give a default: ${MISSING:-value}"),
     ("traces: on\n", None),
     ("state: {keys: [5]}\n", "state.keys[0]: is a number, but a text is expected; put it in quotes"),
-    ("state: {keys: [2026-11-21]}\n", "state.keys[0]: is read as a date by YAML; put it in quotes"),
     ("state: {keys: {}}\n", "state.keys: is a mapping, but a list is expected; write its entries as a list"),
     ("replica: {id: ['a']}\n", 'replica.id: a list is not a replica id; write "gw-1"'),
     (f"routes: [{{upstream: {{url: '{ROUTE}'}}, forward_headers: [te]}}]", None),
