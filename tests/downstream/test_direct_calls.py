@@ -169,37 +169,28 @@ async def test_an_error_of_the_server_reaches_the_client(upstream: FakeUpstream,
 
 
 async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
-    accepted: list[NotedConnection], stand: Stand, gate: Gate
+    accepted: list[NotedConnection], stand: Stand, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with raw_connection(stand) as raw:
         sent = await caught(stand, gate, raw)
         held = accepted[-1]
-        write = held.wire._out.write
+        write = held.transport.write
 
         def fills(data: bytes) -> None:
+            """The kernel's buffers cannot be filled on command."""
             write(data)
             held.pause_writing()
 
-        held.wire._out = Full(held.wire._out, fills)  # type: ignore[assignment]
+        monkeypatch.setattr(held.transport, "write", fills)
         gate.opened.set()
         await eventually(lambda: held.wire._room, "the task waits until the client reads")
         assert held.wire.is_writing
         await raw.send(sent)
-        held.wire._out = held.wire._out.out  # type: ignore[attr-defined]
+        monkeypatch.setattr(held.transport, "write", write)
         held.resume_writing()
         for _ in range(2):
             assert b" 200 OK" in (await reply(raw))[0]
         await eventually(lambda: not held.wire.is_writing)
-
-
-class Full:
-    """A transport that has no room after the next write; the kernel's buffers cannot be filled on command."""
-
-    def __init__(self, out: Any, write: Any) -> None:
-        self.out, self.write = out, write
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.out, name)
 
 
 async def test_a_connection_that_is_to_close_closes_behind_its_reply(
@@ -272,7 +263,7 @@ async def test_a_tool_that_changes_is_looked_at_again(upstream: FakeUpstream, st
 
 
 def groups(stand: Stand) -> list[Any]:
-    return list(stand.gateway.routes.live["/mcp"].upstream.pool._groups.values())
+    return [stand.group()]
 
 
 async def test_a_caller_with_too_many_held_calls_is_refused(upstream: FakeUpstream, begin: Start, gate: Gate) -> None:

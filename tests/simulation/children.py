@@ -110,7 +110,7 @@ class Children:
         return found[0], found[1]
 
     def _connected(self) -> tuple[End, End]:
-        process = self._simulation._running()
+        process = self._simulation.running()
         assert process is not None
         place = process.host, 0
         return Connection(self._simulation.network, process, place, process, place).ends
@@ -126,7 +126,7 @@ class Children:
         **_: Any,
     ) -> "_Waitable":
         """See `gateway.world.start_process`; the program is the reaper, which starts a server."""
-        parent = self._simulation._running()
+        parent = self._simulation.running()
         assert parent is not None
         self._born += 1
         name = f"{parent.name} child {self._born}"

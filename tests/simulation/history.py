@@ -501,5 +501,5 @@ def _collect(level: str, event: str, fields: dict[str, Any]) -> None:
     if not _current:
         return
     history = _current[0]
-    process = history.simulation._running()
+    process = history.simulation.running()
     history.note_line(Line(history.now, "" if process is None else process.name, level, str(event), dict(fields)))

@@ -304,7 +304,7 @@ _FIN: Final = b""
 class Way:
     """What one end sends to the other."""
 
-    __slots__ = ("_is_dropped", "_is_resent", "_last", "_network", "_sender", "_stuck", "count", "receiver", "room")
+    __slots__ = ("_is_resent", "_last", "_network", "_sender", "_stuck", "count", "is_dropped", "receiver", "room")
 
     def __init__(self, network: Network, sender: "End", receiver: "End") -> None:
         self._network, self._sender, self.receiver = network, sender, receiver
@@ -313,7 +313,7 @@ class Way:
         """What a link that is down holds back: bytes, an end, None for a reset; and what comes after it, in order."""
         self._is_resent = False
         """Whether what was held back is under way again."""
-        self._is_dropped = False
+        self.is_dropped = False
         self.count = 0
         """Bytes that the kernels keep: under way, or not read."""
         self.room = _KERNEL_BYTES
@@ -336,7 +336,7 @@ class Way:
         return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     def _arrive(self, part: bytes | None) -> None:
-        if self._is_dropped:
+        if self.is_dropped:
             return
         network = self._network
         if self._stuck or ((network.blocked or network.dark) and self._is_blocked()):
@@ -363,7 +363,7 @@ class Way:
                 self.receiver.take(part)
 
     def drop(self) -> None:
-        self._is_dropped = True
+        self.is_dropped = True
         self._stuck.clear()
 
 
@@ -532,8 +532,13 @@ class Transport(asyncio.Transport):
         way = self._end.peer.out
         way.count -= size
         peer = self._end.peer.transport
-        if peer is not None and not peer._is_lost and peer._buffered:
-            peer._loop.call_soon(peer._flush)
+        if peer is not None:
+            peer.go_on()
+
+    def go_on(self) -> None:
+        """Write what waited for room."""
+        if not self._is_lost and self._buffered:
+            self._loop.call_soon(self._flush)
 
     def pause_reading(self) -> None:
         self._is_reading_paused = True
@@ -613,7 +618,7 @@ class Transport(asyncio.Transport):
     @property
     def is_cut(self) -> bool:
         """Whether something between the hosts has reset it."""
-        return self._end.out._is_dropped
+        return self._end.out.is_dropped
 
     @property
     def is_read(self) -> bool:

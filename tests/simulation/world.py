@@ -79,16 +79,16 @@ class Simulation:
             world.enter(world.REAL)
 
     def _wall(self) -> float:
-        process = self._running()
+        process = self.running()
         offset = 0.0 if process is None else process.wall_offset + process.wall_drift * (self.kernel.now - START)
         return BEGAN + self.kernel.now + offset
 
-    def _running(self) -> Process | None:
+    def running(self) -> Process | None:
         loop = events._get_running_loop()
         return loop.process if isinstance(loop, Loop) else None
 
     def _random(self) -> Random:
-        process = self._running()
+        process = self.running()
         return self._outside if process is None else process.random  # type: ignore[attr-defined, no-any-return]
 
     def later(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:

@@ -250,7 +250,7 @@ async def test_a_request_that_waits_for_a_task_keeps_nothing_of_its_body(
     with copies.counted() as kept:
         waiting = later(task.send(mcp.TASKS_RESULT, **copies.LARGE))
         await upstream.saw(mcp.TASKS_RESULT)
-        (live,) = stand.gateway.task_table._tasks.values()
+        (live,) = stand.gateway.task_table
         await eventually(lambda: live._changed._waiters, "the request waits")
         assert kept() == stand.gateway.calls.used == 0
         forget(stand)
