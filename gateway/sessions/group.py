@@ -7,10 +7,11 @@ import asyncio  # noqa: TC003  (one import style; it costs nothing here)
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final, Generic
 
 from gateway import world
-from gateway.exchange.handshake import Handshake  # noqa: TC001
+from gateway.exchange.handshake import Handshake
 from gateway.http.upstream_headers import credential_of
 from gateway.protocol import mcp
 from gateway.protocol.errors import Busy  # noqa: TC001
@@ -30,25 +31,16 @@ MAX_FOLLOWED: Final = 100
 _GENERATIONS: Final = itertools.count()
 
 
+@dataclass(slots=True, eq=False)
 class SessionRequest(Generic[S]):
     """A caller that needs a session; compared by identity."""
 
-    def __init__(
-        self,
-        group: "Group[S]",
-        outcome: "asyncio.Future[S | Busy]",
-        *,
-        is_fresh: bool = False,
-        is_exempt: bool = True,
-    ) -> None:
-        """`is_fresh`: no used session will do.
-
-        `is_exempt`: it is never refused, because it continues a call, or comes from the gateway itself.
-        """
-        self.group = group
-        self.outcome = outcome
-        self.is_fresh = is_fresh
-        self.is_exempt = is_exempt
+    group: "Group[S]"
+    outcome: "asyncio.Future[S | Busy]"
+    is_fresh: bool = False
+    """No used session will do."""
+    is_exempt: bool = True
+    """It is never refused, because it continues a call, or comes from the gateway itself."""
 
 
 class ChangeListeners:
@@ -79,51 +71,45 @@ class ChangeListeners:
                 _ = self._listeners.pop(principal, None)
 
 
+@dataclass(slots=True, eq=False)
 class Group(Generic[S]):
     """The sessions of one pool key, with the requests for such sessions."""
 
-    def __init__(
-        self,
-        key: PoolKey,
-        *,
-        is_affine: bool,
-        may_be_stale: Callable[[], None] = lambda: None,
-        listeners: ChangeListeners | None = None,
-    ) -> None:
-        """`is_affine`: all calls go to one session, but requests for a fresh one (`sessions.affinity: principal`).
+    key: PoolKey
+    is_affine: bool
+    """Whether all calls go to one session, but requests for a fresh one (`sessions.affinity: principal`)."""
+    may_be_stale: Callable[[], None] = lambda: None
+    """To be told that one of its sessions may be of no use any more."""
+    principal: bytes = field(init=False)
+    _all_listeners: ChangeListeners = field(default_factory=ChangeListeners)
+    """Those of the pool."""
+    main: S | None = None
+    """With affinity: the session of all calls, from before its handshake until it is dropped."""
+    sessions: dict[S, None] = field(default_factory=dict)
+    """All sessions, the oldest first."""
+    idle: dict[S, None] = field(default_factory=dict)
+    """In the order in which they became idle."""
+    waiting: dict[SessionRequest[S], None] = field(default_factory=dict)
+    """All requests, in the order of their arrival."""
+    takers: dict[SessionRequest[S], None] = field(default_factory=dict)
+    """The requests among them that a used session satisfies."""
+    shaken: Handshake | None = None
+    tools: dict[str, Tool] | None = None
+    """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
+    former: dict[str, Tool] | None = None
+    """The tools as known before a change may have been missed; calls that began then are judged by these."""
+    used: float = field(default_factory=world.monotonic)
+    generation: int = field(default_factory=_GENERATIONS.__next__)
+    """Renewed after everything that may have changed a list; unique across groups."""
+    _accepted: Newest[tuple[str | None, str | None], float] = field(default_factory=lambda: Newest(_CREDENTIALS_KEPT))
+    _newest: Headers | None = None
+    """The headers that `accept` noted last, of the newest one of `_accepted`."""
+    _credential: tuple[str | None, str | None] = None, None
+    _listed: set[str | None] = field(default_factory=set)
+    """Credentials with which the tools were listed since they last changed."""
 
-        `listeners` are those of the pool.
-        """
-        self.key = key
-        self.principal = key.principal
-        self.is_affine = is_affine
-        self.main: S | None = None
-        """With affinity: the session of all calls, from before its handshake until it is dropped."""
-        self.sessions: dict[S, None] = {}
-        """All sessions, the oldest first."""
-        self.idle: dict[S, None] = {}
-        """In the order in which they became idle."""
-        self.waiting: dict[SessionRequest[S], None] = {}
-        """All requests, in the order of their arrival."""
-        self.takers: dict[SessionRequest[S], None] = {}
-        """The requests among them that a used session satisfies."""
-        self.may_be_stale = may_be_stale
-        """To be told that one of its sessions may be of no use any more."""
-        self._listeners = listeners
-        self.shaken: Handshake | None = None
-        self.tools: dict[str, Tool] | None = None
-        """The tools by name, as complete answers to tools/list gave them (`learn`); None when unknown."""
-        self.former: dict[str, Tool] | None = None
-        """The tools as known before a change may have been missed; calls that began then are judged by these."""
-        self.used = world.monotonic()
-        self.generation = next(_GENERATIONS)
-        """Renewed after everything that may have changed a list; unique across groups."""
-        self._accepted: Newest[tuple[str | None, str | None], float] = Newest(_CREDENTIALS_KEPT)
-        self._newest: Headers | None = None
-        """The headers that `accept` noted last, of the newest one of `_accepted`."""
-        self._credential: tuple[str | None, str | None] = None, None
-        self._listed: set[str | None] = set()
-        """Credentials with which the tools were listed since they last changed."""
+    def __post_init__(self) -> None:
+        self.principal = self.key.principal
 
     def learn(self, tools: dict[str, Tool], headers: Headers) -> None:
         """Take over a complete tools/list, which shows what this credential may see.
@@ -169,7 +155,7 @@ class Group(Generic[S]):
     @property
     def listeners(self) -> Collection[Watcher]:
         """Those that want to know of changes on any session of the principal."""
-        return () if self._listeners is None else self._listeners.of(self.principal)
+        return self._all_listeners.of(self.principal)
 
     # -- the watcher of its sessions --------------------------------------------------------------------------------
 
@@ -218,9 +204,7 @@ class Groups(dict[PoolKey, Group[S]]):
         if group is None:
             self._made()
             is_affine = self._is_affine or bool(key.pin)
-            group = self[key] = Group(
-                key, is_affine=is_affine, may_be_stale=self._may_be_stale, listeners=self.listeners
-            )
+            group = self[key] = Group(key, is_affine, self._may_be_stale, self.listeners)
         group.used = world.monotonic()
         return group
 

@@ -5,6 +5,7 @@ They go out one after the other, so that a flood of requests costs one connectio
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Raw
@@ -24,18 +25,17 @@ _MAX_ID_BYTES: Final = 1024
 Send = Callable[[Raw, Raw | jsonrpc.Error, Headers], Awaitable[None]]
 
 
+@dataclass(slots=True, eq=False)
 class OwnAnswers:
     """The queue of one session."""
 
-    __slots__ = ("_is_flooded", "_is_sending", "_queue", "_route", "_send", "_tasks")
-
-    def __init__(self, route: str, tasks: Tasks, send: Send) -> None:
-        self._route = route
-        self._tasks = tasks
-        self._send = send
-        self._queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] | None = None
-        """While answers wait: an empty queue would take more memory than all else that a silent session has here."""
-        self._is_sending = self._is_flooded = False
+    _route: str
+    _tasks: Tasks
+    _send: Send
+    _queue: deque[tuple[Raw, Raw | jsonrpc.Error, Headers]] | None = None
+    """While answers wait: an empty queue would take more memory than all else that a silent session has here."""
+    _is_sending: bool = False
+    _is_flooded: bool = False
 
     def add(self, id_: Raw, body: Raw | jsonrpc.Error, headers: Headers) -> None:
         """Queue one answer; beyond the bounds, warn once and drop it."""

@@ -7,6 +7,7 @@ that has answered is used, whatever its era: nothing of a client has reached it.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import Raw
@@ -35,22 +36,20 @@ _INITIALIZE: Final = jsonrpc.request(
 )
 
 
+@dataclass(eq=False)
 class StdioEra:
     """The era of one command, with the means to speak to it if it is modern."""
 
-    def __init__(
-        self, launcher: ChildLauncher, modern: ModernStdio, tasks: Tasks, metrics: Metrics, route: str
-    ) -> None:
-        self.modern = modern
-        self.known: bool | None = None
-        """Whether the server is modern; None if a probe has to find out."""
-        self._refuses_legacy: bool | None = None
-        self.launcher = launcher
-        self._tasks = tasks
-        self._metrics = metrics
-        self._route = route
-        self._probe: asyncio.Task[None] | None = None
-        self._unsure_until = 0.0
+    launcher: ChildLauncher
+    modern: ModernStdio
+    _tasks: Tasks
+    _metrics: Metrics
+    _route: str
+    known: bool | None = None
+    """Whether the server is modern; None if a probe has to find out."""
+    _refuses_legacy: bool | None = None
+    _probe: asyncio.Task[None] | None = None
+    _unsure_until: float = 0.0
 
     async def is_modern(self) -> bool:
         """Return whether the server takes modern requests; requests that arrive meanwhile share one probe."""
