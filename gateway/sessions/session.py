@@ -1,8 +1,7 @@
 """One session of a legacy server, from its handshake to its end.
 
 Rule: one call in flight per session. Half of the real servers send nested requests on the session's side stream, where
-nothing names their call; because the session serves one call at a time, each request has an owner. `sessions.inbound`
-tells what a message means.
+nothing names their call; because the session serves one call at a time, each request has an owner.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from msgspec import Raw
 
 from gateway import world
 from gateway.exchange import events as on
-from gateway.exchange import handshake
+from gateway.exchange import handshake, input_requests
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import CallGone, CallLost, GatewayError, Refused, SessionLost
@@ -33,6 +32,8 @@ from gateway.upstream.channel import NO_HEADERS, Channel, Headers, SideListener
 log = get_logger()
 
 _ANSWERS: Final = (on.Resulted, on.Failed)
+_AMBIGUOUS: Final = "Several calls are in flight, and the request names none of them"
+_NO_CALL: Final = "No call is in flight that could ask (SEP-2260)"
 _NOTHING: Final[Collection[str]] = frozenset()
 """Made once: every other empty frozenset takes memory of its own."""
 
@@ -409,7 +410,7 @@ class Session(SideListener):
                 f"The upstream of route {self._route} sent a message that is not JSON-RPC ({exc}); the call may have "
                 "had effects"
             ) from exc
-        return self._take(call, inbound.meaning(message, call, can_ask=self.channel.can_ask), data, aside=False)
+        return self._take(message, data, call, aside=False)
 
     def hear_answer(self, data: bytes) -> bool:
         """Take a message of a begun call if it is the answer; else return False, for the task that reads the rest."""
@@ -443,39 +444,54 @@ class Session(SideListener):
         speaker.hear_aside(message, data, is_ambiguous=is_ambiguous)
 
     def hear_aside(self, message: jsonrpc.Message, data: bytes, *, is_ambiguous: bool) -> None:
-        """Take one message of the side stream."""
+        """Take one message of the side stream; several calls may own it if it `is_ambiguous`."""
         call = self.in_flight or self.standing
-        means = inbound.meaning(message, call, can_ask=self.channel.can_ask, is_ambiguous=is_ambiguous)
-        if is_ambiguous and isinstance(means, inbound.Unsolicited):
-            self.shared.asked_aside = True
-            call = None  # the request may be any call's, so it does not show that this one is alive
-        if self._take(call, means, data, aside=True) and call is not None:
+        if self._take(message, data, call, aside=True, is_ambiguous=is_ambiguous) and call is not None:
             call.leave()
 
-    def _take(self, call: Call | None, means: inbound.Meaning, data: bytes, *, aside: bool) -> bool:
+    def _take(
+        self, message: jsonrpc.Message, data: bytes, call: Call | None, *, aside: bool, is_ambiguous: bool = False
+    ) -> bool:
         """Act on one message; returns whether it answers the call."""
-        if call is not None:
-            call.heard = world.monotonic()
-        match means:
-            case on.Event() if call is not None:
-                return self._take_for_call(call, means, aside=aside)
-            case inbound.Unanswerable() if call is not None:
-                call.listener.hear(on.Stopped(pool_errors.cannot_ask(self._route)))
-            case inbound.Ping(id=id_):
-                self.answer_later(id_, Raw(b"{}"))
-            case inbound.Unsolicited(id=id_, method=method, error=error):
-                self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
-                self.answer_later(id_, error)
-            case inbound.Change(method=method):
-                for watcher in dict.fromkeys((self.group, *self.watchers, *self.group.listeners)):
-                    watcher.changed(method, data)
-            case inbound.Unrelated(method=method):
-                self._metrics.notification(self._route, method, forwarded=False)
-            case _:
+        method = message.method
+        event: on.Event | None = None
+        if method is None:
+            event = inbound.answer(message, call)
+            if event is None:
                 self._metrics.upstream_failed(self._route, "unknown_id")
-        return False
+        elif isinstance(message.id, Raw):
+            if is_ambiguous and method != mcp.PING:
+                self.shared.asked_aside = True
+                call = None  # the request may be any call's, so it does not show that this one is alive
+            event = self._asked(message.id, method, message.params, call, is_ambiguous=is_ambiguous)
+        elif method in inbound.CHANGES:
+            for watcher in dict.fromkeys((self.group, *self.watchers, *self.group.listeners)):
+                watcher.changed(method, data)
+        else:
+            event = inbound.told(method, message.params, call)
+            if event is None:
+                self._metrics.notification(self._route, method, forwarded=False)
+        if call is None:
+            return False
+        call.heard = world.monotonic()
+        return event is not None and self._take_for_call(call, event, aside=aside)
 
-    def _take_for_call(self, call: Call, event: inbound.ForCall, *, aside: bool) -> bool:
+    def _asked(
+        self, id_: Raw, method: str, params: Raw | msgspec.UnsetType, call: Call | None, *, is_ambiguous: bool
+    ) -> on.Nested | on.Stopped | None:
+        """Return what a request of the server is for a call; one of no client's call is answered here (SEP-2260)."""
+        if method == mcp.PING:
+            self.answer_later(id_, Raw(b"{}"))
+        elif call is None or call.is_own:
+            self._metrics.nested_request(self._route, method, NestedOutcome.UNSOLICITED)
+            self.answer_later(id_, jsonrpc.Error(mcp.INVALID_PARAMS, _AMBIGUOUS if is_ambiguous else _NO_CALL))
+        elif method in input_requests.KINDS and not self.channel.can_ask:
+            return on.Stopped(pool_errors.cannot_ask(self._route))
+        else:
+            return on.Nested(id_, method, params)
+        return None
+
+    def _take_for_call(self, call: Call, event: on.Event, *, aside: bool) -> bool:
         """Hand a message to the listener of the call; returns whether it is the answer."""
         if not aside and call.message:
             call.message = b""  # the server has it, so it is not sent again, and a held call should not keep it

@@ -1,6 +1,7 @@
 """What one message of the upstream means while a call is, or is not, in flight."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -8,129 +9,167 @@ from msgspec import Raw
 
 from gateway.exchange import events as on
 from gateway.protocol import jsonrpc, mcp
+from gateway.protocol.errors import CannotAsk
+from gateway.runtime.tasks import Tasks
 from gateway.sessions import inbound
-from gateway.sessions.call import Call, OwnListener
+from gateway.sessions.call import Call, OwnListener, PoolKey
+from gateway.sessions.group import Group
+from gateway.sessions.session import Session
+from gateway.telemetry import Metrics, NestedOutcome
+from gateway.upstream.channel import Channel, Headers
 
-CALL = Call(b'"gw-1"', b"", OwnListener(), b"7")
-OWN = Call(b'"gw-1"', b"", OwnListener(), b"7", is_own=True)
+ID = b'"gw-1"'
 NOT_CALLED = "No call is in flight that could ask (SEP-2260)"
 NAMELESS = "Several calls are in flight, and the request names none of them"
 
 
-def message(**members: Any) -> jsonrpc.Message:
-    return jsonrpc.message(msgspec.json.encode({"jsonrpc": "2.0", **members}))
+class Scene(OwnListener):
+    """A session in which a call is in flight, and what a message brings about in it."""
+
+    def __init__(self, *, has_token: bool = True, is_own: bool = False, can_ask: bool = True) -> None:
+        super().__init__()
+        self.found: list[tuple[str, Any]] = []
+        self.channel = Mock(Channel, can_ask=can_ask, taken=False, send=self.send)
+        metrics = Mock(Metrics, upstream_failed=self.count, notification=self.count, nested_request=self.count)
+        group: Group[Session] = Group(PoolKey(b"p", b"{}", b"{}", ()), is_affine=False)
+        self.tasks = Tasks(Mock(Metrics))
+        self.session = Session(group, self.channel, "/mcp", metrics, self.tasks)
+        self.session.watch(self)
+        self.call = Call(ID, b"", self, b"7" if has_token else None, is_own=is_own)
+
+    async def send(self, message: bytes, _: Headers) -> None:
+        self.found.append(("answer", {**msgspec.json.decode(message), "jsonrpc": None}))
+
+    def count(self, _: str, what: str, *more: object, **labels: object) -> None:
+        self.found.append((what, more[0] if more else labels.get("forwarded")))
+
+    def changed(self, method: str, data: bytes) -> None:
+        self.found.append((method, "changed"))
+
+    def hear(self, event: on.Event) -> None:
+        fields = {name: getattr(event, name) for name in type(event).__struct_fields__}
+        plain = {name: field for name, field in fields.items() if field is not msgspec.UNSET}
+        said = plain if isinstance(event, on.Stopped) else msgspec.json.decode(msgspec.json.encode(plain))
+        self.found.append((type(event).__name__, said))
+
+    async def told(
+        self, members: dict[str, Any], *, in_flight: bool = True, is_ambiguous: bool = False
+    ) -> list[tuple[str, Any]]:
+        self.session.in_flight = self.call if in_flight else None
+        message, data = jsonrpc.message(msgspec.json.encode(members)), b"the message"
+        self.session.hear_aside(message, data, is_ambiguous=is_ambiguous)
+        await self.tasks.settle(1)
+        return self.found
 
 
-def shown(found: inbound.Meaning) -> tuple[str, Any]:
-    """The name of a meaning, with its fields in plain values."""
-    fields = {name: getattr(found, name) for name in type(found).__struct_fields__}
-    fields = {name: field for name, field in fields.items() if field is not msgspec.UNSET}
-    return type(found).__name__, msgspec.json.decode(msgspec.json.encode(fields))
-
-
-def unsolicited(method: str, why: str) -> tuple[str, Any]:
+def refused(method: str, why: str) -> list[tuple[str, Any]]:
     error = {"code": mcp.INVALID_PARAMS, "message": why}
-    return "Unsolicited", {"id": 3, "method": method, "error": error}
+    return [(method, NestedOutcome.UNSOLICITED), ("answer", {"jsonrpc": None, "id": 3, "error": error})]
+
+
+UNKNOWN: Any = [("unknown_id", None)]
+PONG: Any = [("answer", {"jsonrpc": None, "id": 3, "result": {}})]
+
+
+def unrelated(method: str) -> list[tuple[str, Any]]:
+    return [(method, False)]
 
 
 ELICIT = {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}}
-NESTED = ("Nested", {"id": 3, "method": mcp.ELICIT, "params": {"message": "Name?"}})
+NESTED: Any = [("Nested", ELICIT)]
+PROGRESSED = {"params": {"progressToken": 7, "progress": 1}}
+CALL = Call(ID, b"", OwnListener())
+
+
+def message(**members: Any) -> jsonrpc.Message:
+    return jsonrpc.message(msgspec.json.encode(members))
 
 
 @pytest.mark.parametrize(
-    ("members", "call", "expected"),
+    ("members", "expected"),
     [
-        (
-            {"id": "gw-1", "result": {"a": 1}},
-            CALL,
-            ("Resulted", {"result": {"a": 1}, "is_tool_error": None}),
-        ),
+        ({"id": "gw-1", "result": {"a": 1}}, [("Resulted", {"result": {"a": 1}, "is_tool_error": None})]),
         (
             {"id": "gw-1", "error": {"code": -1, "message": "no"}},
-            CALL,
-            ("Failed", {"error": {"code": -1, "message": "no"}}),
+            [("Failed", {"error": {"code": -1, "message": "no"}})],
         ),
+        ({"id": "gw-2", "result": {}}, UNKNOWN),
+        ({"id": 1, "result": {}}, UNKNOWN),
+        ({"id": "gw-1"}, UNKNOWN),
+        ({"result": {}}, UNKNOWN),
+        ({"id": 3, "method": mcp.PING}, PONG),
+        (ELICIT, NESTED),
+        ({"id": 3, "method": "x/y"}, [("Nested", {"id": 3, "method": "x/y"})]),
+        ({"method": mcp.TOOLS_CHANGED}, [(mcp.TOOLS_CHANGED, "changed")]),
+        ({"method": mcp.PROGRESS, "params": {"progressToken": 7, "progress": 1}}, [("Progressed", PROGRESSED)]),
+        ({"method": mcp.PROGRESS, "params": {"progressToken": "7"}}, unrelated(mcp.PROGRESS)),
+        ({"method": mcp.PROGRESS, "params": {}}, unrelated(mcp.PROGRESS)),
         (
-            {"id": "gw-1", "result": {}},
-            OWN,
-            ("Resulted", {"result": {}, "is_tool_error": None}),
+            {"method": mcp.LOG, "params": {"level": "info"}},
+            [("Logged", {"level": "info", "params": {"level": "info"}})],
         ),
-        ({"id": "gw-1", "result": {}}, None, ("UnknownId", {})),
-        ({"id": "gw-2", "result": {}}, CALL, ("UnknownId", {})),
-        ({"id": 1, "result": {}}, CALL, ("UnknownId", {})),
-        ({"id": "gw-1"}, CALL, ("UnknownId", {})),
-        ({"result": {}}, CALL, ("UnknownId", {})),
-        ({"id": 3, "method": mcp.PING}, CALL, ("Ping", {"id": 3})),
-        ({"id": 3, "method": mcp.PING}, None, ("Ping", {"id": 3})),
-        (ELICIT, CALL, NESTED),
-        (ELICIT, None, unsolicited(mcp.ELICIT, NOT_CALLED)),
-        (ELICIT, OWN, unsolicited(mcp.ELICIT, NOT_CALLED)),
-        ({"id": 3, "method": "x/y"}, CALL, ("Nested", {"id": 3, "method": "x/y"})),
-        ({"method": mcp.TOOLS_CHANGED}, CALL, ("Change", {"method": mcp.TOOLS_CHANGED})),
-        ({"method": mcp.PROMPTS_CHANGED}, None, ("Change", {"method": mcp.PROMPTS_CHANGED})),
-        ({"method": mcp.RESOURCES_CHANGED}, None, ("Change", {"method": mcp.RESOURCES_CHANGED})),
-        ({"method": mcp.RESOURCE_UPDATED}, None, ("Change", {"method": mcp.RESOURCE_UPDATED})),
-        (
-            {"method": mcp.PROGRESS, "params": {"progressToken": 7, "progress": 1}},
-            CALL,
-            ("Progressed", {"params": {"progressToken": 7, "progress": 1}}),
-        ),
-        ({"method": mcp.PROGRESS, "params": {"progressToken": "7"}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
-        ({"method": mcp.PROGRESS, "params": {}}, CALL, ("Unrelated", {"method": mcp.PROGRESS})),
-        (
-            {"method": mcp.PROGRESS, "params": {"progressToken": 7}},
-            Call(b'"gw-1"', b"", OwnListener()),
-            ("Unrelated", {"method": mcp.PROGRESS}),
-        ),
-        ({"method": mcp.PROGRESS, "params": {"progressToken": 7}}, None, ("Unrelated", {"method": mcp.PROGRESS})),
-        (
-            {"method": mcp.LOG, "params": {"level": "info", "data": 1}},
-            CALL,
-            ("Logged", {"level": "info", "params": {"level": "info", "data": 1}}),
-        ),
-        ({"method": mcp.LOG, "params": {}}, CALL, ("Logged", {"level": "", "params": {}})),
-        ({"method": mcp.LOG}, CALL, ("Unrelated", {"method": mcp.LOG})),
-        ({"method": mcp.LOG, "params": [1]}, CALL, ("Unrelated", {"method": mcp.LOG})),
-        (
-            {"method": mcp.CANCELLED, "params": {"requestId": 3}},
-            CALL,
-            ("Withdrawn", {"id": 3, "replayable": False}),
-        ),
-        ({"method": mcp.CANCELLED, "params": {}}, CALL, ("Unrelated", {"method": mcp.CANCELLED})),
-        ({"method": "notifications/other"}, CALL, ("Unrelated", {"method": "notifications/other"})),
+        ({"method": mcp.LOG, "params": {}}, [("Logged", {"level": "", "params": {}})]),
+        ({"method": mcp.LOG}, unrelated(mcp.LOG)),
+        ({"method": mcp.LOG, "params": [1]}, unrelated(mcp.LOG)),
+        ({"method": mcp.CANCELLED, "params": {"requestId": 3}}, [("Withdrawn", {"id": 3, "replayable": False})]),
+        ({"method": mcp.CANCELLED, "params": {}}, unrelated(mcp.CANCELLED)),
+        ({"method": "notifications/other"}, unrelated("notifications/other")),
     ],
 )
-def test_a_message_means(members: dict[str, Any], call: Call | None, expected: tuple[str, Any]) -> None:
-    assert shown(inbound.meaning(message(**members), call)) == expected
+async def test_a_message_means(members: dict[str, Any], expected: list[tuple[str, Any]]) -> None:
+    assert await Scene().told(members) == expected
 
 
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        (ELICIT, ("Unanswerable", {})),
-        ({"id": 3, "method": "x/y"}, ("Nested", {"id": 3, "method": "x/y"})),
-        ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
+        ({"id": "gw-1", "result": {}}, UNKNOWN),
+        ({"id": 3, "method": mcp.PING}, PONG),
+        (ELICIT, refused(mcp.ELICIT, NOT_CALLED)),
+        *(({"method": method}, [(method, "changed")]) for method in sorted(inbound.CHANGES)),
+        ({"method": mcp.PROGRESS, "params": {"progressToken": 7}}, unrelated(mcp.PROGRESS)),
     ],
 )
-def test_a_question_cannot_be_put_where_no_answer_reaches_the_server(
-    members: dict[str, Any], expected: tuple[str, Any]
+async def test_a_message_means_while_no_call_is_in_flight(
+    members: dict[str, Any], expected: list[tuple[str, Any]]
 ) -> None:
-    assert shown(inbound.meaning(message(**members), CALL, can_ask=False)) == expected
+    assert await Scene().told(members, in_flight=False) == expected
+
+
+async def test_no_client_could_answer_what_is_asked_in_a_request_of_the_gateways_own() -> None:
+    assert await Scene(is_own=True).told(ELICIT) == refused(mcp.ELICIT, NOT_CALLED)
+    (answer,) = await Scene(is_own=True).told({"id": "gw-1", "result": {}})
+    assert answer[0] == "Resulted"
+
+
+async def test_a_call_whose_client_wants_no_progress_hears_none() -> None:
+    progress = {"method": mcp.PROGRESS, "params": {"progressToken": 7}}
+    assert await Scene(has_token=False).told(progress) == unrelated(mcp.PROGRESS)
+
+
+async def test_a_question_stops_the_call_where_no_answer_reaches_the_server() -> None:
+    ((name, said),) = await Scene(can_ask=False).told(ELICIT)
+    assert (name, type(said["error"])) == ("Stopped", CannotAsk)
+    assert await Scene(can_ask=False).told({"id": 3, "method": "x/y"}) == [("Nested", {"id": 3, "method": "x/y"})]
+    assert await Scene(can_ask=False).told({"id": 3, "method": mcp.PING}) == PONG
 
 
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        (ELICIT, unsolicited(mcp.ELICIT, NAMELESS)),
-        ({"id": 3, "method": mcp.PING}, ("Ping", {"id": 3})),
-        ({"id": "gw-1", "result": {}}, ("Resulted", {"result": {}, "is_tool_error": None})),
-        ({"method": mcp.LOG, "params": {}}, ("Logged", {"level": "", "params": {}})),
+        (ELICIT, refused(mcp.ELICIT, NAMELESS)),
+        ({"id": 3, "method": mcp.PING}, PONG),
+        ({"id": "gw-1", "result": {}}, [("Resulted", {"result": {}, "is_tool_error": None})]),
+        ({"method": mcp.LOG, "params": {}}, [("Logged", {"level": "", "params": {}})]),
     ],
 )
-def test_a_request_that_any_of_several_calls_may_own_belongs_to_none(
-    members: dict[str, Any], expected: tuple[str, Any]
+async def test_a_request_that_any_of_several_calls_may_own_belongs_to_none(
+    members: dict[str, Any], expected: list[tuple[str, Any]]
 ) -> None:
-    assert shown(inbound.meaning(message(**members), CALL, is_ambiguous=True)) == expected
+    scene = Scene()
+    assert await scene.told(members, is_ambiguous=True) == expected
+    assert scene.session.shared.asked_aside == (members is ELICIT)
+    assert (scene.call.heard > 0) != (members is ELICIT), "it does not show that this call is alive"
 
 
 def test_only_a_response_with_the_id_of_the_call_answers_it() -> None:
@@ -141,7 +180,7 @@ def test_only_a_response_with_the_id_of_the_call_answers_it() -> None:
 
 
 def test_an_answer_keeps_the_bytes_of_the_result() -> None:
-    found = inbound.meaning(jsonrpc.message(b'{"id":"gw-1","result":{ "a" : 1.0 }}'), CALL)
+    found = inbound.answer(jsonrpc.message(b'{"id":"gw-1","result":{ "a" : 1.0 }}'), CALL)
     assert isinstance(found, on.Resulted)
     assert found.result == Raw(b'{ "a" : 1.0 }')
 

@@ -21,4 +21,4 @@ def test_two_processes_name_their_held_requests_differently() -> None:
 
 def test_a_response_without_an_id_does_not_answer_a_task() -> None:
     refusal = jsonrpc.message(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}')
-    assert isinstance(inbound.meaning(refusal, standing(Heard())), inbound.UnknownId)
+    assert inbound.answer(refusal, standing(Heard())) is None
