@@ -30,7 +30,6 @@ from gateway.mirror.server_client import initialize, server_of
 from gateway.mirror.streamable import sep_1655_item
 from gateway.mirror.streamable.call_continuation import CallContinuation
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
-from gateway.mirror.streamable.sep_1655_item import Level
 from gateway.mirror.streamable.session_homes import Homes
 from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import Session, Tokens
@@ -155,11 +154,11 @@ class Mirror:
             case mcp.PING:
                 pass
             case mcp.SET_LEVEL:
-                level = Level(level_of(params_of(message)), world.wall())
+                level = sep_1655_item.new(level_of(params_of(message)), session)
                 self.homes.set_level(session, level)
                 await self._router.to_all(at.incoming)
                 if keeps_level:
-                    response = sep_1655_item.given(response, level, at.live, session)
+                    response = sep_1655_item.given(response, level, at.live)
             case mcp.SUBSCRIBE | mcp.UNSUBSCRIBE:
                 self._subscribing.add(key)
                 try:

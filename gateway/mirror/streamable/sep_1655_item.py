@@ -4,11 +4,12 @@ The replicas know the level, as long as they live. One that starts later, or mis
 client's next request.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Raw
 from msgspec.structs import replace
 
+from gateway import world
 from gateway.mirror.client_requests import params_of
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.tokens import Session
@@ -21,19 +22,12 @@ from gateway.seal.sep_1655_items import Item
 NAME: Final = "mrtr-gateway/log-level"
 
 
-class Level(NamedTuple):
-    """A log level with the time at which it was set, in seconds since the epoch."""
-
-    name: str
-    issued: float
-
-
 def is_kept(live: LiveRoute, session: Session) -> bool:
     """Whether the client of a session keeps the level."""
     return session.profile.keeps_state and sep_1655_items.DIALECT in live.route.dialects
 
 
-def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tuple[jsonrpc.Message, Level | None]:
+def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tuple[jsonrpc.Message, Item | None]:
     """A request as the server gets it, and the level that its client keeps; raises InvalidParams."""
     params = params_of(message)
     try:
@@ -46,17 +40,21 @@ def taken(message: jsonrpc.Message, at: MirrorArrival, session: Session) -> tupl
     return replace(message, params=kept), _opened(sealed, at, session)
 
 
-def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Level | None:
+def _opened(sealed: Raw, at: MirrorArrival, session: Session) -> Item | None:
     seconds, process = at.live.config.state.session_ttl_seconds, at.live.process
     try:
         item = sep_1655_items.opened(process.items, sealed, NAME, at.bearer, seconds)
     except InvalidState as exc:
         process.metrics.state_rejected(exc.reason)
         return None
-    return Level(item.value, item.issued) if item.place == session.key else None  # state ends with its session
+    return item if item.place == session.key else None  # state ends with its session
 
 
-def given(response: bytes, level: Level, live: LiveRoute, session: Session) -> bytes:
+def new(level: str, session: Session) -> Item:
+    """A level that the client of a session has set now."""
+    return Item(NAME, session.route, session.principal, world.wall(), session.key, level)
+
+
+def given(response: bytes, level: Item, live: LiveRoute) -> bytes:
     """The response with the level for its client to keep."""
-    item = Item(NAME, session.route, session.principal, level.issued, session.key, level.name)
-    return sep_1655_items.with_item(response, NAME, live.process.items.seal(item))
+    return sep_1655_items.with_item(response, NAME, live.process.items.seal(level))

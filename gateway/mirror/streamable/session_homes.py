@@ -18,13 +18,13 @@ from gateway.http.server.response import Response
 from gateway.mirror.change_subscription import Changes
 from gateway.mirror.client_requests import DEFAULT_LEVEL
 from gateway.mirror.server_client import server_of
-from gateway.mirror.streamable.sep_1655_item import Level
 from gateway.mirror.streamable.tokens import NoSession, Session, Tokens
 from gateway.protocol import sse
 from gateway.protocol.errors import InvalidParams, NotAllowed
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget, Share
 from gateway.runtime.fair_shares import FairTable
+from gateway.seal.sep_1655_items import Item
 from gateway.upstream.channel import Headers
 
 _MAX_HOMES: Final = 10_000
@@ -41,7 +41,7 @@ class Homes:
         self._tokens = tokens
         self._budget = budget
         self._homes: FairTable[str, Home] = FairTable(_MAX_HOMES)
-        self._levels: FairTable[str, Level] = FairTable(_MAX_LEVELS)
+        self._levels: FairTable[str, Item] = FairTable(_MAX_LEVELS)
         self._ended: FairTable[str, None] = FairTable(_MAX_ENDED)
 
     def check(self, session: Session) -> None:
@@ -74,20 +74,20 @@ class Homes:
         if home is not None:
             home.close()
 
-    def learn_level(self, session: Session, level: Level) -> None:
+    def learn_level(self, session: Session, level: Item) -> None:
         """Remember a log level that the client kept, unless a newer one is known."""
         known = self._levels.get(session.key)
         if known is None or known.issued < level.issued:
             self.set_level(session, level)
 
-    def set_level(self, session: Session, level: Level) -> None:
+    def set_level(self, session: Session, level: Item) -> None:
         """Remember the log level of a session."""
         _ = self._levels.keep(session.principal, session.key, level)
 
     def level(self, session: Session) -> str:
         """The log level of a session."""
         level = self._levels.get(session.key)
-        return DEFAULT_LEVEL if level is None else level.name
+        return DEFAULT_LEVEL if level is None else level.value
 
 
 class Home:
