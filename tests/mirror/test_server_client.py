@@ -10,7 +10,7 @@ import pytest
 from gateway.mirror.call_runner import Runner
 from gateway.mirror.server_client import _ModernReply
 from gateway.protocol import mcp
-from gateway.runtime.arrivals import Arrivals
+from gateway.runtime.arrivals import SMALL_BYTES, Arrivals
 from gateway.runtime.pieces import PIECE_BYTES
 from gateway.upstream.channel import Callbacks
 from tests.mirror.conftest import Begin
@@ -173,8 +173,7 @@ async def test_unfinished_replies_of_many_calls_wait_for_each_other(
     arriving = stand.gateway.routes.live["/mcp"].upstream.client.arriving
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(_result(client)) for _ in range(8)]
-        await eventually(lambda: arriving.used >= LARGE)
-        await eventually(lambda: len(arriving._arriving) == len(calls))
+        await eventually(lambda: arriving.used >= LARGE + 7 * SMALL_BYTES, "a part of each is here")
         assert arriving.used < LARGE + LIMIT + len(calls) * READ
         go_on.set()
     assert {len(each.result()) for each in calls} == {LARGE + 2}
