@@ -15,12 +15,8 @@ class Discreet(Struct, frozen=True, kw_only=True):
     _urls: ClassVar[frozenset[str]] = frozenset()
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
-        return f"{type(self).__name__}({shown})"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Return the fields with the secrets hidden; rich's printer asks this, and not `repr`."""
-        return [(name, self._shown(name, value)) for name, value in structs.asdict(self).items()]
+        shown = (f"{name}={self._shown(name, value)!r}" for name, value in structs.asdict(self).items())
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _shown(self, name: str, value: Any) -> Any:
         if name in self._urls and value is not None:

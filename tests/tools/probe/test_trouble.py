@@ -28,6 +28,7 @@ from tests.support.fake_wire import fake_wire
 from tests.support.probing import answers, check, everything_in, look, states, subject
 from tests.support.workbench import eventually
 
+Script = Callable[[Turn], Awaitable[None]]
 SECRET = "Bearer correct-horse-battery"
 SHORT = 0.3
 """For what never comes."""
@@ -174,24 +175,71 @@ async def test_https_for_a_port_of_plain_http(upstream: FakeUpstream) -> None:
 # -- HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def page(status: int, **headers: str) -> Callable[[Turn], Awaitable[None]]:
+def reply(status: int, body: Any = b"", **headers: str) -> Script:
     async def script(turn: Turn) -> None:
-        turn.reply(status, b"<html>\x1b[31mBad</html>", {"Content-Type": "text/html", **headers})
+        turn.reply(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
     return script
 
 
-async def test_the_error_page_of_a_proxy(upstream: FakeUpstream) -> None:
-    upstream.on("server/discover", page(502, Server="nginx/1.24.0"))
-    said = failed(await look(upstream.url), "http")
-    assert "HTTP 502, text/html, Server: nginx/1.24.0" in said
-    assert "A proxy answers instead of the server" in said
-    assert not upstream.seen, "what a proxy answers is not asked twice"
+def page(status: int, **headers: str) -> Script:
+    return reply(status, b"<html>\x1b[31mBad</html>", Content_Type="text/html", **headers)
 
 
-async def test_a_web_page(upstream: FakeUpstream) -> None:
-    upstream.on("server/discover", page(200))
-    assert "not the path of the website" in failed(await look(upstream.url), "http")
+def result(value: Any) -> Script:
+    return lambda turn: turn.result(value)
+
+
+NO: dict[str, Any] = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "no"}}
+CASES: list[tuple[str, Script, tuple[str, str], list[str]]] = [
+    # (the request, what the server does with it, the check with its state, its words)
+    (
+        "server/discover",
+        page(502, Server="nginx/1.24.0"),
+        ("http", "failed"),
+        ["HTTP 502, text/html, Server: nginx/1.24.0", "A proxy answers instead of the server"],
+    ),
+    ("server/discover", page(200), ("http", "failed"), ["not the path of the website"]),
+    (
+        "server/discover",
+        page(403, WWW_Authenticate="Bearer"),
+        ("authorization", "failed"),
+        ["The server refuses requests without a credential"],
+    ),
+    (
+        "server/discover",
+        reply(401, WWW_Authenticate='Bearer resource_metadata="http://h/here"'),
+        ("authorization", "failed"),
+        ['HTTP 401, WWW-Authenticate: Bearer resource_metadata="http://h/here"', "--bearer-file"],
+    ),
+    (
+        "server/discover",
+        reply(421, b"Invalid Host header", Content_Type="text/plain"),
+        ("host", "failed"),
+        ["HTTP 421: Invalid Host header", "allowed_hosts"],
+    ),
+    ("server/discover", reply(400, NO, Via="1.1 envoy"), ("proxy", "ok"), ["1.1 envoy is in front of the server"]),
+    ("DELETE", reply(405), ("DELETE", "ok"), ["does not end a session"]),
+    ("tools/list", result({"tools": 7}), ("tools", "warning"), ["was refused, or its result is malformed"]),
+    ("tools/list", result({"nothing": True}), ("tools", "warning"), ["was refused, or its result is malformed"]),
+    ("tools/list", lambda turn: turn.for_ever(), ("tools", "warning"), ["was refused"]),
+    ("tools/call", lambda turn: turn.for_ever(), ("replies", "warning"), ["did not answer a call"]),
+]
+
+
+@pytest.mark.parametrize(("word", "does", "told", "words"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
+async def test_what_a_server_does_is_told_with_its_fix(
+    word: str, does: Script, told: tuple[str, str], words: list[str], upstream: FakeUpstream
+) -> None:
+    upstream.on(word, does)
+    found = await look(upstream.url, seconds=LATER)
+    name, state = told
+    assert check(found, name).state == state
+    shown = failed(found, name) if state == "failed" else repr(check(found, name))
+    assert [each for each in words if each not in shown] == []
+    assert found.state == state, "what is only told is no limit"
+    assert state != "failed" or not upstream.seen, "what answers like that is asked no more"
+    upstream.forget()
 
 
 @pytest.mark.parametrize("status", [403, 404, 405, 501])
@@ -206,40 +254,16 @@ async def test_a_website_that_refuses_a_post_is_called_a_website(status: int, up
     assert "credential" not in said.partition("A sign-in page")[0]
 
 
-async def test_a_refusal_with_a_challenge_is_not_called_a_website(upstream: FakeUpstream) -> None:
-    upstream.on("server/discover", page(403, **{"WWW-Authenticate": "Bearer"}))
-    assert "The server refuses requests without a credential" in failed(await look(upstream.url), "authorization")
-
-
 async def test_a_server_that_serves_pages_too_is_no_website(upstream: FakeUpstream) -> None:
     """Some frameworks answer an unknown method with a page."""
     upstream.on("server/discover", page(404))
     assert (await look(upstream.url)).state == "ok"
 
 
-async def test_a_proxy_that_lets_through_is_named(upstream: FakeUpstream) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(
-            400, {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "no"}}, {"Via": "1.1 envoy"}
-        )
-
-    upstream.on("server/discover", refuse)
-    found = await look(upstream.url)
-    assert check(found, "proxy").found == "1.1 envoy is in front of the server"
-    assert found.state == "ok"
-
-
-def redirect(to: str) -> Callable[[Turn], Awaitable[None]]:
-    async def script(turn: Turn) -> None:
-        turn.reply(307, headers={"Location": to})
-
-    return script
-
-
 async def test_a_redirect_to_another_origin_is_told_and_not_followed(upstream: FakeUpstream) -> None:
     other = FakeUpstream()
     await other.start()
-    upstream.on("server/discover", redirect(f"{other.url}/elsewhere?token=hidden"))
+    upstream.on("server/discover", reply(307, Location=f"{other.url}/elsewhere?token=hidden"))
     said = failed(await look(upstream.url, {"Authorization": SECRET}), "http")
     assert "redirects to another origin" in said
     assert "hidden" not in said
@@ -265,16 +289,6 @@ async def test_a_redirect_within_the_origin_is_followed_and_told(upstream: FakeU
 # -- who is let in ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_wants_a_token_is_quoted(upstream: FakeUpstream) -> None:
-    async def challenge(turn: Turn) -> None:
-        turn.reply(401, headers={"WWW-Authenticate": 'Bearer resource_metadata="http://h/here"'})
-
-    upstream.on("server/discover", challenge)
-    said = failed(await look(upstream.url), "authorization")
-    assert 'HTTP 401, WWW-Authenticate: Bearer resource_metadata="http://h/here"' in said
-    assert "--bearer-file" in said
-
-
 async def test_no_secret_comes_out_whoever_repeats_it(upstream: FakeUpstream) -> None:
     """A token that is refused, by a server that says it back wherever it can."""
 
@@ -293,16 +307,6 @@ async def test_no_secret_comes_out_whoever_repeats_it(upstream: FakeUpstream) ->
     assert "<hidden>" in check(found, "http").found
 
 
-async def test_a_server_that_checks_the_host(upstream: FakeUpstream) -> None:
-    async def misdirected(turn: Turn) -> None:
-        turn.reply(421, b"Invalid Host header", {"Content-Type": "text/plain"})
-
-    upstream.on("server/discover", misdirected)
-    said = failed(await look(upstream.url), "host")
-    assert "HTTP 421: Invalid Host header" in said
-    assert "allowed_hosts" in said
-
-
 # -- sessions --------------------------------------------------------------------------------------------------------
 
 
@@ -319,18 +323,6 @@ async def test_a_server_with_room_for_one_session(upstream: FakeUpstream) -> Non
     assert check(found, "more sessions").state == "warning"
     assert "Server already initialized" in check(found, "more sessions").found
     assert found.state == "warning"
-
-
-async def test_a_server_that_lets_no_session_be_ended(upstream: FakeUpstream) -> None:
-    async def refuse(turn: Turn) -> None:
-        turn.reply(405)
-
-    upstream.on("DELETE", refuse)
-    found = await look(upstream.url)
-    upstream.forget()
-    assert found.server is not None
-    assert found.server.ends_sessions is False
-    assert check(found, "DELETE").found == "does not end a session"
 
 
 async def test_what_a_server_says_of_itself_is_made_harmless(upstream: FakeUpstream) -> None:
@@ -364,13 +356,6 @@ async def test_a_tool_list_without_end_is_not_read_for_ever(upstream: FakeUpstre
     assert found.server.tools == len(upstream.of("tools/list")) == 50
 
 
-@pytest.mark.parametrize("result", [{"tools": 7}, {"nothing": True}], ids=str)
-async def test_a_malformed_list_of_tools_is_a_warning(result: dict[str, Any], upstream: FakeUpstream) -> None:
-    upstream.on("tools/list", lambda turn: turn.result(result))
-    found = check(await look(upstream.url), "tools")
-    assert (found.state, found.found) == ("warning", "tools/list was refused, or its result is malformed")
-
-
 async def test_tools_that_run_as_tasks_are_counted_and_those_that_may_ask_get_advice(upstream: FakeUpstream) -> None:
     upstream.tools = [
         {"name": support, "inputSchema": {"type": "object"}, "execution": {"taskSupport": support}}
@@ -381,17 +366,6 @@ async def test_tools_that_run_as_tasks_are_counted_and_those_that_may_ask_get_ad
     assert (told.state, told.found) == ("ok", "1 of the tools require a task, 1 support one")
     assert "tasks: {optional: drive}" in told.why
     assert answers(found)["calls"] == "yes"
-
-
-@pytest.mark.parametrize("word", ["tools/list", "tools/call"])
-async def test_a_server_that_falls_silent_in_the_middle(word: str, upstream: FakeUpstream) -> None:
-    async def silent(turn: Turn) -> None:
-        await turn.for_ever()
-
-    upstream.on(word, silent)
-    found = await look(upstream.url, seconds=LATER)
-    assert check(found, {"tools/list": "tools", "tools/call": "replies"}[word]).state == "warning"
-    assert found.state == "warning"
 
 
 @pytest.mark.parametrize("word", ["initialize", "tools/list", "tools/call", "DELETE", "GET", "server/discover"])
