@@ -20,7 +20,8 @@ _LARGEST: Final = 32_768
 _DEPTH: Final = MAX_DEPTH - 2
 _FLAT: Final = 2 * _DEPTH
 """A shorter text that is JSON cannot nest deeper than that."""
-_DIGITS: Final = 20
+_PLAIN_ID: Final = re.compile(rb'0|[1-9][0-9]{0,19}|"[0-9A-Za-z._:-]{1,64}"')
+"""The ids that clients give: a number, a UUID, or a name with a number."""
 _ID: Final = b"98765432198765432"
 _ARGUMENTS: Final = b'["98765432198765432"]'
 """What a form is tried with."""
@@ -53,7 +54,7 @@ class KnownCall(msgspec.Struct, frozen=True):
             arguments, id_ = one.removeprefix(self.begin), other.removesuffix(self.end)
         if len(id_) + len(arguments) + self.size != len(body):  # one of the pieces deviates
             return None
-        if not id_.isdigit() or len(id_) > _DIGITS or (id_ < b"1" and id_ != b"0"):
+        if _PLAIN_ID.fullmatch(id_) is None:
             return None
         if len(arguments) > _FLAT and may_nest_deeper(arguments, _DEPTH):
             return None
@@ -72,7 +73,7 @@ def known_call(body: bytes, request: Request) -> KnownCall | None:
     is_plain = request.request_state is None and request.input_responses is None and request.task is None
     if not (is_plain and said.is_shared and request.method == mcp.TOOLS_CALL and len(body) <= _LARGEST):
         return None
-    if set(params) != {"name", "arguments"} or not bytes(request.id).isdigit():
+    if set(params) != {"name", "arguments"} or _PLAIN_ID.fullmatch(request.id) is None:
         return None
     call = decode_usual(body)
     id_, arguments = bytes(call.id), bytes(call.params.arguments)

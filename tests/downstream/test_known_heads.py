@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import re
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.support.stand import Start
 from tests.support.workbench import ACCEPT, Stand, configuration, eventually
 
 arguments: dict[str, Any] = {}
-"""More params of a call: with arguments and a number as its id, a form of its body is learnt, and so its way."""
+"""More params of a call: with arguments, a form of its body is learnt, and so its way."""
 
 
 @pytest.fixture(params=["by the task", "directly"], autouse=True)
@@ -32,8 +31,7 @@ def _served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def request(stand: Stand, *lines: str, name: str = "tool", body: bytes | None = None) -> bytes:
     """A call as a client sends it again and again."""
     headers, built = stand.client().build("tools/call", {"name": name, **arguments})
-    if body is None:
-        body = re.sub(rb'"id": "c([0-9]+)"', rb'"id": \1', built) if arguments else built
+    body = built if body is None else body
     head = [f"{name}: {value}" for name, value in headers.items()]
     head += [f"Host: {stand.gateway.listen}", *lines, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(["POST /mcp HTTP/1.1", *head]).encode() + body

@@ -63,10 +63,10 @@ def as_a_whole(body: bytes) -> object:
 
 @pytest.mark.parametrize("spaces", SPACES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("id_", [0, 7, 12345, 10**18])
+@pytest.mark.parametrize("id_", [0, 12345, 10**18, "c-1", "0b9c8f4e-3d55-4a8e-9d0e-1f0a7c4b2e11"])
 @pytest.mark.parametrize("arguments", [{}, {"id": 5, "arguments": {"id": 6}}, {"ä": ["}", '"']}, [1], "x", 5])
 def test_another_id_and_other_arguments_are_read_as_in_any_body(
-    form: str, spaces: str, id_: int, arguments: object
+    form: str, spaces: str, id_: object, arguments: object
 ) -> None:
     known = learned(text_of(form, spaces))
     assert known is not None
@@ -89,7 +89,8 @@ def test_nothing_of_the_body_stays_in_memory() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"id": "a"},
+        {"id": "a b"},
+        {"id": "x" * 65},
         {"id": -1},
         {"params": {**PARAMS, "requestState": "x"}},
         {"params": {**PARAMS, "more": 1}},
