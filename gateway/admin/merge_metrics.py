@@ -65,11 +65,12 @@ def merge(scrapes: Iterable[Families]) -> Families:
             if name not in merged:
                 merged[name] = replace(family, samples=dict(family.samples))
                 continue
-            _add(merged[name].samples, family.samples, _NOT_SUMMED.get(name))
+            _add(name, merged[name].samples, family.samples)
     return merged
 
 
-def _add(total: dict[str, float], more: dict[str, float], choose: Callable[[float, float], float] | None) -> None:
+def _add(name: str, total: dict[str, float], more: dict[str, float]) -> None:
+    choose = _NOT_SUMMED.get(name)
     for series, value in more.items():
         # A new series goes to the end, which keeps the buckets of a histogram in order.
         if series not in total:

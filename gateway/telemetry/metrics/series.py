@@ -4,8 +4,8 @@ The library's own counters and histograms lock on every call.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, product
 from typing import Final
 
@@ -39,10 +39,15 @@ class Count:
 class Counts(dict[tuple[str, ...], Count]):
     """The series of a counter or a gauge, by the values of its labels."""
 
-    def __init__(self, family: Callable[[], CounterMetricFamily | GaugeMetricFamily]) -> None:
-        """`family` makes the family without a sample: the library takes long, and not every process is asked."""
+    def __init__(
+        self, kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, labels: tuple[str, ...]
+    ) -> None:
         super().__init__()
-        self.family = family
+        self._kind, self._name, self._text, self._labels = kind, name, text, labels
+
+    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """Return the family without a sample; the library takes long, and not every process is asked."""
+        return self._kind(self._name, self._text, labels=self._labels)
 
     def __missing__(self, values: tuple[str, ...]) -> Count:
         count = self[values] = Count()
@@ -80,11 +85,13 @@ class Times:
 class Histogram(dict[tuple[str, ...], Times]):
     """The series of a histogram, by the values of its labels."""
 
-    def __init__(self, family: Callable[[], HistogramMetricFamily], bounds: Sequence[float]) -> None:
-        """`family` is as in `Counts`."""
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> None:
         super().__init__()
-        self.family = family
-        self._bounds = bounds
+        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+
+    def family(self) -> HistogramMetricFamily:
+        """Return the family without a sample, as `Counts` does."""
+        return HistogramMetricFamily(self._name, self._text, labels=self._labels)
 
     def __missing__(self, values: tuple[str, ...]) -> Times:
         times = self[values] = Times(self._bounds)
@@ -145,7 +152,7 @@ class Series(Collector):
         labels: tuple[str, ...],
         zero: Zero | None,
     ) -> Counts:
-        series = Counts(partial(kind, f"mcp_gateway_{name}", text, labels=labels))
+        series = Counts(kind, f"mcp_gateway_{name}", text, labels)
         self.declared.append(series)
         if zero is not None and labels[0] == "route":
             self._of_routes.append((series, zero))
@@ -155,6 +162,6 @@ class Series(Collector):
 
     def histogram(self, name: str, text: str, labels: tuple[str, ...], bounds: Sequence[float]) -> Histogram:
         """Declare a histogram under its whole name, with the upper bounds of its buckets."""
-        histogram = Histogram(partial(HistogramMetricFamily, name, text, labels=labels), bounds)
+        histogram = Histogram(name, text, labels, bounds)
         self.declared.append(histogram)
         return histogram

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 OLD = ("MRTR_DEMO_OLD_PYTHON", "1.30.0")
@@ -22,7 +21,7 @@ def default_cache() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "mrtr-gateway" / "demo"
 
 
-def interpreter(part: tuple[str, str], cache: Path, say: Callable[[str], None]) -> str:
+def interpreter(part: tuple[str, str], cache: Path) -> str:
     """Return the path of a Python interpreter with the required SDK release."""
     variable, release = part
     if named := os.environ.get(variable):
@@ -52,6 +51,11 @@ def interpreter(part: tuple[str, str], cache: Path, say: Callable[[str], None]) 
         f"{variable} to an interpreter that has this release",
     )
     return python
+
+
+def say(line: str) -> None:
+    """Print a line of the demo's own."""
+    print(f"  {line}", flush=True)
 
 
 def _release(python: str) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.tools.demo.children import ChildError, started, stop
-from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter
+from gateway.tools.demo.environments import MODERN, OLD, PartsError, default_cache, interpreter, say
 from gateway.tools.demo.sequence_diagram import WIDEST, Message, draw, messages, rows
 
 HERE = Path(__file__).parent
@@ -37,8 +37,8 @@ def run(arguments: Sequence[str]) -> int:
         # A terminal that cannot show an arrow shows a question mark instead.
         sys.stdout.reconfigure(errors="replace", line_buffering=True)
     try:
-        old = interpreter(OLD, options.cache, _say)
-        modern = interpreter(MODERN, options.cache, _say)
+        old = interpreter(OLD, options.cache)
+        modern = interpreter(MODERN, options.cache)
         return asyncio.run(_until_stopped(old, modern))
     except (PartsError, ChildError) as exc:
         print(f"mrtr-gateway demo: {exc}", file=sys.stderr)
@@ -49,10 +49,6 @@ def run(arguments: Sequence[str]) -> int:
         # The reader has closed the pipe (`| head`); without this Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-
-
-def _say(line: str) -> None:
-    print(f"  {line}", flush=True)
 
 
 async def _until_stopped(old: str, modern: str) -> int:
@@ -81,7 +77,7 @@ async def _play(old: str, modern: str) -> int:
         server_command = [old, "-I", str(HERE / "legacy_server.py")]
         server = await stack.enter_async_context(started("the legacy server", server_command, folder))
         server_url = await server.announced("READY (.+)")
-        _say(f"legacy server {server_url} (mcp 1.x, protocol 2025-11-25)")
+        say(f"legacy server {server_url} (mcp 1.x, protocol 2025-11-25)")
 
         gateway_command = [sys.executable, "-m", "gateway", "serve", "--upstream", server_url]
         gateway_command += ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
@@ -89,8 +85,8 @@ async def _play(old: str, modern: str) -> int:
         gateway = await stack.enter_async_context(started("the gateway", gateway_command, folder, **settings))
         address = await gateway.announced('server.started.*"listen": "([^"]+)"')
         url = f"http://{address}/mcp"
-        _say(f"gateway       {url} (in front of it)")
-        _say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
+        say(f"gateway       {url} (in front of it)")
+        say("modern client (mcp 2.x, protocol 2026-07-28) asks the gateway to resolve Bug #4522\n")
         status = await _in_foreground([modern, "-I", str(HERE / "modern_client.py"), url])
         told = list(messages(gateway.output()))
 

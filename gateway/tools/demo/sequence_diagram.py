@@ -4,8 +4,9 @@ The gateway stands between the two and logs every message (`debug.bodies`), so i
 """
 
 import json
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 WIDEST = 100
@@ -13,9 +14,8 @@ STACKED_BELOW = 80
 DETAIL_LINES = 3
 
 Side = Literal["old", "new"]
-Paint = Callable[[str, str], str]
-
 BOLD, DIM, YELLOW, CYAN, PLAIN = "\033[1m", "\033[2m", "\033[33m", "\033[36m", "\033[0m"
+_ESCAPE: Final = re.compile(r"\033\[\d+m")
 _DIRECTIONS: Final[Mapping[str, tuple[Side, bool]]] = {
     "from_client": ("new", True),
     "to_client": ("new", False),
@@ -69,8 +69,8 @@ def rows(told: Iterable[Message]) -> list[Row]:
 def draw(told: Iterable[Row], *, width: int, color: bool) -> list[str]:
     """Return lines for a terminal of this width: two columns, or one if it is too narrow."""
     width = min(width, WIDEST)
-    paint: Paint = _paint if color else lambda _, text: text
-    return _stacked(told, width, paint) if width < STACKED_BELOW else _side_by_side(told, width, paint)
+    lines = _stacked(told, width) if width < STACKED_BELOW else _side_by_side(told, width)
+    return lines if color else [_ESCAPE.sub("", line) for line in lines]
 
 
 def _request(body: dict[str, Any]) -> tuple[str, list[str]]:
@@ -127,25 +127,25 @@ def _wrapped(row: Row, width: int) -> list[str]:
     return lines
 
 
-def _side_by_side(told: Iterable[Row], width: int, paint: Paint) -> list[str]:
+def _side_by_side(told: Iterable[Row], width: int) -> list[str]:
     left = (width - 5) // 2
     right = width - 5 - left
     lines = [
-        paint(BOLD, f"{'LEGACY SERVER (2025-11-25)':<{left - 2}}gateway{'MODERN CLIENT (2026-07-28)':>{right}}"),
+        _paint(BOLD, f"{'LEGACY SERVER (2025-11-25)':<{left - 2}}gateway{'MODERN CLIENT (2026-07-28)':>{right}}"),
         f"{'─' * (left + 2)}┼{'─' * (right + 2)}",
     ]
     for row in told:
         old = row.side == "old"
-        arrow = paint(_hue(row), "◀" if row.to_server else "▶")
+        arrow = _paint(_hue(row), "◀" if row.to_server else "▶")
         for number, line in enumerate(_wrapped(row, left if old else right)):
             mark = " " if number else arrow
-            text = paint(DIM if number else BOLD, line)
+            text = _paint(DIM if number else BOLD, line)
             pad = " " * (left - len(line))
             lines.append(f"{text}{pad} {mark}│" if old else f"{' ' * (left + 2)}│{mark} {text}")
     return lines
 
 
-def _stacked(told: Iterable[Row], width: int, paint: Paint) -> list[str]:
+def _stacked(told: Iterable[Row], width: int) -> list[str]:
     lines = []
     for row in told:
         party = "server" if row.side == "old" else "client"
@@ -154,7 +154,7 @@ def _stacked(told: Iterable[Row], width: int, paint: Paint) -> list[str]:
         mark = f"{direction:<15} │ "
         for number, line in enumerate(_wrapped(row, max(width - len(mark), 20))):
             start = f"{'':{len(mark) - 2}}│ " if number else mark
-            lines.append(paint(_hue(row), start) + paint(DIM if number else BOLD, line))
+            lines.append(_paint(_hue(row), start) + _paint(DIM if number else BOLD, line))
     return lines
 
 

@@ -1,7 +1,8 @@
 """Formats a report as text: 80 columns, the state in words, colour on a terminal."""
 
+import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from gateway.tools.probe.report.findings import Check, Feature, ProbedServer, ProbeReport, State
@@ -19,7 +20,7 @@ _COLOURS: Final[dict[str, str]] = {
     "not offered": "2",
     "head": "1",
 }
-_Paint = Callable[[str, str], str]
+_ESCAPE: Final = re.compile(r"\033\[\d+m")
 _SUMMARY: Final[dict[State, str]] = {
     "ok": "No problems found.",
     "warning": "It works, with the warnings and limits above.",
@@ -29,53 +30,57 @@ _SUMMARY: Final[dict[State, str]] = {
 
 def lines(report: ProbeReport, *, colour: bool) -> Iterator[str]:
     """Yield the report, line by line."""
-    paint: _Paint = _coloured if colour else lambda _, text: text
+    for line in _report(report):
+        yield line if colour else _ESCAPE.sub("", line)
+
+
+def _report(report: ProbeReport) -> Iterator[str]:
     if report.checks:
-        yield paint("head", "The configuration, on this machine")
+        yield _paint("head", "The configuration, on this machine")
         yield ""
-        yield from _checks(report.checks, paint)
+        yield from _checks(report.checks)
     for upstream in report.upstreams:
         if report.checks:
             yield ""
-        yield from _upstream(upstream, paint)
+        yield from _upstream(upstream)
     yield ""
-    yield paint(report.state, _SUMMARY[report.state])
+    yield _paint(report.state, _SUMMARY[report.state])
 
 
-def _coloured(kind: str, text: str) -> str:
+def _paint(kind: str, text: str) -> str:
     return f"\033[{_COLOURS[kind]}m{text}\033[0m"
 
 
-def _upstream(upstream: ProbedServer, paint: _Paint) -> Iterator[str]:
+def _upstream(upstream: ProbedServer) -> Iterator[str]:
     before = "" if upstream.route is None else f"{upstream.route} -> "
-    yield paint("head", f"{before}{upstream.target}")
+    yield _paint("head", f"{before}{upstream.target}")
     yield ""
-    yield from _checks(upstream.checks, paint)
+    yield from _checks(upstream.checks)
     if upstream.features:
         yield ""
-        yield paint("head", "Through the gateway")
+        yield _paint("head", "Through the gateway")
         yield ""
         for feature in upstream.features:
-            yield from _feature(feature, paint)
+            yield from _feature(feature)
     if upstream.unknown:
         yield ""
-        yield paint("head", "Unknown without calling a tool")
+        yield _paint("head", "Unknown without calling a tool")
         yield ""
         for sentence in upstream.unknown:
             yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
     if upstream.configuration is not None:
         yield ""
-        yield paint("head", "Suggested configuration")
+        yield _paint("head", "Suggested configuration")
         yield ""
         yield from upstream.configuration.rstrip("\n").split("\n")
 
 
-def _checks(checks: tuple[Check, ...], paint: _Paint) -> Iterator[str]:
+def _checks(checks: tuple[Check, ...]) -> Iterator[str]:
     indent = " " * (_WORD + _NAME)
     for check in checks:
         first, *rest = _wrapped(check.found, indent) or [""]
         word = check.state.upper() if check.state == "failed" else check.state
-        yield f"{paint(check.state, f'{word:<{_WORD}}')}{check.name:<{_NAME}}{first.lstrip()}"
+        yield f"{_paint(check.state, f'{word:<{_WORD}}')}{check.name:<{_NAME}}{first.lstrip()}"
         yield from rest
         for label, text in (("note" if check.state == "ok" else "why", check.why), ("fix", check.fix)):
             if text:
@@ -86,8 +91,8 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent=indent)
 
 
-def _feature(feature: Feature, paint: _Paint) -> Iterator[str]:
-    yield f"{feature.title}: {paint(feature.answer, feature.short)}"
+def _feature(feature: Feature) -> Iterator[str]:
+    yield f"{feature.title}: {_paint(feature.answer, feature.short)}"
     for label, text in (("", feature.why), ("fix: ", feature.fix)):
         if text:
             yield from textwrap.wrap(label + text, _COLUMNS, initial_indent="    ", subsequent_indent="    ")
