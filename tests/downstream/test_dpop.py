@@ -131,15 +131,6 @@ async def test_a_retry_takes_its_proof_to_the_replica_that_holds_its_call(
     assert [leg for word, leg in twice.legs() if word == "answer"] == ["2", "3"]
 
 
-async def test_a_repeated_proof_is_refused(upstream: FakeDpopUpstream, begin: Start) -> None:
-    stand = await served(begin, upstream)
-    headers, body = stand.client().build("tools/call", {"name": "tool"}, headers=proven(stand.url, "1"))
-    async with stand.http.post(stand.url, headers=[*headers.items(), ("DPoP", "x")], data=body) as response:
-        assert response.status == 400
-        assert "dpop came 2 times" in (await response.json())["error"]["message"]
-    assert upstream.seen == []
-
-
 async def test_proofs_and_nonces_pass_through_for_legacy_clients(upstream: FakeDpopUpstream, begin: Start) -> None:
     stand = await served(begin, upstream)
     upstream.nonce = "n1"

@@ -57,7 +57,7 @@ async def closes_when_used_again(wire: Wire) -> None:
     await wire.request()
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "OPTIONS"])
 async def test_a_request_that_may_run_twice_is_repeated_on_a_new_connection(client: Client, method: str) -> None:
     async with FakeHttp(closes_when_used_again) as server:
         assert await read(client, method, server) == b"ok"
@@ -88,11 +88,12 @@ async def test_a_request_that_may_run_twice_is_sent_at_most_twice(
         assert (len(server.requests), server.connections) == (5, 4)
 
 
-async def test_a_post_is_never_repeated(client: Client) -> None:
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_a_post_is_never_repeated(client: Client, method: str) -> None:
     async with FakeHttp(closes_when_used_again) as server:
-        assert await read(client, "POST", server) == b"ok"
+        assert await read(client, method, server) == b"ok"
         with pytest.raises(CallLost, match="broke the connection without a reply"):
-            await read(client, "POST", server)
+            await read(client, method, server)
         assert (len(server.requests), server.connections) == (2, 1)
 
 

@@ -230,17 +230,6 @@ async def test_a_call_without_a_head_is_given_up_as_late_as_a_bridged_one_and_co
         assert await error(response) == (status, 3, -32603)
 
 
-async def test_host_origin_and_size_are_checked_for_old_clients_too(upstream: FakeUpstream, begin: Start) -> None:
-    stand = await begin(limits={"body_bytes": 1000})
-    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
-        for method in ("GET", "POST"):
-            async with stand.http.request(method, stand.url, headers=headers) as response:
-                assert response.status == 403
-    async with stand.http.post(stand.url, data=b"x" * 1001) as response:
-        assert response.status == 413
-    assert upstream.seen == []
-
-
 async def test_a_forwarding_loop_is_refused(upstream: FakeUpstream, stand: Stand) -> None:
     async with stand.http.post(stand.url, json=INITIALIZE, headers={"Via": "1.0 other"}) as response:
         assert response.status == 200
@@ -795,23 +784,6 @@ async def test_a_compressed_reply_is_passed_on_as_it_is(upstream: FakeUpstream, 
 
 
 # -- bytes that no HTTP library would send ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_switch_of_protocols_is_not_passed_on(begin: Start, method: str) -> None:
-    """A proxy in front of the gateway could take the connection for a tunnel."""
-    said = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
-    async with fake_wire(said, stays=True) as url:
-        stand = await begin(url=url)
-        asked = {
-            "Connection": "upgrade",
-            "Upgrade": "websocket",
-            "Sec-WebSocket-Key": "x",
-            "Sec-WebSocket-Version": "13",
-        }
-        async with stand.http.request(method, stand.url, headers=OLD | asked, json=INITIALIZE) as response:
-            assert response.status == 502
-            assert "status 101" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize(

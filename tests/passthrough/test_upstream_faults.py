@@ -1,21 +1,16 @@
 """What a client sees when the server behind it fails while its request passes through."""
 
 import asyncio
-import io
 import json
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import aiohttp
 import pytest
 
 from gateway.protocol import mcp
-from tests.support.authority import Authority, server_context
 from tests.support.black_hole import black_hole
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, answers, says, stays
-from tests.support.fake_wire import fake_wire
 from tests.support.stand import Start
 from tests.support.workbench import Stand, eventually
 
@@ -153,23 +148,6 @@ async def test_a_silent_event_stream_is_not_cut(begin: Start) -> None:
             assert await response.read() == b"data: 1\n\n"
 
 
-async def test_a_reply_that_comes_before_the_request_is_read_reaches_the_client(begin: Start) -> None:
-    """The server refuses by the head; the rest of the request is not waited for."""
-
-    async def refuses(wire: Wire) -> None:
-        sock = wire.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        _ = await wire.head()
-        await wire.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
-        await wire.gone()
-
-    async with FakeHttp(refuses) as server:
-        stand = await begin(url=server.url)
-        large = io.BytesIO(json.dumps(CALL | {"x": "y" * 3_000_000}).encode())
-        async with stand.http.post(stand.url, data=large, headers=OLD) as response:
-            assert (response.status, await response.read()) == (413, b"no")
-
-
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
 async def test_a_status_without_a_body_keeps_the_connections(begin: Start, status: bytes) -> None:
     async with FakeHttp(answers(b"HTTP/1.1 " + status + b"\r\nETag: x\r\n\r\n")) as server:
@@ -185,32 +163,6 @@ async def test_a_head_request_gets_the_length_of_the_body_that_it_does_not_get(b
         for _ in range(2):
             async with stand.http.head(stand.url) as response:
                 assert (response.status, response.headers["Content-Length"]) == (200, "1234")
-
-
-async def closes_when_used_again(wire: Wire) -> None:
-    """A server that takes a second request on a connection for one on a closed connection."""
-    await wire.request()
-    await wire.say(OK)
-    await wire.request()
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
-async def test_only_methods_that_may_run_twice_are_sent_again(begin: Start, method: str) -> None:
-    async with FakeHttp(closes_when_used_again) as server:
-        stand = await begin(url=server.url)
-        assert (await read(stand))[0] == 200
-        if method != "HEAD":
-            assert (await read(stand, method))[0] == 200
-            assert len(server.requests) == 3
-
-
-@pytest.mark.parametrize("method", ["POST", "PATCH"])
-async def test_other_methods_are_never_sent_again(begin: Start, method: str) -> None:
-    async with FakeHttp(closes_when_used_again) as server:
-        stand = await begin(url=server.url)
-        assert (await read(stand))[0] == 200
-        assert (await read(stand, method, b"{}", {}))[0] == 502
-        assert len(server.requests) == 2
 
 
 async def test_a_server_that_is_not_there_is_502_and_in_a_session_the_error_of_one_call(begin: Start) -> None:
@@ -234,21 +186,6 @@ async def test_a_server_that_takes_no_connection_is_504(begin: Start) -> None:
         assert (await read(stand))[0] == 200
     assert status == 504
     assert "did not accept a connection" in json.loads(body)["error"]["message"]
-
-
-async def test_a_server_without_tls_is_502_with_the_reason(begin: Start) -> None:
-    async with fake_wire(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
-        stand = await begin(url=url.replace("http:", "https:"))
-        status, body = await read(stand, own={})
-    assert (status, "does not speak TLS there" in json.loads(body)["error"]["message"]) == (502, True)
-
-
-async def test_a_server_whose_certificate_is_not_trusted_gets_no_request(begin: Start, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    async with FakeHttp(answers(OK), server_context(authority.sign("server"))) as server:
-        status, body = await read(await begin(url=server.url), own={})
-        assert server.requests == []
-    assert (status, "unknown authority" in json.loads(body)["error"]["message"]) == (502, True)
 
 
 @pytest.mark.parametrize("query", ["?a=b%2Fc&d", "?x={y}|z", "?"])

@@ -207,21 +207,6 @@ async def test_the_environment_of_the_host_passes_to_the_child_but_for_the_secre
     assert "MRTR_STATE_KEY" not in given
 
 
-async def test_a_secret_of_the_configuration_does_not_pass_under_any_name() -> None:
-    upstream = {"command": OLD}
-    config = {
-        "routes": [
-            {"upstream": upstream},
-            {"path": "/x", "upstream": {"url": "http://127.0.0.1:9/"}, "set_headers": {"x-key": "${MY_KEY}"}},
-        ]
-    }
-    environment = {"MY_KEY": "a-secret-of-the-route", "OTHER": "seen"}
-    async with host(config=config, environment=environment) as running:
-        given = await running.text(call("environment"))
-    assert "a-secret-of-the-route" not in given
-    assert "seen" in given
-
-
 def internet_sockets(pid: int) -> set[str]:
     """The inodes of a process's sockets that are not local ones."""
     found = set()
