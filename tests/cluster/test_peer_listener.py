@@ -18,16 +18,14 @@ from gateway.exchange.machine import DETACHED
 from gateway.http.outbox import FinalMessage
 from gateway.http.server import connection as connections
 from gateway.http.server.request import NO_HEADERS, HttpRequest, ReceivedHead, RequestBody
-from gateway.protocol import mcp
 from gateway.seal import peer_messages as messages
 from gateway.seal.keyring import Keyring, Keys
 from gateway.seal.peer_messages import Data, End, Frame, Frames, Gone, Head, Identity, PeerRequest, PeerSealer, Whole
 from tests.support.fake_peer import KEY, Asked, FakePeer
-from tests.support.fake_upstream import FakeUpstream, Turn
+from tests.support.fake_upstream import FakeUpstream
 from tests.support.noted_connections import NotedConnection
 from tests.support.raw_connection import RawConnection, raw_connection
 from tests.support.replicas import (
-    TOKEN,
     Cluster,
     Gate,
     ask,
@@ -340,32 +338,6 @@ async def test_a_retry_whose_reply_takes_long_is_accepted_first(
     assert steps(one) == {"held": 1}
 
 
-async def test_a_notification_makes_such_a_reply_a_stream(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def tool(turn: Turn) -> None:
-        await turn.elicit("q")
-        token = turn.body["params"]["_meta"]["progressToken"]
-        await turn.notify(mcp.PROGRESS, {"progressToken": token, "progress": 1})
-        await turn.result({"content": []})
-
-    (one,) = await cluster.begin("gw-1")
-    upstream.tool(tool)
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        client = one.client()
-        asked = await client.call(meta=TOKEN)
-        headers, body = client.build("tools/call", retry_params(asked), meta=TOKEN)
-        raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
-        peer_request = replace(peer_request_for("gw-1"), headers=raw_headers, body=body, takes_whole=True)
-        sent = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
-        await ask_to_send(raw, sent)
-        await raw.send(sent)
-        assert b"chunked" in await raw.until(b"\r\n\r\n")
-        frames, heard = Frames(RING, peer_request.nonce, 1 << 24), list[Frame]()
-        while not any(isinstance(each, End) for each in heard):
-            heard += await streamed(raw, frames)
-    assert heard[0] == Head(200, (), streamed=True)
-    assert b'"progress":1' in b"".join(each.data for each in heard if isinstance(each, Data))
-
-
 @pytest.mark.usefixtures("_patient")
 async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstream, cluster: Cluster) -> None:
     (one,) = await cluster.begin("gw-1")
@@ -380,22 +352,6 @@ async def test_a_replica_that_leaves_takes_its_retry_with_it(upstream: FakeUpstr
     assert driver.glance(0.0).state == DETACHED
     gate.go.set()
     assert (await one.client().answer(asked)).text == "done", "the client may come back"
-
-
-@pytest.mark.usefixtures("_patient")
-async def test_a_body_in_pieces_is_waited_for_and_wanted_once(upstream: FakeUpstream, cluster: Cluster) -> None:
-    (one,) = await cluster.begin("gw-1")
-    upstream.tool(ask)
-    asked = await one.client().call()
-    peer_request = peer_request_for("gw-1", "owner", asked, one.client())
-    body = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        await ask_to_send(raw, body)
-        await raw.send(body[:20])
-        await asyncio.sleep(0.01)  # a packet of its own
-        await raw.send(body[20:])
-        assert b"chunked" in await raw.until(b"\r\n\r\n"), "there is no second 100"
-        assert (await streamed(raw, Frames(RING, peer_request.nonce, 1 << 24)))[-1] == End("complete")
 
 
 async def test_a_sender_that_does_not_read_that_its_body_is_wanted_has_a_deadline(cluster: Cluster) -> None:
@@ -443,22 +399,6 @@ async def test_a_request_in_the_form_of_another_version_is_served(
     assert frames[-1] == End("complete")
 
 
-@pytest.mark.parametrize("replay", [False, True])
-async def test_a_request_that_came_whole_is_refused_like_any_other(
-    upstream: FakeUpstream, cluster: Cluster, *, replay: bool
-) -> None:
-    (one,) = await cluster.begin("gw-1")
-    body = sealed() if replay else sealed()[:-1]
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        if replay:
-            await raw.send(head_of(body, expects=False) + body)
-            assert b" 200 OK" in await raw.until(b"0\r\n\r\n")
-        await raw.send(head_of(body, expects=False) + body)
-        assert (await raw.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 403 ")
-    assert refused(one) == {"replayed" if replay else "forged": 1}
-    assert upstream.seen == []
-
-
 async def test_a_whole_reply_is_not_accepted_once_more() -> None:
     """The time to accept its request may end before the reply is written."""
     wire = Mock()
@@ -487,20 +427,3 @@ async def test_a_message_larger_than_a_frame_may_be_is_written_in_several() -> N
     pieces = [frame.data for frame in frames if isinstance(frame, messages.Data)]
     assert b"".join(pieces) == data
     assert max(map(len, pieces)) < peer_connections.FRAME_BYTES
-
-
-async def test_a_refused_retry_gets_a_whole_reply_too(upstream: FakeUpstream, cluster: Cluster) -> None:
-    (one,) = await cluster.begin("gw-1")
-    upstream.tool(ask)
-    asked = await one.client().call()
-    headers, body = one.client().build("tools/call", retry_params(asked) | {"arguments": {"count": 2}})
-    raw_headers = tuple((name.encode(), value.encode()) for name, value in headers.items())
-    peer_request = replace(peer_request_for("gw-1"), headers=raw_headers, body=body, takes_whole=True)
-    sent = PeerSealer(InForce(Keys((KEY,)))).seal(peer_request)
-    async with raw_connection(one, cluster.peers["gw-1"]) as raw:
-        await ask_to_send(raw, sent)
-        await raw.send(sent)
-        (frame,) = await whole(raw, peer_request)
-    assert isinstance(frame, Whole)
-    assert (frame.status, frame.outcome) == (400, "rejected")
-    assert (await one.client().answer(asked)).text
