@@ -24,7 +24,7 @@ from gateway.cluster.peer_listener import PeerListener
 from gateway.cluster.router import Router
 from gateway.cluster.witness import Witness
 from gateway.cluster.worker import Worker, member_id
-from gateway.config import Config, Contexts, InForce, cautions, contexts, digest, expiries
+from gateway.config import Config, InForce, cautions, contexts, digest, expiries
 from gateway.downstream.continuation import Continuation
 from gateway.downstream.handler import RequestHandler
 from gateway.downstream.legacy_routing import LegacyRouting
@@ -89,7 +89,8 @@ class Gateway:
         """Give `worker` if this process is one of several that share `listen`; `read` reads the configuration again.
 
         `serves_host`: the only client is the host that started this process (`wrap`), so one child serves everything.
-        Raises TracesUnavailable, where `traces` are not given and the configuration wants them.
+        Raises ConfigError if a file that the configuration names cannot be used, and TracesUnavailable where `traces`
+        are not given and the configuration wants them.
         """
         self._in_force = in_force = InForce(config)
         self._worker = worker
@@ -121,8 +122,6 @@ class Gateway:
         if traces is None and config.traces:
             traces = open_traces(__version__, self.members.own)
         self._traces = traces
-        self._stream_times = stream_times
-        self._serves_host = serves_host
         self.draining = Draining()
         self._peers = PeerClient(self._peer_connections, self.members, self.metrics, self.draining)
         self._witness = Witness(
@@ -131,12 +130,7 @@ class Gateway:
         # Of all workers, so that each shows a caller under the same pseudonym.
         self._status_salt = world.random_bytes(_SALT_BYTES) if worker is None else worker.mark
         self._cluster_view = ClusterView(self._told_status, self.members, self._peers, self.tasks)
-        self._epoch = world.token_hex(8)
-        self._client: Client
-        self.routes: RouteTable
-        self.downstream: RequestHandler
-        self._authenticator: Authenticator
-        self._peer_listener: PeerListener
+        self._assemble(stream_times, serves_host=serves_host)
         self.client_listener: Listener
         self.listeners: list[Listener] = []
         """All, that of the clients included."""
@@ -175,26 +169,14 @@ class Gateway:
         """Ids of the state keys; the first one seals."""
         return self._state_keys.ids
 
-    def assemble(self, tls: Contexts) -> None:
-        """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
-        bounds = self._in_force.part(lambda config: Bounds(config.limits, config.timeouts))
-        self._client = Client(bounds, HttpClient(self.tasks))
-        shares = self._serves_host
-        scope, errors = self._scope(), self.recent_errors
-        self.routes = RouteTable(self.config, tls, self._client, scope, errors, shares_children=shares)
-        self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
-        self._authenticator = Authenticator(self._in_force, self._client, self.tasks)
-        self.downstream = self._new_downstream()
-
     async def start(self) -> None:
         """Open the listeners; raises OSError when an address is taken."""
-        config, tls = self.config, contexts(self.config)
-        self.assemble(tls)
+        config = self.config
         await self._open_peer_listener()
         await self.members.discovery.begin()
         downstream = self.downstream
         self.listen = await self._open(
-            downstream.handle, config.listen, shared=True, tls=tls.listener, begin=downstream.direct.begin
+            downstream.handle, config.listen, shared=True, tls=self._tls.listener, begin=downstream.direct.begin
         )
         self.client_listener = self.listeners[-1]
         await self._open_admin()
@@ -214,47 +196,52 @@ class Gateway:
         )
         _log_cautions(config)
 
-    def _scope(self) -> ProcessScope:
-        state_bytes = self._in_force.part(lambda config: config.limits.state_bytes)
-        return ProcessScope(
-            states=states(self._state_keys.keys, state_bytes),
-            items=items(self._state_keys.keys),
+    def _assemble(self, stream_times: StreamTimes, *, serves_host: bool) -> None:
+        """Make the routes, and what serves their requests; no child of theirs is started before one is needed."""
+        in_force, keys, tasks = self._in_force, self._state_keys.keys, self.tasks
+        process = ProcessScope(
+            states=states(keys, in_force.part(lambda config: config.limits.state_bytes)),
+            items=items(keys),
             metrics=self.metrics,
-            tasks=self.tasks,
+            tasks=tasks,
             owner=self.members.own,
-            epoch=self._epoch,
+            epoch=world.token_hex(8),
             witness=self._witness,
-            stream_times=self._stream_times,
+            stream_times=stream_times,
             traces=self._traces,
             traffic=self._traffic,
             calls=self.calls,
             draining=self.draining,
         )
-
-    def _new_downstream(self) -> RequestHandler:
-        process = self.routes.process
+        self._tls = contexts(self.config)
+        self._client = client = Client(
+            in_force.part(lambda config: Bounds(config.limits, config.timeouts)), HttpClient(tasks)
+        )
+        self.routes = RouteTable(
+            self.config, self._tls, client, process, self.recent_errors, shares_children=serves_host
+        )
+        self.metrics.watch_budget("limits.arriving_bytes", self.routes.arriving)
+        authenticator = Authenticator(in_force, client, tasks)
         router = Router(self.members, self._peers, self._witness, self.draining, self.metrics)
-        continuation = Continuation(process, self.lot, self.task_table, self._authenticator, router)
-        passthrough = Passthrough(self._in_force, EndpointRewriter(self._state_keys.keys), process)
-        table = SessionTable(self._in_force, self.metrics, self.tasks)
-        front = LegacyFront(process, session_ids(self._state_keys.keys), table, router)
-        mirror = Mirror(self._in_force, Tokens(self._state_keys.keys), router, process, self.lot.results)
+        continuation = Continuation(process, self.lot, self.task_table, authenticator, router)
+        passthrough = Passthrough(in_force, EndpointRewriter(keys), process)
+        front = LegacyFront(process, session_ids(keys), SessionTable(in_force, self.metrics, tasks), router)
+        mirror = Mirror(in_force, Tokens(keys), router, process, self.lot.results)
         own_side = OwnSide(
             lambda incoming, reply: self.downstream.handle_hop(incoming, reply),  # noqa: PLW0108  (it is made last)
             continuation.give_up,
         )
-        stateless = Stateless(self._in_force, Tokens(self._state_keys.keys, "sep-1442, "), router, mirror, own_side)
+        stateless = Stateless(in_force, Tokens(keys, "sep-1442, "), router, mirror, own_side)
         legacy = LegacyRouting(passthrough, front, mirror, stateless)
         task_requests = TaskRequests(process, self.lot, self.task_table, router)
-        return RequestHandler(
-            self._in_force, self.routes, self._authenticator, continuation, passthrough, legacy, task_requests
+        self.downstream = RequestHandler(
+            in_force, self.routes, authenticator, continuation, passthrough, legacy, task_requests
         )
 
     async def _open_peer_listener(self) -> None:
         """Listen for the other replicas, and for the other workers of this one."""
         serve, tell = self.downstream.handle_hop, self._cluster_view.tell
         listener = PeerListener(self._in_force, self._peer_sealer, serve, self._witness, tell, self._traffic)
-        self._peer_listener = listener
         if self.config.replica.listen is not None:
             _ = await self._open(listener.handle, self.config.replica.listen, shared=True)
         if self._worker is not None:

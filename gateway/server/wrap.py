@@ -4,7 +4,7 @@ import asyncio
 import signal
 from typing import Final
 
-from gateway.config import Config, contexts
+from gateway.config import Config
 from gateway.protocol.errors import Stopping
 from gateway.server.process import Gateway
 from gateway.server.serve import give_memory_back
@@ -30,7 +30,6 @@ async def wrap(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
     gateway = Gateway(config, serves_host=True)
-    gateway.assemble(contexts(config))
     (live,) = gateway.routes.live.values()
     host = Host(live.config.limits.body_bytes, live.process.traffic.sending)
     await host.open(*take_standard_streams())

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.config import contexts, parse
+from gateway.config import parse
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.outbox import FinalMessage, error_response
 from gateway.http.reply import MessageReply
@@ -52,7 +52,6 @@ async def modern_memory(sections: Json, _: pytest.MonkeyPatch) -> AsyncIterator[
     async def played(told: Client, steps: Lines, diary: Diary) -> None:
         config = parse(configuration("", **sections), "test", {})
         gateway = Gateway(config, serves_host=True)
-        gateway.assemble(contexts(config))
         (live,) = gateway.routes.live.values()
         ids = itertools.count(1)
 
