@@ -2,15 +2,12 @@
 
 import asyncio
 
-import pytest
-
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin
 from tests.mirror.streamable.test_front import ACCEPT, ask, text
 from tests.mirror.streamable.test_replica_routing import session
 from tests.support import copies
 from tests.support.fake_modern import FORM, Call, FakeModern, Json
-from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import eventually
 
 LARGE = {"text": "x" * 100_000}
@@ -35,35 +32,6 @@ async def test_calls_that_do_not_fit_are_refused_and_answers_always_fit(begin: B
     async with client.call("ask", LARGE) as stream:
         assert await client.answer(await stream.message(), ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
-
-
-@pytest.mark.parametrize("ends", ["cancel", "delete", "leave"])
-async def test_a_call_that_is_given_up_weighs_nothing(begin: Begin, server: FakeModern, ends: str) -> None:
-    stand = await begin(hold={"ttl_seconds": 0.2})
-    client = await session(stand)
-    began = asyncio.Event()
-
-    async def wait(call: Call) -> Json:
-        began.set()
-        await asyncio.Event().wait()
-        return call.text("never")
-
-    server.tools["wait"] = wait
-    async with client.request("tools/call", {"name": "wait", "arguments": LARGE}, id_="c1") as stream:
-        await began.wait()
-        assert stand.gateway.calls.used > 200_000
-        if ends == "cancel":
-            assert await client.notify("notifications/cancelled", {"requestId": "c1"}) == 202
-        elif ends == "delete":
-            await _delete(client)
-        else:
-            stream.response.close()
-        await eventually(lambda: stand.gateway.calls.used == 0, "the call is over")
-
-
-async def _delete(client: LegacyClient) -> None:
-    async with client.http.delete(client.url, headers=client.sent()) as response:
-        assert response.status == 200
 
 
 async def test_a_kept_response_counts_with_its_request(begin: Begin, server: FakeModern) -> None:

@@ -23,19 +23,6 @@ def text(message: Json) -> object:
     return json.loads(message["result"]["content"][0]["text"])
 
 
-async def test_initialize_is_answered_from_discover(begin: Begin, server: FakeModern) -> None:
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url, version="2025-06-18")
-    result = (await client.initialize())["result"]
-    assert result["protocolVersion"] == "2025-06-18"
-    assert result["serverInfo"] == {"name": "fake-modern", "version": "1"}
-    assert result["capabilities"] == server.capabilities
-    assert client.session is not None
-    assert len(client.session) < 2_000
-    (discover,) = server.of(mcp.DISCOVER)
-    assert discover["params"]["_meta"][mcp.META_CLIENT_INFO] == {"name": "legacy", "version": "1"}
-
-
 async def test_an_answer_counts_once(client: LegacyClient, server: FakeModern) -> None:
     server.tools["ask"] = ask
     async with client.call("ask") as stream:
@@ -152,13 +139,7 @@ async def test_a_tool_whose_schema_changed_is_listed_again(client: LegacyClient,
         assert text(await stream.message()) == "Bern"
 
 
-async def test_errors_are_those_of_the_legacy_protocol(client: LegacyClient, server: FakeModern) -> None:
-    server.other["resources/read"] = lambda call: call.error(-32602, "gone", {"uri": call.params["uri"]})
-    server.tools["needs"] = lambda call: call.error(-32021, "needs sampling")
-    assert (await client.ask("resources/read", {"uri": "a://b"}))["error"]["code"] == -32002
-    async with client.call("needs") as stream:
-        result = (await stream.message())["result"]
-    assert (result["isError"], result["content"][0]["text"]) == (True, "needs sampling")
+async def test_modern_methods_are_unknown_to_a_legacy_client(client: LegacyClient, server: FakeModern) -> None:
     for method in ("tasks/get", "server/discover", "subscriptions/listen"):
         assert (await client.ask(method))["error"]["code"] == -32601
     assert (await client.ask("ping"))["result"] == {}
@@ -295,12 +276,6 @@ async def test_an_answer_from_another_session_reaches_no_call(begin: Begin, serv
             assert stolen.response.status == 400
         assert await mine.answer(question, ACCEPT) == 202
         assert text(await stream.message()) == {"name": ACCEPT}
-
-
-@pytest.mark.parametrize("forged", ["7", "mrtr1.00000000.AAAA", "x" * 5_000])
-async def test_a_forged_event_id_opens_no_stream(client: LegacyClient, forged: str) -> None:
-    async with client.get(forged) as stream:
-        assert stream.response.status == 400
 
 
 async def test_a_kept_result_goes_only_to_a_credential_that_the_server_accepts(

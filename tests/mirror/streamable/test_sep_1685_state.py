@@ -146,25 +146,18 @@ async def test_every_kind_of_answer_brings_its_state(client: PaperClient, server
         assert text(await stream.message()) == {"name": result}, "the server does not see the state"
 
 
-async def test_the_meta_of_others_stays_beside_the_state(client: PaperClient, server: FakeModern) -> None:
-    asked = {**FORM, "params": {**FORM["params"], "_meta": {"example.com/a": 1}}}
+@pytest.mark.parametrize("others", [{"example.com/a": 1}, None])
+async def test_the_meta_of_others_stays_beside_the_state(
+    client: PaperClient, server: FakeModern, others: Json | None
+) -> None:
+    asked = {**FORM, "params": {**FORM["params"], "_meta": others}}
     server.tools["ask"] = lambda call: call.text(call.answers) if call.answers else call.ask(name=asked)
     async with client.call("ask") as stream:
         question = await stream.message()
-        assert question["params"]["_meta"] == {"example.com/a": 1, KEY: state_of(question)}
+        assert question["params"]["_meta"] == {**(others or {}), KEY: state_of(question)}
         given = ACCEPT | {"_meta": {KEY: state_of(question), "example.com/b": 2}}
         assert await client.answer(question, given) == 202
         assert text(await stream.message()) == {"name": ACCEPT | {"_meta": {"example.com/b": 2}}}
-
-
-async def test_a_null_meta_of_the_server_gives_way_to_the_state(client: PaperClient, server: FakeModern) -> None:
-    asked = {**FORM, "params": {**FORM["params"], "_meta": None}}
-    server.tools["ask"] = lambda call: call.text(call.answers) if call.answers else call.ask(name=asked)
-    async with client.call("ask") as stream:
-        question = await stream.message()
-        assert question["params"]["_meta"] == {KEY: state_of(question)}
-        assert await client.echo(question, ACCEPT) == 202
-        assert text(await stream.message()) == {"name": ACCEPT}
 
 
 CHANGES: Final[dict[str, Callable[[Json], Any]]] = {
