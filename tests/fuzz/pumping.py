@@ -34,15 +34,15 @@ from gateway.protocol import (
     sse,
     stdio_framing,
     tool_filter,
-    unpaired_surrogates,
 )
 from gateway.protocol.canonical_json import canonical_members
+from gateway.protocol.json_text import unpaired_surrogates
 from gateway.protocol.json_text.json_bounds import check_bounds
 from tests.fuzz.content_targets import ALL, SERVER
 from tests.fuzz.mutator import TOKENS
 from tests.fuzz.protocol_targets import DEPTH
 from tests.fuzz.targets import TARGETS
-from tests.fuzz.trust_targets import BINDING, HOST_CHECKS, ISSUER, KEYS, NOW, SEALER
+from tests.fuzz.trust_targets import HOST_CHECKS, ISSUER, KEYS, SEALER
 
 GROWTH: Final = 8
 FAR_MORE: Final = 2.5
@@ -117,7 +117,7 @@ PASSES: Final = {
     "url_elicitation": Pass(lambda data: questions_of(Raw(data), ()), "question"),
     "tool_filter.usable": Pass(lambda data: tool_filter.usable(Raw(data)), "result"),
     "param_headers.of_tools": Pass(param_headers.of_tools, "result"),
-    "request_state.open": Pass(lambda data: SEALER.open(_text(data), BINDING, NOW, lambda _: b""), "state", 65_536),
+    "request_state.open": Pass(lambda data: SEALER.open(_text(data)), "state", 65_536),
     "host_check.check": Pass(lambda data: HOST_CHECKS[1].check(_text(data), _text(data)), "host", 8_190),
     "principal.of_authorization": Pass(lambda data: principal.of_authorization(_text(data)), "token", 8_190),
     "bearer_token.verify": Pass(lambda data: verify(_text(data), KEYS, ("EdDSA",), ISSUER, ()), "token", 65_536),

@@ -1,10 +1,12 @@
 """Each target keeps its promises for its corpus, and for mutants of it that are the same in every run."""
 
+import importlib
 import zlib
 
 import pytest
 
 from tests.fuzz.mutator import Mutator
+from tests.fuzz.run import JOBS
 from tests.fuzz.target import CORPUS, KNOWN, Finding, Target, judge, known_signatures
 from tests.fuzz.targets import TARGETS
 
@@ -46,6 +48,11 @@ def test_every_folder_of_inputs_belongs_to_a_target_or_to_a_listener() -> None:
     folders = {path.name for root in (CORPUS, KNOWN) if root.is_dir() for path in root.iterdir()}
     assert folders - set(TARGETS) <= {"http"}
     assert set(TARGETS) <= folders
+
+
+@pytest.mark.parametrize("module", sorted({job.module for job in JOBS}))
+def test_every_fuzzer_can_begin(module: str) -> None:
+    assert importlib.import_module(module).main
 
 
 def test_the_corpus_is_small() -> None:
