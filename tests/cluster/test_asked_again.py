@@ -251,13 +251,11 @@ async def test_a_call_that_another_replica_has_resumed_is_not_given_up_by_one_th
     _ = FakeStore(upstream, rounds=2)
     one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", fakes={"gw-9": f"127.0.0.1:{free_port()}"})
     asked = await one.client().call()
-    exchange = opened(asked.state).exchange
     await cluster.crash(one)
     _ = await ask_again(two, asked)
     holder, other = (two, three) if len(two.gateway.lot) else (three, two)
     held = only(holder)
     # The other one takes the holder for dead.
-    holder.gateway.lot._waiting[exchange] = held
     members = other.gateway.members
     members.candidates = only_own(members.own)  # type: ignore[method-assign]
     later_round = await other.client().answer(asked)
