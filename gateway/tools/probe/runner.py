@@ -205,7 +205,7 @@ async def _examine_old(exam: ProbeContext, connect: Connect) -> None:
             await wire_behaviour.look_at_reply(exam, own, has_tools=opened.shaken.offers("tools"))
             await _open_others(exam, connect)
             if opened.channel.session_id is not None:
-                await _end(exam, own)
+                await wire_behaviour.end(exam, own)
         else:
             await _open_others(exam, connect)
 
@@ -237,25 +237,16 @@ def _tell_authorization(exam: ProbeContext) -> None:
 
 
 def _tell_session(exam: ProbeContext) -> None:
-    server = exam.server
+    """Report what can carry a question; the features say what comes of it."""
+    server, is_http = exam.server, exam.server.transport == "streamable-http"
     if not server.sessions:
-        exam.warn(
-            "session",
-            "none: the server is stateless",
-            "No answer to a question can reach it.",
-            "If its tools ask the user, run the server with sessions.",
-        )
+        exam.warn("session", "none: the server is stateless")
         return
-    exam.ok("session", "yes" if server.transport == "streamable-http" else "yes, the stream is the session")
+    exam.ok("session", "yes" if is_http else "yes, the stream is the session")
     if server.side_stream:
-        exam.ok("GET stream", "open" if server.transport == "streamable-http" else "open, carries every message")
+        exam.ok("GET stream", "open" if is_http else "open, carries every message")
     else:
-        exam.warn(
-            "GET stream",
-            "none",
-            "Questions and change notifications outside a call's own reply are lost.",
-            "Make the server answer GET requests that carry a session id.",
-        )
+        exam.warn("GET stream", "none")
 
 
 def _tell_capabilities(exam: ProbeContext) -> None:
@@ -284,17 +275,6 @@ async def _open_others(exam: ProbeContext, connect: Connect) -> None:
             f"refused while one is open: {refused}",
             "Every running or waiting call needs its own session: with only one, callers wait for each other.",
             "Make the server create one transport per session.",
-        )
-
-
-async def _end(exam: ProbeContext, own: dict[str, str]) -> None:
-    if await wire_behaviour.end(exam, own):
-        exam.ok("DELETE", "ends a session")
-    else:
-        exam.ok(
-            "DELETE",
-            "does not end a session",
-            "Sessions that the gateway no longer needs (sessions.idle_seconds) remain until the server drops them.",
         )
 
 

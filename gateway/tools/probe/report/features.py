@@ -22,7 +22,9 @@ _TITLES: Final = {
 """Every feature, in the order of their weight."""
 _CHANGES: Final = ("tools.listChanged", "prompts.listChanged", "resources.listChanged", "resources.subscribe")
 _NO_GET: Final = "Make the server answer GET requests that carry a session id."
-_EVENT_STREAMS: Final = "Make the server answer with event streams."
+_EVENT_STREAMS: Final = (
+    "Make the server answer with event streams: remove json_response (Python) or enableJsonResponse (TypeScript)."
+)
 
 
 def features(server: Server, route: Route, config: Config) -> tuple[Feature, ...]:

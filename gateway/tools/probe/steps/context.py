@@ -52,8 +52,8 @@ class Notes:
         """Record a passed check; `why` and `fix` hold a note, if there is one."""
         self._note(name, "ok", found, why, fix)
 
-    def warn(self, name: str, found: str, why: str, fix: str) -> None:
-        """Record something that works with a limit or a risk."""
+    def warn(self, name: str, found: str, why: str = "", fix: str = "") -> None:
+        """Record something that works with a limit or a risk, which a feature explains if `why` does not."""
         self._note(name, "warning", found, why, fix)
 
     def failed(self, name: str, found: str, why: str, fix: str) -> ProbeStopped:

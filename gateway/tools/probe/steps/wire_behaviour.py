@@ -49,14 +49,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     ids = reply.event_ids()
     server.event_store = bool(ids)
     if server.json_replies:
-        exam.warn(
-            "replies",
-            "JSON bodies",
-            "The server drops a question on a call's own reply, and progress too: the call ends with an error after "
-            "timeouts.idle_seconds.",
-            "Make the server answer with event streams: remove json_response (Python) or enableJsonResponse "
-            "(TypeScript).",
-        )
+        exam.warn("replies", "JSON bodies")
     else:
         exam.ok("replies", "event streams")
     if len(ids) > 1 and ids[0] != ids[-1] and ids[0].isprintable():
@@ -88,31 +81,23 @@ def _is_ours(reply: ProbeReply) -> bool:
 
 def _tell_store(exam: ProbeContext) -> None:
     server = exam.server
-    if not server.event_store:
+    if server.replays is False:
+        exam.warn("event ids", "present, but the server does not replay")
+    elif server.event_store:
         exam.ok(
-            "event ids",
-            "none: no event store",
-            "A call whose replica dies cannot be resumed. Nine of ten public servers have no event store.",
-        )
-    elif server.replays is False:
-        exam.warn(
-            "event ids",
-            "present, but the server does not replay",
-            "A call whose replica dies may be lost, although the server seems to store events.",
-            "Check the server's event store: it must replay the events after Last-Event-ID.",
+            "event ids", f"present, {'the server replays after them' if server.replays else 'replay was not tried'}"
         )
     else:
-        how = "the server replays after them" if server.replays else "replay was not tried"
-        exam.ok("event ids", f"present, {how}")
+        exam.ok("event ids", "none: no event store")
 
 
-async def end(exam: ProbeContext, headers: Headers) -> bool:
-    """End the session with DELETE; return whether the server accepted it."""
+async def end(exam: ProbeContext, headers: Headers) -> None:
+    """Try to end the session with DELETE."""
     try:
-        reply = await ask(
-            exam.client, ProbeRequest("DELETE", exam.endpoint.url, headers), exam.timeouts.cancel_seconds
-        )
+        request = ProbeRequest("DELETE", exam.endpoint.url, headers)
+        status = (await ask(exam.client, request, exam.timeouts.cancel_seconds)).status
     except NO_REPLY:
-        return False
-    exam.server.ends_sessions = reply.status < 300
-    return exam.server.ends_sessions
+        exam.ok("DELETE", "does not end a session")
+        return
+    exam.server.ends_sessions = status < 300
+    exam.ok("DELETE", "ends a session" if exam.server.ends_sessions else "does not end a session")
