@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_published_schema_is_the_generated_one() -> None:
-    run = [sys.executable, "-W", "error", "-m", "gateway.config"]
+    run = [sys.executable, "-W", "error", "-m", "gateway", "schema"]
     printed = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert (ROOT / "config/mrtr-gateway.schema.json").read_text() == printed
     assert json.loads(printed) == json.loads(json.dumps(json_schema()))
