@@ -62,7 +62,8 @@ async def greet(exam: ProbeContext) -> bool | None:
     _who_answers(exam, reply)
     if reply.status in (401, 403, 421):
         raise _refused(exam, reply)
-    is_modern = _verdict(exam, reply)
+    # None if the reply does not tell.
+    is_modern = era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
     if is_modern:
         _note_discovered(exam, reply)
     return is_modern
@@ -73,13 +74,9 @@ async def _first_reply(exam: ProbeContext) -> ProbeReply | None:
     headers = discover_headers(exam.subject.headers)
     # Longer than it takes to find that there is no connection, which is another fault.
     deadline = max(seconds, exam.timeouts.connect_seconds + _LATER_SECONDS)
-
-    def is_told(reply: ProbeReply) -> bool:
-        return _verdict(exam, reply) is not None and any(reply.messages())
-
     try:
         request = ProbeRequest("POST", endpoint.url, headers, era.discover(exam.discover_id))
-        return await ask(exam.client, request, deadline, is_told)
+        return await ask(exam.client, request, deadline, exam.discover_id)
     except TimeoutError:
         exam.warn(
             "http",
@@ -158,11 +155,6 @@ def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
         fix = "Pass a credential that is valid for this server and has not expired."
     shown = f", WWW-Authenticate: {clean(challenge, 200)}" if challenge else ""
     return exam.failed("authorization", f"HTTP {reply.status}{shown}", why, fix)
-
-
-def _verdict(exam: ProbeContext, reply: ProbeReply) -> bool | None:
-    """Whether the reply shows a modern server; None if it does not tell."""
-    return era.verdict(reply.status, reply.content_type, reply.body, exam.discover_id)
 
 
 def _note_discovered(exam: ProbeContext, reply: ProbeReply) -> None:

@@ -1,7 +1,7 @@
 """Sends one HTTP request of the probe itself, whose reply is bounded in size as well as in time."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from yarl import URL
@@ -51,10 +51,8 @@ class ProbeRequest(NamedTuple):
     body: bytes = b""
 
 
-async def ask(
-    client: Client, request: ProbeRequest, seconds: float, enough: Callable[[ProbeReply], bool] = lambda _: False
-) -> ProbeReply:
-    """Send a request that may run twice; return its reply, up to where it ends, breaks, is `enough`, or is late.
+async def ask(client: Client, request: ProbeRequest, seconds: float, asked: bytes = b"") -> ProbeReply:
+    """Send a request that may run twice; return its reply up to the answer to `asked`, its end, a break or a deadline.
 
     Raises TimeoutError if no reply begins in time, or RequestFailed.
     """
@@ -66,7 +64,7 @@ async def ask(
         async with asyncio.timeout_at(deadline):
             async for chunk in coming:
                 reply.body += chunk
-                if len(reply.body) > _BODY_BYTES or enough(reply):
+                if len(reply.body) > _BODY_BYTES or (asked and reply.is_answered(asked)):
                     break
     except (RequestFailed, TimeoutError):
         pass  # what came before the failure counts

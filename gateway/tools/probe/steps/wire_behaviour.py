@@ -8,7 +8,7 @@ from typing import Final
 from gateway.exchange.handshake import Handshake
 from gateway.protocol import jsonrpc, mcp
 from gateway.tools.probe.steps.context import ProbeContext
-from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ProbeReply, ProbeRequest, ask
+from gateway.tools.probe.steps.requests import EVENTS, NO_REPLY, ProbeRequest, ask
 from gateway.upstream.channel import Channel, Headers
 
 _NO_TOOL: Final = "mrtr-gateway-probe-no-such-tool"
@@ -36,7 +36,7 @@ async def look_at_reply(exam: ProbeContext, headers: Headers, *, has_tools: bool
     message = jsonrpc.request(_REQUEST_ID, method, params)
     try:
         request = ProbeRequest("POST", exam.endpoint.url, own, message)
-        reply = await ask(exam.client, request, seconds, _is_answered)
+        reply = await ask(exam.client, request, seconds, _REQUEST_ID)
     except NO_REPLY as exc:
         exam.warn(
             "replies",
@@ -63,20 +63,12 @@ async def _replays(exam: ProbeContext, headers: Headers, cursor: str) -> bool:
     own = {**headers, "Accept": EVENTS, mcp.LAST_EVENT_ID: cursor}
     for _ in range(_REPLAY_TRIES):
         try:
-            reply = await ask(exam.client, ProbeRequest("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _is_answered)
+            reply = await ask(exam.client, ProbeRequest("GET", exam.endpoint.url, own), _REPLAY_SECONDS, _REQUEST_ID)
         except NO_REPLY:
             continue
-        if reply.status == 200 and _is_ours(reply):
+        if reply.status == 200 and reply.is_answered(_REQUEST_ID):
             return True
     return False
-
-
-def _is_answered(reply: ProbeReply) -> bool:
-    return reply.is_answered(_REQUEST_ID)
-
-
-def _is_ours(reply: ProbeReply) -> bool:
-    return any(bytes(each.id) == _REQUEST_ID for each in reply.messages() if jsonrpc.is_id(each.id))  # type: ignore[arg-type]
 
 
 def _tell_store(exam: ProbeContext) -> None:
