@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
+import msgspec
 from msgspec import Raw
 
 from gateway.children.child import Child
@@ -45,59 +46,47 @@ class ChildHolder:
     async def child(self, message: bytes, headers: Headers) -> "SharedChild":
         """Return the child that has had this handshake; raises what `StdioChannel.initialize` raises."""
         async with self._opening:
-            shared = self._shared
-            if shared is not None and shared.has_had(message) and not shared.child.over.done():
-                return shared
-            if shared is not None:
-                self._shared = None
-                await shared.replaced()
+            shared, handshake = self._shared, jsonrpc.message(message).params
+            if shared is not None and not shared.is_replaced:
+                if shared.handshake == handshake and not shared.child.over.done():
+                    return shared
+                shared.is_replaced = True
+                await shared.end_if_unused()
             channel = StdioChannel(self.launcher)
             try:
                 result = await channel.initialize(message, headers)
             except BaseException:
                 channel.abandon()
                 raise
-            self._shared = SharedChild(self, channel.child, message, result)
+            self._shared = SharedChild(self.launcher, channel.child, handshake, result)
             return self._shared
-
-    def forget(self, shared: "SharedChild") -> None:
-        """Give this child to no more sessions."""
-        if self._shared is shared:
-            self._shared = None
-
-    async def close(self) -> None:
-        """End the child."""
-        if self._shared is not None:
-            await self._shared.child.close()
 
 
 class SharedChild:
     """A child after its handshake, with the channels that speak to it."""
 
-    def __init__(self, holder: ChildHolder, child: Child, message: bytes, result: Raw) -> None:
+    def __init__(self, launcher: ChildLauncher, child: Child, handshake: Raw | msgspec.UnsetType, result: Raw) -> None:
+        """`handshake` are the parameters of the `initialize` that it has had, `result` its answer."""
         self.child = child
-        self._handshake = jsonrpc.message(message).params
-        self.result = result
+        self.handshake, self.result = handshake, result
         self.channels: list[SharedChannel] = []
-        self._holder = holder
-        self._send_seconds = holder.launcher.client.timeouts.answer_seconds
+        self.is_replaced = False
+        """Whether it is given to no more sessions, and ends with its last one."""
+        self._launcher = launcher
+        self._send_seconds = launcher.client.timeouts.answer_seconds
         self._given_up: set[bytes] = set()
         """The calls that may ask, that nobody waits for, and that the child has not answered (JSON of their ids)."""
         self._is_initialized = False
-        self._is_replaced = False
         self._subscribed: Counter[bytes] = Counter()
         child.receive_with(self._hear)
 
-    def has_had(self, message: bytes) -> bool:
-        """Whether the child has had this `initialize`, whatever the id was."""
-        return self._handshake == jsonrpc.message(message).params
-
     def _hear(self, line: bytes) -> None:
         if not is_message(line):
-            self._holder.launcher.malformed()
+            self._launcher.malformed()
             return
         message = jsonrpc.message(line)
-        if self._is_unclear(message):
+        is_question = isinstance(message.id, Raw) and message.method not in (None, mcp.PING)
+        if is_question and self._given_up and any(each.may_ask for each in self.channels):
             self._refuse(message)
         elif (channel := self._channel_of(message)) is not None:
             channel.hear(line)
@@ -114,22 +103,19 @@ class SharedChild:
         """Nobody waits any more for the answer to a call that may ask."""
         self._given_up.add(id_)
 
-    def _is_unclear(self, message: jsonrpc.Message) -> bool:
-        """Whether a request of the child may be one of a call that was given up, or of the one in flight."""
-        is_question = isinstance(message.id, Raw) and message.method not in (None, mcp.PING)
-        return is_question and bool(self._given_up) and any(each.may_ask for each in self.channels)
-
     def _refuse(self, message: jsonrpc.Message) -> None:
-        """Refuse a question, and have the sessions of this child end with their calls."""
+        """Refuse a question that may be of the call in flight, or of one that was given up.
+
+        The sessions of this child end with their calls.
+        """
         assert isinstance(message.id, Raw), "it is a request"
-        self._holder.launcher.tell(self.child, jsonrpc.failure(bytes(message.id), _UNCLEAR))
-        if self._is_replaced:
+        self._launcher.tell(self.child, jsonrpc.failure(bytes(message.id), _UNCLEAR))
+        if self.is_replaced:
             return
         cause = "the server asked something while a cancelled call may still run in it; the question was refused"
         fix = "call again: the next call starts the server anew. A server that answers cancelled calls is kept"
         log.warning(Event.UPSTREAM_FAILED, route=self.child.route, cause=cause, fix=fix)
-        self._is_replaced = True
-        self._holder.forget(self)
+        self.is_replaced = True
         for channel in tuple(self.channels):
             channel.lose()
 
@@ -156,15 +142,11 @@ class SharedChild:
         """Forget a channel; a child that was replaced ends with its last one."""
         if channel in self.channels:
             self.channels.remove(channel)
-        await self._end_if_unused()
+        await self.end_if_unused()
 
-    async def replaced(self) -> None:
-        """Take no more channels."""
-        self._is_replaced = True
-        await self._end_if_unused()
-
-    async def _end_if_unused(self) -> None:
-        if self._is_replaced and not self.channels:
+    async def end_if_unused(self) -> None:
+        """End the child if it was replaced, and its last session has left."""
+        if self.is_replaced and not self.channels:
             await self.child.close()
 
 
