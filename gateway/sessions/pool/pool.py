@@ -332,7 +332,11 @@ class Pool:
                 _ = await asyncio.wait((future,), timeout=max(self.config.timeouts.session_wait_seconds, 0))
         except asyncio.CancelledError:
             if future.done() and isinstance(unused := future.result(), Session):
-                self._return_unused(unused)
+                if unused.opened:
+                    self.release(unused, clean=True)
+                else:
+                    self._drop(unused)
+                    self._end_start(group)
             raise
         finally:
             if not future.done():
@@ -346,13 +350,6 @@ class Pool:
             self._groups.forget_if_unused(group)
             raise obtained
         return obtained
-
-    def _return_unused(self, session: Session) -> None:
-        if session.opened:
-            self.release(session, clean=True)
-        else:
-            self._drop(session)
-            self._end_start(session.group)
 
     def _end_start(self, group: Group[Session]) -> None:
         """The handshake of a session has ended, well or not."""
@@ -382,7 +379,10 @@ class Pool:
             else:
                 if found.evicted is not None:
                     self._remove(found.evicted)
-                session = self._new(found.request)
+                # Its room is taken before its handshake begins.
+                session = self._session(found.request.group)
+                self._capacity.opened(session, session.group, is_fresh=found.request.is_fresh)
+                self._move(session, _BUSY)
             self._capacity.remove(found.request)
             found.request.outcome.set_result(session)
 
@@ -399,13 +399,6 @@ class Pool:
             return refusal
         self._rate.take()
         return None
-
-    def _new(self, request: SessionRequest[Session]) -> Session:
-        """A session that counts from now on, so that its room is taken before its handshake begins."""
-        session = self._session(request.group)
-        self._capacity.opened(session, session.group, is_fresh=request.is_fresh)
-        self._move(session, _BUSY)
-        return session
 
     def _move(self, session: Session, state: SessionState | None) -> None:
         """Change the state of a session, and count it in the metrics."""

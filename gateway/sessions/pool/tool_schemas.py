@@ -137,24 +137,19 @@ async def know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exem
 async def _know(pool: Pool, key: PoolKey, headers: Headers, name: str, *, is_exempt: bool) -> Tool:
     group = pool.group(key)
     session = await pool.acquire(key, headers, is_exempt=is_exempt)
-    clean = False
+    clean, found = False, dict[str, Tool]()
     try:
         if not group.knows(name, headers):
-            group.learn(await _list(pool, session, headers), headers)
+            if session.shaken.offers("tools"):
+                _ = await read_pages(
+                    lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
+                    lambda page: found.update(_tools(pool, page)),
+                )
+            group.learn(found, headers)
         clean = True
         return known(group, name)
     finally:
         pool.release(session, clean=clean)
-
-
-async def _list(pool: Pool, session: Session, headers: Headers) -> dict[str, Tool]:
-    found: dict[str, Tool] = {}
-    if session.shaken.offers("tools"):
-        _ = await read_pages(
-            lambda params: session.ask(mcp.TOOLS_LIST, params, headers, pool.handshake_seconds),
-            lambda page: found.update(_tools(pool, page)),
-        )
-    return found
 
 
 def _tools(pool: Pool, page: Raw) -> dict[str, Tool]:

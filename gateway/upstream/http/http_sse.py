@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 from msgspec import Raw
-from yarl import URL
+from yarl import URL  # noqa: TC002  (one import style; it costs nothing here)
 
 from gateway.config import redacted_url
 from gateway.http_client.errors import ListenerFailed, RequestFailed
@@ -173,10 +173,23 @@ class HttpSseChannel(Channel):
     # -- the stream ---------------------------------------------------------------------------------------------
 
     def is_named(self, event: sse.Event) -> bool:
-        """Whether the address for messages was named before this event, which names it otherwise."""
+        """Whether the address for messages was named before this event, which names it otherwise.
+
+        Raises WrongTransport or Unreachable.
+        """
         if self._messages is not None:
             return True
-        self._messages = self._named_endpoint(event)
+        where = self._endpoint.where
+        if event.event != "endpoint":
+            raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
+        if len(event.data) <= _ENDPOINT_BYTES:
+            self._messages = self._endpoint.within(event.data.decode(errors="replace"))
+        if self._messages is None:
+            raise Unreachable(
+                f"{where} wants messages sent to {_without_secrets(event.data)}, which is not at the origin of "
+                "upstream.url: credentials are not sent there; set upstream.url to the server's own address, or have "
+                "the server name a path"
+            )
         if self._stream is not None:
             self._stream.wake()
         return False
@@ -213,22 +226,6 @@ class HttpSseChannel(Channel):
             self._waiting.end(CallLost(f"{cause} under a call; the call may have had effects"))
         if self._side is not None and not self._closed:
             self._side.side_closed(was_open=True)
-
-    def _named_endpoint(self, event: sse.Event) -> URL:
-        """Return the address that the first event names. Raises WrongTransport or Unreachable."""
-        where = self._endpoint.where
-        if event.event != "endpoint":
-            raise WrongTransport(f"{where} opened a stream whose first event names no endpoint: it is not HTTP+SSE")
-        target = None
-        if len(event.data) <= _ENDPOINT_BYTES:
-            target = self._endpoint.within(event.data.decode(errors="replace"))
-        if target is None:
-            raise Unreachable(
-                f"{where} wants messages sent to {_without_secrets(event.data)}, which is not at the origin of "
-                "upstream.url: credentials are not sent there; set upstream.url to the server's own address, or have "
-                "the server name a path"
-            )
-        return target
 
     def _receive(self, data: bytes) -> bool:
         """Pass one message to the request in flight, or else to the side listener; the stream goes on."""

@@ -82,15 +82,6 @@ class StandaloneStream:
 
     # -- opening and ending -------------------------------------------------------------------------------------
 
-    def _get_after_pause(self) -> None:
-        """Open the stream after the pause that the failures so far ask for, or end it after too many."""
-        pauses = self._upstream.times.reopen_seconds
-        if self._failures < len(pauses):
-            get = self._upstream.tasks.guard(self._get, "side stream")
-            self._timer = asyncio.get_running_loop().call_later(pauses[self._failures], get)
-        else:
-            self._end()
-
     def _get(self) -> None:
         self._timer = None
         self._attempts += 1
@@ -115,7 +106,12 @@ class StandaloneStream:
         self._let_go()
         lasted = not is_refused and world.monotonic() - self._began > _STABLE_SECONDS
         self._failures = 0 if lasted else self._failures + 1
-        self._get_after_pause()
+        pauses = self._upstream.times.reopen_seconds
+        if self._failures < len(pauses):
+            get = self._upstream.tasks.guard(self._get, "side stream")
+            self._timer = asyncio.get_running_loop().call_later(pauses[self._failures], get)
+        else:
+            self._end()
 
     def _end(self) -> None:
         """There will be no stream any more."""
@@ -182,20 +178,17 @@ class StandaloneStream:
         """The server answered with something else than a stream."""
         if reply.status in REDIRECTS:
             assert reply.head is not None, "it has a status"
-            self._follow(reply.head.text(b"location"))
+            try:
+                # A process that did not open the session does not know the redirect yet.
+                self._upstream.endpoint.follow(reply.head.text(b"location"))
+            except UpstreamError:
+                self._note_head()
+                self._broke()
+            else:
+                self._broke(is_refused=True)
         elif reply.status == _TAKEN:
             self._broke(is_refused=True)
         else:
             if reply.status == _UNKNOWN and self._was_open:
                 self._owner.forget()
             self._end()  # the server does without this stream
-
-    def _follow(self, location: str | None) -> None:
-        """Follow a redirect, which a process that did not open the session does not know yet."""
-        try:
-            self._upstream.endpoint.follow(location)
-        except UpstreamError:
-            self._note_head()
-            self._broke()
-        else:
-            self._broke(is_refused=True)

@@ -66,8 +66,14 @@ class StreamableChannel(ResumableChannel):
         """Send `initialize`, following one redirect within the origin. Also raises WrongTransport."""
         answer = InitializeAnswer(self._endpoint, message)
         reply = await self._beside(message, headers, answer.receive, self._client.limits.event_bytes)
+        where = self._endpoint.where
         try:
-            result = self._initialized(reply, answer)
+            result = answer.result(None if reply.is_done else read_refusal(reply, self._endpoint))
+        except SessionLost as exc:
+            said = f"{where} answered `initialize` with HTTP {reply.status}; check the path of upstream.url"
+            raise (WrongTransport if reply.status in _OTHER_TRANSPORT else NoHandshake)(said) from exc
+        except ValueError as exc:
+            raise WrongTransport(f"{where} answered `initialize` with a message that is not JSON-RPC") from exc
         except (CallLost, Unreachable) as exc:
             if reply.status not in _OTHER_TRANSPORT:
                 raise
@@ -76,17 +82,6 @@ class StreamableChannel(ResumableChannel):
         # Without a session id the legacy SDKs run stateless: they send a question, and its answer never arrives.
         self.can_ask = self.session_id is not None
         return result
-
-    def _initialized(self, reply: ReplyReader, answer: InitializeAnswer) -> Raw:
-        where = self._endpoint.where
-        try:
-            return answer.result(None if reply.is_done else read_refusal(reply, self._endpoint))
-        except SessionLost as exc:
-            raise NoHandshake(
-                f"{where} answered `initialize` with HTTP {reply.status}; check the path of upstream.url"
-            ) from exc
-        except ValueError as exc:
-            raise WrongTransport(f"{where} answered `initialize` with a message that is not JSON-RPC") from exc
 
     async def _beside(self, message: bytes, headers: Headers, receive: Receive, max_bytes: int) -> ReplyReader:
         """POST what may run twice, beside the request in flight; return its reply once that is over."""
@@ -158,20 +153,16 @@ class StreamableChannel(ResumableChannel):
                 _ = await reply.over(self.post(message, headers, reply, is_repeatable=True))
                 if not reply.is_done:
                     raise await self._refused(reply, headers)
-                self._note_sent(headers)
+                self._is_ready = True
+                self.note_headers(headers)
+                if self._request is not None and self._request.place is not None:
+                    self._request.place.answered()
+                    self._request.restart_silence()
         except TimeoutError as exc:
             raise CallLost(
                 f"{self._endpoint.where} did not accept a message within timeouts.answer_seconds; the call may have "
                 "had effects"
             ) from exc
-
-    def _note_sent(self, headers: Headers) -> None:
-        """The server has accepted a message with these headers."""
-        self._is_ready = True
-        self.note_headers(headers)
-        if self._request is not None and self._request.place is not None:
-            self._request.place.answered()
-            self._request.restart_silence()
 
     async def _refused(self, reply: ReplyReader, headers: Headers) -> CallLost:
         """Explain why the server refused an answer or a notification. Raises what `read_refusal` raises."""
@@ -214,13 +205,10 @@ class StreamableChannel(ResumableChannel):
             standalone.stop_reporting()
         try:
             if end_session and self.session_id is not None and not self.forgotten:
-                await self._delete()
+                reply, headers = self._reader(lambda _: False, needs_body=False), self._whole(self._headers)
+                with suppress(TimeoutError):  # the server drops the session after its own timeout
+                    async with asyncio.timeout(self._client.timeouts.cancel_seconds):
+                        _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))
         finally:
             if standalone is not None:
                 standalone.close()
-
-    async def _delete(self) -> None:
-        reply, headers = self._reader(lambda _: False, needs_body=False), self._whole(self._headers)
-        with suppress(TimeoutError):  # the server drops the session after its own timeout
-            async with asyncio.timeout(self._client.timeouts.cancel_seconds):
-                _ = await reply.over(self._client.begin("DELETE", self._endpoint.url, headers, b"", reply))
