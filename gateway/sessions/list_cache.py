@@ -37,9 +37,11 @@ _PARAMS: Final = frozenset({"cursor"})
 _TRACE: Final = frozenset(mcp.TRACE_KEYS)
 
 
-class Place(NamedTuple):
-    """Identifies equal list requests (server/utilities/caching, Cache Key)."""
+class CacheKey(NamedTuple):
+    """Identifies equal list requests (server/utilities/caching, Cache Key), while nothing has changed."""
 
+    generation: int
+    """The generation of the group when the request came."""
     key: PoolKey
     """Includes the forwarded headers, byte for byte."""
     credential: bytes
@@ -47,13 +49,10 @@ class Place(NamedTuple):
     method: str
     cursor: str | None
 
-
-class CacheKey(NamedTuple):
-    """Finds the answer of a list request while nothing has changed since."""
-
-    place: Place
-    generation: int
-    """The generation of the group when the request came."""
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where the answer is kept; one of a later generation replaces it."""
+        return self[1:]
 
 
 class _Page(msgspec.Struct, frozen=True, gc=False):
@@ -67,26 +66,25 @@ class _Page(msgspec.Struct, frozen=True, gc=False):
         return len(self.body) + _PAGE_OVERHEAD
 
 
-def place(key: PoolKey, request: Request, headers: Headers) -> Place | None:
-    """Where the answer of a request is kept; None if the answer may depend on more than method and cursor."""
+def cache_key(key: PoolKey, request: Request, headers: Headers, generation: int) -> CacheKey | None:
+    """The key of a request; None if the answer may depend on more than method and cursor."""
     is_plain = request.params.keys() <= _PARAMS and request.said.user_meta.keys() <= _TRACE
     if request.method not in _ARRAYS or not is_plain:
         return None
-    authorization = headers.get(AUTHORIZATION)
+    authorization, cursor = headers.get(AUTHORIZATION), None
     credential = b"" if authorization is None else hashlib.sha256(authorization.encode()).digest()
-    if "cursor" not in request.params:
-        return Place(key, credential, request.method, None)
-    cursor = jsonrpc.text(request.params["cursor"])
-    return (
-        Place(key, credential, request.method, cursor) if cursor is not None and len(cursor) <= _MAX_CURSOR else None
-    )
+    if "cursor" in request.params:
+        cursor = jsonrpc.text(request.params["cursor"])
+        if cursor is None or len(cursor) > _MAX_CURSOR:
+            return None
+    return CacheKey(generation, key, credential, request.method, cursor)
 
 
 class ListCache:
     """The cached pages of one route."""
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[Place, _Page] = OrderedDict()
+        self._pages: OrderedDict[tuple[object, ...], _Page] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -107,7 +105,7 @@ class ListCache:
         """Keep a result for this long."""
         self._forget(cache_key.place)
         opened = jsonrpc.fields(body)
-        if seconds <= 0 or not bytes(opened.get(_ARRAYS[cache_key.place.method], b"")).startswith(b"["):
+        if seconds <= 0 or not bytes(opened.get(_ARRAYS[cache_key.method], b"")).startswith(b"["):
             return
         page = _Page(body, cache_key.generation, world.monotonic() + seconds)
         if page.size > _MAX_PAGE_BYTES:
@@ -122,7 +120,7 @@ class ListCache:
         self._pages.clear()
         self._bytes = 0
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: tuple[object, ...]) -> None:
         page = self._pages.pop(place, None)
         if page is not None:
             self._bytes -= page.size

@@ -11,7 +11,7 @@ from gateway.protocol import mcp
 from gateway.sessions import group as groups
 from gateway.sessions import list_cache
 from gateway.sessions.call import PoolKey
-from gateway.sessions.list_cache import CacheKey, ListCache, Place, seconds_kept
+from gateway.sessions.list_cache import CacheKey, ListCache, seconds_kept
 from tests.support.fake_upstream import FakeUpstream, Turn, event, text
 from tests.support.stand import Start
 from tests.support.workbench import CLIENT, Client, eventually, jwt
@@ -307,7 +307,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_cache, "_MAX_BYTES", 5_000)
     kept = ListCache()
     key = PoolKey(b"p", b"", b"", ())
-    cache_keys = [CacheKey(Place(key, b"", mcp.TOOLS_LIST, f"{number}"), 0) for number in range(5)]
+    cache_keys = [CacheKey(0, key, b"", mcp.TOOLS_LIST, f"{number}") for number in range(5)]
     for cache_key in cache_keys:
         kept.keep(cache_key, b'{"tools":[]}', 60)
         assert kept.find(cache_keys[0]) is not None, "asked for again and again"

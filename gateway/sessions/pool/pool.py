@@ -32,7 +32,7 @@ from gateway.sessions import assignment, pool_errors
 from gateway.sessions.assignment import Capacity, Limits
 from gateway.sessions.call import PoolKey, Watcher
 from gateway.sessions.group import Group, Groups, SessionRequest
-from gateway.sessions.list_cache import CacheKey, ListCache, place, seconds_kept
+from gateway.sessions.list_cache import CacheKey, ListCache, cache_key, seconds_kept
 from gateway.sessions.session import Session
 from gateway.telemetry import Event, Metrics, SessionState, get_logger
 from gateway.upstream.channel import Channel, Headers
@@ -234,21 +234,22 @@ class Pool:
 
     def ticket(self, key: PoolKey, request: Request, headers: Headers) -> CacheKey | None:
         """The key of a list in the cache; None when the route or the request does not allow caching."""
-        found = place(key, request, headers) if self.route.cache.lists_seconds else None
-        return CacheKey(found, self.group(key).generation) if found is not None else None
-
-    async def kept(self, cache_key: CacheKey, headers: Headers, *, is_exempt: bool = True) -> bytes | None:
-        """A list from the cache, for a credential that the upstream accepts; raises as `authorise` does."""
-        if self.lists.find(cache_key) is None:
+        if not self.route.cache.lists_seconds:
             return None
-        key = cache_key.place.key
+        return cache_key(key, request, headers, self.group(key).generation)
+
+    async def kept(self, ticket: CacheKey, headers: Headers, *, is_exempt: bool = True) -> bytes | None:
+        """A list from the cache, for a credential that the upstream accepts; raises as `authorise` does."""
+        if self.lists.find(ticket) is None:
+            return None
+        key = ticket.key
         await self.authorise(key, headers, is_exempt=is_exempt)
         # The list may have changed while the upstream was asked.
-        return self.lists.find(cache_key._replace(generation=self.group(key).generation))
+        return self.lists.find(ticket._replace(generation=self.group(key).generation))
 
-    def keep(self, cache_key: CacheKey, result: Raw, body: bytes) -> None:
+    def keep(self, ticket: CacheKey, result: Raw, body: bytes) -> None:
         """Keep the modern form of a list; a list that changed on its way has an old generation, and is not found."""
-        self.lists.keep(cache_key, body, seconds_kept(result, self.route.cache.lists_seconds))
+        self.lists.keep(ticket, body, seconds_kept(result, self.route.cache.lists_seconds))
 
     # -- getting a session ------------------------------------------------------------------------------------------
 
