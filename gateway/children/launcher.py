@@ -208,18 +208,15 @@ class ChildLauncher:
             self._changed.clear()
             ahead = len(self._prestarted) + self._lent
             if ahead < self._upstream.warm and not self._slots.locked() and self._trial is None:
-                await self._prestart_one()
+                pause = self._not_before - world.monotonic()
+                if self._failures and pause > 0:
+                    await asyncio.sleep(pause)
+                    continue
+                with suppress(Unreachable):
+                    if (child := await self._start_unless(self._upstream.warm)) is not None:
+                        self._keep(child, self._prestarted.append)
             else:
                 _ = await self._changed.wait()
-
-    async def _prestart_one(self) -> None:
-        pause = self._not_before - world.monotonic()
-        if self._failures and pause > 0:
-            await asyncio.sleep(pause)
-            return
-        with suppress(Unreachable):
-            if (child := await self._start_unless(self._upstream.warm)) is not None:
-                self._keep(child, self._prestarted.append)
 
 
 async def end_children(children: Iterable[Child]) -> None:

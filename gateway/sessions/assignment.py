@@ -192,18 +192,6 @@ def assign(group: Group[S] | None, capacity: Capacity[S]) -> Assignment[S] | Non
             return Drop(session) if session.lost else Reuse(next(iter(group.takers)), session)
         if group.main is not None and group.main.shared.has_room:
             return Join(next(iter(group.takers)), group.main)
-    return _opening(capacity)
-
-
-def reusable(group: Group[S]) -> S | None:
-    """The idle session that the next call of a group would get; it may turn out to be lost."""
-    newest = next(reversed(group.idle), None)
-    if newest is not None and newest.shared.joiners and not newest.shared.can_begin:
-        return None
-    return newest
-
-
-def _opening(capacity: Capacity[S]) -> Open[S] | None:
     quota, limits = capacity.next_quota(), capacity.limits
     if quota is None or capacity.starting >= limits.starting:
         return None
@@ -214,3 +202,11 @@ def _opening(capacity: Capacity[S]) -> Open[S] | None:
         return Open(request, None)
     oldest = next(iter(capacity.evictable), None)
     return Open(request, oldest) if oldest is not None else None
+
+
+def reusable(group: Group[S]) -> S | None:
+    """The idle session that the next call of a group would get; it may turn out to be lost."""
+    newest = next(reversed(group.idle), None)
+    if newest is not None and newest.shared.joiners and not newest.shared.can_begin:
+        return None
+    return newest

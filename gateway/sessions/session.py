@@ -162,7 +162,7 @@ class Session(SideListener):
         self.channel, result = await self.channel.open(message, headers)
         self._show(Direction.FROM_UPSTREAM, bytes(result))
         self.shaken = handshake.handshake(bytes(result))
-        await self._listen(headers)
+        await self.channel.listen(self.shaken.version, headers, self)
         ready = jsonrpc.notification(mcp.INITIALIZED)
         self._show(Direction.TO_UPSTREAM, ready)
         await self.channel.send(ready, headers)
@@ -180,9 +180,6 @@ class Session(SideListener):
         self._headers = headers
         self.shaken = shaken
         self.channel.adopt(session_id, shaken.version)
-        await self._listen(headers)
-
-    async def _listen(self, headers: Headers) -> None:
         await self.channel.listen(self.shaken.version, headers, self)
 
     def join(self, owner: "Session") -> None:

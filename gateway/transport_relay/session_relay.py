@@ -85,7 +85,7 @@ class SessionRelay(SideListener):
         request, seconds = message.request_id, self._live.config.timeouts.handshake_seconds
         if request is None:
             return  # a notification before `initialize`
-        channel = self._live.upstream.pool.new_channel()
+        channel = self._live.upstream.pool.connect()
         try:
             async with asyncio.timeout(seconds):
                 channel, result = await channel.open(message.data, message.headers)

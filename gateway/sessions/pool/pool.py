@@ -61,7 +61,6 @@ class Pool:
         metrics: Metrics,
         tasks: Tasks,
     ) -> None:
-        """`connect` makes the channel of a new session."""
         self._settings = settings
         self._metrics = metrics
         self._tasks = tasks
@@ -78,7 +77,8 @@ class Pool:
         self._counts = metrics.sessions_by_state(self.route.path)
         self.closed = False
         settings.after_replace(self._change_limits)
-        self._connect = connect
+        self.connect = connect
+        """Makes the channel of a new session."""
         self.lists = ListCache()
         self._left_out: set[OmittedTool] = set()
         settings.after_replace(lambda _: self.lists.clear())
@@ -122,11 +122,7 @@ class Pool:
         return sum(len(group.waiting) for group in self._groups.values())
 
     def _session(self, group: Group[Session]) -> Session:
-        return Session(group, self._connect(), self.route.path, self._metrics, self._tasks)
-
-    def new_channel(self) -> Channel:
-        """Make a channel for a session that is not the pool's."""
-        return self._connect()
+        return Session(group, self.connect(), self.route.path, self._metrics, self._tasks)
 
     def take_opening(self) -> None:
         """Count the opening of such a session against the rate of the route; raises Busy."""
@@ -287,7 +283,7 @@ class Pool:
 
     def adopted_channel(self, whereabouts: Upstream) -> Channel:
         """Make a channel of a session that another process opened."""
-        channel = self._connect()
+        channel = self.connect()
         channel.adopt(whereabouts.session, whereabouts.version)
         return channel
 

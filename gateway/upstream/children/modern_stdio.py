@@ -163,7 +163,11 @@ class ModernStdio:
     def _notify(self, method: str, raw: Raw | msgspec.UnsetType) -> None:
         params = jsonrpc.fields(raw) if isinstance(raw, Raw) else {}
         if method == mcp.CANCELLED:
-            self._torn_down(params.get("requestId"))
+            ended = self._requests.get(bytes(params.get("requestId", b"")))
+            if ended is not None and ended.method == mcp.LISTEN and not ended.answered.done():
+                # The server ended a subscription without a response, which HTTP cannot do gracefully.
+                done = jsonrpc.result(ended.id, jsonrpc.encode(_named(dict(_DONE), ended.id)))
+                _hand_over(ended, done, is_last=True)
             return
         request = self._request_of(method, params)
         if request is None or request.answered.done():
@@ -183,13 +187,6 @@ class ModernStdio:
             return wanting[0] if len(wanting) == 1 or (wanting and self._has_one_client) else None
         meta = jsonrpc.fields(params["_meta"]) if "_meta" in params else {}
         return self._requests.get(bytes(meta.get(mcp.META_SUBSCRIPTION, b"")))
-
-    def _torn_down(self, id_: Raw | None) -> None:
-        """The server ended a subscription without a response, which HTTP cannot do gracefully."""
-        request = self._requests.get(bytes(id_ or b""))
-        if request is not None and request.method == mcp.LISTEN and not request.answered.done():
-            done = jsonrpc.result(request.id, jsonrpc.encode(_named(dict(_DONE), request.id)))
-            _hand_over(request, done, is_last=True)
 
 
 def _hand_over(request: _InFlight, message: bytes, *, is_last: bool = False) -> None:

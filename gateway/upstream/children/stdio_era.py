@@ -86,7 +86,19 @@ class StdioEra:
     async def _ask(self) -> None:
         found: bool | None = None
         try:
-            found = await self._answer()
+            async with self.launcher.lent() as child:
+                line = await self._answer_of(child, era.discover(_PROBE_ID))
+                if line is None:
+                    await child.close()
+                else:
+                    child.asked = False
+                    found = bool(era.verdict(200, "application/json", line, _PROBE_ID))
+                    if found:
+                        self.launcher.initialized(child)
+                        self.launcher.stop_prestarting()
+                        self.modern.use(child)
+                    else:
+                        self.launcher.give_back(child)
         except (Unreachable, CallLost):
             pass  # the handshake of a request explains the fault
         finally:
@@ -113,22 +125,6 @@ class StdioEra:
             pass
         finally:
             self._probe = None
-
-    async def _answer(self) -> bool | None:
-        async with self.launcher.lent() as child:
-            line = await self._answer_of(child, era.discover(_PROBE_ID))
-            if line is None:
-                await child.close()
-                return None
-            child.asked = False
-            found = era.verdict(200, "application/json", line, _PROBE_ID)
-            if found:
-                self.launcher.initialized(child)
-                self.launcher.stop_prestarting()
-                self.modern.use(child)
-            else:
-                self.launcher.give_back(child)
-            return bool(found)
 
     async def _answer_of(self, child: Child, request: bytes) -> bytes | None:
         """Return the response of a child to a probe; None if it ends, or does not answer in time.

@@ -107,7 +107,9 @@ class EraProbe:
                     return False
                 if self._probe is not None or self.known is not None:
                     continue  # another request that waited came first
-                probe = self._start(headers)
+                self._next_start = world.monotonic() + self._upstream.times.probe_pause_seconds
+                probe = self._probe = _Probe(self._upstream, headers)
+                probe.task = self._upstream.tasks.start(self._ask(probe), "era probe")
             # The probe outlives the request that started it, because other requests wait for it too.
             _ = await asyncio.wait((probe.task,))
             if probe.found is not None:
@@ -127,12 +129,6 @@ class EraProbe:
         finally:
             self._waiting -= 1
         return True
-
-    def _start(self, headers: Headers) -> _Probe:
-        self._next_start = world.monotonic() + self._upstream.times.probe_pause_seconds
-        probe = self._probe = _Probe(self._upstream, headers)
-        probe.task = self._upstream.tasks.start(self._ask(probe), "era probe")
-        return probe
 
     def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
         """A handshake used HTTP+SSE, which only legacy servers speak, or found that the upstream left it."""

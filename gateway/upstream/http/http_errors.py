@@ -44,15 +44,6 @@ class StreamCut(CallLost):
         self.retry_ms = retry_ms
 
 
-class RetryLater(CallLost):
-    """A GET failed in a way that may pass."""
-
-    def __init__(self, message: str, *, is_local: bool = False) -> None:
-        """`is_local`: the cause is on this host, so the failure says nothing about the server."""
-        super().__init__(message)
-        self.is_local = is_local
-
-
 class SuspectedSessionLoss(SessionLost):
     """An HTTP error that reads as if the server had forgotten the session; a ping confirms it or not."""
 

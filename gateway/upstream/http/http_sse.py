@@ -8,6 +8,7 @@ answered with 404 (Python SDK), with 400, or never (server-everything), so every
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Raw
@@ -229,8 +230,12 @@ class HttpSseChannel(Channel):
 
     def _receive(self, data: bytes) -> bool:
         """Pass one message to the request in flight, or else to the side listener; the stream goes on."""
-        if self._pings and PING_PREFIX in data and self._is_pong(data):
-            return False
+        if self._pings and PING_PREFIX in data:
+            with suppress(ValueError):
+                opened = jsonrpc.message(data)
+                if opened.method is None and isinstance(opened.id, Raw) and bytes(opened.id) in self._pings:
+                    self._pings.remove(bytes(opened.id))
+                    return False
         waiting = self._waiting
         if waiting is None:
             if self._side is not None:
@@ -238,28 +243,16 @@ class HttpSseChannel(Channel):
             elif len(data) <= _EARLY_BYTES:
                 self._early.append(data)
             return False
+        failure: GatewayError | ValueError | None = None
         try:
-            answered = waiting.receive(data)
+            is_over = waiting.receive(data)
         except (GatewayError, ValueError) as exc:
-            answered = True
-            self._waiting = None
-            waiting.end(exc)
-        if answered and not waiting.over.done():
+            is_over, failure = True, exc
+        if is_over:
             if self._waiting is waiting:  # the next request may have been sent while the answer was received
                 self._waiting = None
-            waiting.end(None)
+            waiting.end(failure)
         return False
-
-    def _is_pong(self, data: bytes) -> bool:
-        """Whether a message answers a ping of the gateway."""
-        try:
-            opened = jsonrpc.message(data)
-        except ValueError:
-            return False
-        if opened.method is not None or not isinstance(opened.id, Raw) or bytes(opened.id) not in self._pings:
-            return False
-        self._pings.remove(bytes(opened.id))
-        return True
 
     # -- messages -----------------------------------------------------------------------------------------------
 

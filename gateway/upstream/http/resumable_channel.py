@@ -22,7 +22,6 @@ from gateway.protocol.reply_messages import EVENT_STREAM
 from gateway.runtime.arrivals import SMALL_BYTES
 from gateway.upstream.channel import NO_HEADERS, Callbacks, Channel, Headers, Hearer, Reading, Receive
 from gateway.upstream.http.http_errors import (
-    RetryLater,
     StreamCut,
     SuspectedSessionLoss,
     is_local,
@@ -379,14 +378,13 @@ class ResumableChannel(Channel):
         finally:
             request.silence = None
         if not reply.is_stream:
-            if reply.is_late:
-                failed = RetryLater(f"{self._endpoint.where} broke the connection (TimeoutError)")
-            else:
-                failed = await self._refused_resume(reply, newest)
-            pause_seconds = resumption.failed(is_local=failed.is_local)
+            why, is_here = f"{self._endpoint.where} broke the connection (TimeoutError)", False
+            if not reply.is_late:
+                why, is_here = await self._refused_resume(reply, newest)
+            pause_seconds = resumption.failed(is_local=is_here)
             if pause_seconds is None:
-                cause = f"{failed.message.partition(';')[0]} when a running call was to be picked up"
-                raise CallLost(f"{cause}; the call may have had effects") from failed
+                cause = f"{why.partition(';')[0]} when a running call was to be picked up"
+                raise CallLost(f"{cause}; the call may have had effects") from reply.failure
             return pause_seconds
         if reply.is_late:
             resumption.silent()
@@ -399,13 +397,16 @@ class ResumableChannel(Channel):
             raise cut
         return pause_seconds
 
-    async def _refused_resume(self, reply: ReplyReader, headers: Headers) -> RetryLater:
-        """Return why the stream cannot be resumed now. Raises Refused if the credential is not accepted."""
+    async def _refused_resume(self, reply: ReplyReader, headers: Headers) -> tuple[str, bool]:
+        """Return why the stream cannot be resumed now, and whether that says nothing of the server, but of this host.
+
+        Raises Refused if the credential is not accepted.
+        """
         status, where = reply.status, self._endpoint.where
         if isinstance(reply.failure, RequestFailed):
-            return RetryLater(reply.failure.mapped(where).message, is_local=is_local(reply.failure))
+            return reply.failure.mapped(where).message, is_local(reply.failure)
         if status < 300 or status in _MAY_PASS:
-            return RetryLater(f"{where} answered HTTP {status} to GET with Last-Event-ID")
+            return f"{where} answered HTTP {status} to GET with Last-Event-ID", False
         try:
             _ = read_refusal(reply, self._endpoint)
         except SuspectedSessionLoss as exc:

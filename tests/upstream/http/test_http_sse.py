@@ -450,7 +450,7 @@ async def test_a_call_that_another_process_holds_over_streamable_http_is_not_los
     """A channel that finds its transport is one of streamable HTTP until `open` says otherwise."""
     stand = await auto(begin, old.url)
     _ = await stand.client().call()
-    channel = stand.gateway.routes.live["/mcp"].upstream.pool.new_channel()
+    channel = stand.gateway.routes.live["/mcp"].upstream.pool.connect()
     channel.adopt("s1", "2025-11-25")
     assert channel.session_id == "s1"
 
@@ -459,7 +459,7 @@ async def test_a_header_that_cannot_be_sent_is_what_keeps_a_session_from_being_o
     old: FakeSse, begin: Start
 ) -> None:
     stand = await sse(begin, old)
-    channel = stand.gateway.routes.live["/mcp"].upstream.pool.new_channel()
+    channel = stand.gateway.routes.live["/mcp"].upstream.pool.connect()
     with pytest.raises(ValueError, match="header"):
         _ = await channel.initialize(b"{}", {"A": "b\r\nc"})
     assert old.seen == []
