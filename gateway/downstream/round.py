@@ -8,7 +8,6 @@ from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.response_queue import ResponseQueue
 from gateway.config import Route
-from gateway.http import reply_stream
 from gateway.http.incoming import TRACE_VALUE, Caller, Incoming
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
@@ -98,7 +97,7 @@ class Round(ClientCall, eq=False, kw_only=True):
 
         Raises NoHandshake if the request may be passed through.
         """
-        last = await reply_stream.write(queue, self.reply, encode=sse.encode)
+        last = await self.reply.deliver(queue, encode=sse.encode)
         if isinstance(last.cause, NoHandshake) and not self.reply.started:
             raise last.cause  # the upstream may be modern, and answer this very request
         return await self.reply.whole(last)

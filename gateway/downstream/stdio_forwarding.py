@@ -11,7 +11,6 @@ from typing import Final
 
 from msgspec import Raw
 
-from gateway.http import reply_stream
 from gateway.http.incoming import Incoming
 from gateway.http.outbox import FinalMessage, Outbox, ending_of
 from gateway.http.reply import ReplyWriter
@@ -107,7 +106,7 @@ class StdioPassage(Passage):
         """Send the request, and write its messages as they come."""
         sending = self.live.process.tasks.start(self._send(send), "modern request")
         try:
-            last = await reply_stream.write(self._queue, self._reply, encode=sse.encode)
+            last = await self._reply.deliver(self._queue, encode=sse.encode)
         finally:
             self._is_over = True
             _ = sending.cancel()

@@ -5,16 +5,17 @@ A reply is one whole body, or an SSE stream that ends with the final message. Th
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
 from multidict import CIMultiDict
 
-from gateway.http.outbox import FinalMessage
+from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.server.request import HttpRequest
 from gateway.http.server.response import BODILESS, JsonResponse, Response, StreamResponse, WholeResponse
 from gateway.protocol import sse
 from gateway.runtime.budget import Share
+from gateway.runtime.pieces import Turn
 from gateway.telemetry import Direction, Ending, bodies
 
 _JSON: Final = "application/json"
@@ -73,6 +74,42 @@ class ReplyWriter(ABC):
     @abstractmethod
     async def only(self, final: FinalMessage) -> Response:
         """Send one body and nothing else."""
+
+    async def deliver(
+        self,
+        outbox: Outbox,
+        first: Awaitable[Item] | None = None,
+        *,
+        keeps_alive: bool = True,
+        encode: Callable[[bytes], bytes] = bytes,
+    ) -> FinalMessage:
+        """Send each message as an event until the final one, which is returned; the first may come from `first`."""
+        outbox.begin_writing(self.share_unread)
+        turn: Turn | None = None
+        try:
+            item = await (first or outbox.take())
+            while not isinstance(item, FinalMessage):
+                if item is not None or keeps_alive:
+                    if not self.started:
+                        await self.start()
+                    await self.write(sse.KEEP_ALIVE if item is None else encode(item))
+                if outbox.is_ready:
+                    turn = turn or Turn()
+                    await turn.give_way()
+                item = await outbox.take()
+            return item
+        finally:
+            outbox.end_writing()
+
+    async def finish(self, last: FinalMessage, event: bytes = b"") -> Response:
+        """Send the final message, which may be empty: as one JSON body, or in a stream as `event` if that is given."""
+        if last.body and not (event and self.started):
+            return await self.whole(last)
+        if not self.started:
+            await self.start()
+        if last.body:
+            await self.write(event)
+        return await self.end(last.ending)
 
 
 class WrappedReply(ReplyWriter):

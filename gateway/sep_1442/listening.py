@@ -3,7 +3,6 @@
 from msgspec import Raw
 
 from gateway.bridge.response_queue import ChangeQueue
-from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -34,7 +33,7 @@ class Listening:
         hearing = self._live.process.tasks.start(self._listen(server, listening(profile, headers)), "listen")
         streams[self] = None
         try:
-            return await reply_stream.finish(reply, await reply_stream.write(self._queue, reply))
+            return await reply.finish(await reply.deliver(self._queue))
         finally:
             self._is_over = True
             _ = hearing.cancel()

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
@@ -82,9 +81,9 @@ async def test_a_client_gets_one_body_or_a_stream(
 ) -> None:
     queue: Any = FakeQueue(*items)
     reply = FakeReply()
-    last = await reply_stream.write(queue, reply, keeps_alive=keeps_alive)
+    last = await reply.deliver(queue, keeps_alive=keeps_alive)
     assert not queue.is_written
-    _ = await reply_stream.finish(reply, last, event)
+    _ = await reply.finish(last, event)
     assert reply.got == got
 
 
@@ -97,7 +96,7 @@ async def test_the_first_item_may_come_after_something_else() -> None:
         await reply.write(EVENT)
         return await queue.take()
 
-    _ = await reply_stream.write(queue, reply, first())
+    _ = await reply.deliver(queue, first())
     assert reply.got == [EVENT]
 
 
@@ -105,5 +104,5 @@ async def test_the_first_item_may_come_after_something_else() -> None:
 async def test_many_messages_that_wait_let_others_run() -> None:
     queue: Any = FakeQueue(*[EVENT] * 100, FinalMessage(b"{}"))
     reply = FakeReply()
-    assert await work_gives_way(reply_stream.write(queue, reply))
+    assert await work_gives_way(reply.deliver(queue))
     assert reply.got == [EVENT] * 100

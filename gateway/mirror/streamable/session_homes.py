@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from gateway.bridge.subscription import Filter
-from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -171,7 +170,7 @@ class Home:
         live.upstream.streams[self] = None
         live.process.metrics.subscriptions[live.route.path,].inc(1)
         try:
-            return await reply_stream.finish(reply, await reply_stream.write(queue, reply))
+            return await reply.finish(await reply.deliver(queue))
         finally:
             live.process.metrics.subscriptions[live.route.path,].inc(-1)
             if self._queue is queue:

@@ -22,7 +22,6 @@ from gateway.exchange.commands import LINGER
 from gateway.exchange.events import Leg
 from gateway.exchange.input_requests import Question
 from gateway.exchange.machine import AWAY, Policy, Snapshot
-from gateway.http import reply_stream
 from gateway.http.outbox import FinalMessage, Item, Outbox
 from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response
@@ -295,9 +294,9 @@ class StreamedCall(MirroredCall):
         self.open(leg)
         try:
             first = self._first(leg, after, has_missed=bool(missed))
-            last = await reply_stream.write(leg, leg.reply, first, keeps_alive=self.streams)
+            last = await leg.reply.deliver(leg, first, keeps_alive=self.streams)
             mark = Mark(self._placed(), self._number + 1, self._rounds.request.id, is_final=True)
-            return await reply_stream.finish(leg.reply, last, self._with_id(sse.encode(last.body), mark))
+            return await leg.reply.finish(last, self._with_id(sse.encode(last.body), mark))
         finally:
             self._waits_no_more(leg)
             self._feed(on.Left(leg))
