@@ -76,16 +76,12 @@ def for_call(route: Route, headers: MultiMapping[str]) -> dict[str, str]:
     for name in (AUTHORIZATION, *route.forward_headers) if asks_as_client(route) else route.forward_headers:
         if name in headers and (value := joined(headers, name)) is not None:
             sent[name] = _sendable(name, value)
-    if DPOP in headers and (DPOP in sent or _is_proven(sent.get(AUTHORIZATION, ""))):
+    # A token may need a proof with each request.
+    if DPOP in headers and (DPOP in sent or sent.get(AUTHORIZATION, "")[:5].lower() == "dpop "):
         check_once((DPOP,), headers)
         sent[DPOP] = _sendable(DPOP, headers[DPOP])
     own = own_headers(route)
     return {**sent, **own} if own else sent
-
-
-def _is_proven(authorization: str) -> bool:
-    """Whether a token needs a proof with each request."""
-    return authorization[:5].lower() == "dpop "
 
 
 def credential_of(headers: Mapping[str, str]) -> tuple[str | None, str | None]:

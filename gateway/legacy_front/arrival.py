@@ -61,19 +61,15 @@ class Arrival(msgspec.Struct, frozen=True, eq=False):
             raise InvalidRequest(f"The message has {exc}; send fewer in one message") from exc
         except ValueError as exc:
             raise ParseError(f"The body is not valid JSON: {exc}") from exc
-        _check(message)
+        if message.jsonrpc != "2.0":
+            raise InvalidRequest('"jsonrpc" must be "2.0"')
+        if isinstance(message.id, Raw) and not jsonrpc.is_id(message.id):
+            raise InvalidRequest('"id" must be a string or an integer')
+        answers = is_response(message)
+        if (message.method is None) is not answers or (answers and not isinstance(message.id, Raw)):
+            raise InvalidRequest("The message is neither a request, nor a notification, nor a response")
         return message
 
     async def accept(self) -> Response:
         """Reply that a notification or a response was taken."""
         return await self.reply.only(FinalMessage(b"", 202))
-
-
-def _check(message: jsonrpc.Message) -> None:
-    if message.jsonrpc != "2.0":
-        raise InvalidRequest('"jsonrpc" must be "2.0"')
-    if isinstance(message.id, Raw) and not jsonrpc.is_id(message.id):
-        raise InvalidRequest('"id" must be a string or an integer')
-    answers = is_response(message)
-    if (message.method is None) is not answers or (answers and not isinstance(message.id, Raw)):
-        raise InvalidRequest("The message is neither a request, nor a notification, nor a response")

@@ -63,30 +63,27 @@ class SessionTable:
     def _check(self, live: LiveRoute, caller: Caller) -> None:
         """Raise Busy if a cap is reached."""
         route, pool, sessions = live.route, live.upstream.pool, live.config.sessions
-        path = route.path
+        path, count = route.path, self._counts[route.path,]
         if self._counts[path, caller.principal] >= sessions.max_per_principal:
             raise Busy(
                 f"You have as many sessions on route {path} as one caller may have (sessions.max_per_principal); end "
                 "one with DELETE, or by closing its stream",
                 status=429,
             )
-        if self._counts[path,] >= pool.most:
+        if count >= pool.most:
             name = "sessions.max" if route.upstream.command is None else "sessions.max or upstream.max_children"
             raise Busy(f"Legacy clients have as many sessions on route {path} as there may be ({name})", status=503)
-        self._check_unproven(live)
-        pool.take_opening()
-
-    def _check_unproven(self, live: LiveRoute) -> None:
-        """Raise Busy if too many sessions are uninitialized: opening such a one costs nothing."""
-        path, most = live.route.path, max(live.upstream.pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
-        if self._counts[path,] >= most:
-            sessions = self._sessions.values()
-            if sum(session.is_unproven and session.live.route.path == path for session in sessions) >= most:
+        # Opening an uninitialized session costs nothing, so there may be few of them.
+        most = max(pool.most // _UNPROVEN_PART, _LEAST_UNPROVEN)
+        if count >= most:
+            others = [session for session in self._sessions.values() if session.live.route.path == path]
+            if sum(session.is_unproven for session in others) >= most:
                 raise Busy(
                     "Streams whose clients have sent no `initialize` have a tenth of the places for sessions on route "
                     f"{path}; call later",
                     status=503,
                 )
+        pool.take_opening()
 
     def _count(self, session: FrontSession, change: int) -> None:
         path, caller = session.live.route.path, session.caller

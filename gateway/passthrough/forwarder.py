@@ -85,7 +85,8 @@ class Passthrough:
             raise ShuttingDown("call again")
         with passage:
             said = await passage.open(*self._request(passage))
-            if _may_refute(said):
+            size = said.head.content_length
+            if said.status in eras.REFUTING and size is not None and size <= REFUSAL_BYTES:
                 return await self._refused(passage)
             return await self._relay(passage, said)
 
@@ -134,7 +135,7 @@ class Passthrough:
             deadline = None if is_sse else passage.live.deadlines.idle
             await self._stream(passage, said, stream, deadline, first_event)
         if passage.outcome is not Passed.ENDED:
-            passage.outcome = _outcome(status)
+            passage.outcome = Passed.ANSWERED if status < 400 else Passed.REFUSED if status < 500 else Passed.FAILED
         return response
 
     async def _stream(
@@ -191,12 +192,3 @@ def _not_passable(incoming: Incoming) -> DownstreamError:
 def _reason(said: AwaitedReply) -> str | None:
     reason = said.head.reason
     return reason if reason and is_valid_value(reason) else None
-
-
-def _may_refute(said: AwaitedReply) -> bool:
-    size = said.head.content_length
-    return said.status in eras.REFUTING and size is not None and size <= REFUSAL_BYTES
-
-
-def _outcome(status: int) -> Passed:
-    return Passed.ANSWERED if status < 400 else Passed.REFUSED if status < 500 else Passed.FAILED

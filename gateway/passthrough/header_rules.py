@@ -55,7 +55,7 @@ class HeaderRules:
         dropped = set(_DROPPED)
         if headers.get("Content-Encoding", "").lower() in _DECODED:
             dropped.add("content-encoding")
-        if not self._is_trusted(incoming):
+        if not (self._networks and principals.is_trusted(incoming.remote, self._networks)):
             dropped |= {name for name in map(str.lower, headers) if name.startswith(_SET_BY_PROXIES)}
             dropped.add(self._principal_header)
         dropped |= disguised(headers, {self._principal_header})
@@ -71,6 +71,3 @@ class HeaderRules:
             for name in headers
             if name.lower() not in own and not name.lower().startswith("mcp-")
         }
-
-    def _is_trusted(self, incoming: Incoming) -> bool:
-        return bool(self._networks) and principals.is_trusted(incoming.remote, self._networks)

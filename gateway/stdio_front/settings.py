@@ -34,7 +34,7 @@ def for_host(config: Config, path: str | None, environment: Mapping[str, str], e
                 warm=0,
                 max_children=_SESSIONS,
                 new_children_per_second=float(_SESSIONS),
-                inherit_env=tuple(_passed_on(config, route, environment)),
+                inherit_env=_passed_on(config, route, environment),
             ),
             sessions=structs.replace(route.sessions, affinity="principal", idle_seconds=_ALWAYS_SECONDS),
         )
@@ -54,23 +54,21 @@ def _route(config: Config, path: str | None) -> Route:
     raise ConfigError([Problem(f"--route {path}", f"the configuration has no such route; it has {known}")])
 
 
-def _passed_on(config: Config, served: Route, environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that the child gets: all but those of the gateway, and those with a secret of its file."""
-    secrets = _secrets(config, served)
-    return [name for name, value in environment.items() if not name.startswith(_OWN) and not _is_in(value, secrets)]
+def _passed_on(config: Config, served: Route, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the variables that the child gets: all but those of the gateway, and those with a secret of its file.
 
-
-def _is_in(value: str, secrets: set[str]) -> bool:
-    """Whether a value is a secret, or a part of one: the file may say `Bearer ${TOKEN}`."""
-    return value in secrets or (len(value) >= _SHORTEST_PART and any(value in secret for secret in secrets))
-
-
-def _secrets(config: Config, served: Route) -> set[str]:
-    """Return the secrets of the file; what the environment of the served route holds is meant for its child."""
+    What the environment of the served route holds is meant for its child.
+    """
     found: set[str | None] = {*config.state.keys, *config.state.session_keys}
     for route in config.routes:
         url = urlsplit(route.upstream.url or "")
         found.update(route.set_headers.values(), (route.credentials.token, url.username, url.password, url.query))
         if route is not served:
             found.update(route.upstream.env.values())
-    return {each for each in found if each}
+    secrets = {each for each in found if each}
+
+    def is_secret(value: str) -> bool:
+        # A value may be a part of one: the file may say `Bearer ${TOKEN}`.
+        return value in secrets or (len(value) >= _SHORTEST_PART and any(value in secret for secret in secrets))
+
+    return tuple(name for name, value in environment.items() if not (name.startswith(_OWN) or is_secret(value)))
