@@ -205,4 +205,3 @@ async def test_a_task_that_its_parted_owner_let_go_is_followed_elsewhere(
     assert [len(stand.gateway.task_table) for stand in (one, two)] == [0, 1]
     server.done.set()
     _ = await task.until("completed")
-    two.gateway.task_table.leave(is_resumable=False)

@@ -29,7 +29,7 @@ from tests.support.replicas import (
 )
 from tests.support.task_client import EXTENSION, Task
 from tests.support.workbench import ACCEPT, DEADLINE, Reply, Stand, eventually, leave
-from tests.tasks.test_live_task import TaskServer, forget, make
+from tests.tasks.test_live_task import TaskServer, make
 
 TOOL: Final = {"name": "tool", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
 
@@ -228,7 +228,6 @@ async def test_a_restarted_owner_leaves_its_former_task_to_the_replica_that_foll
     assert steps(again) == {"forwarded": 3}
     server.done.set()
     _ = await task.until("completed")
-    forget(two)
 
 
 async def test_a_restarted_owner_goes_on_with_its_task_once_the_replica_that_followed_it_is_gone(
@@ -242,7 +241,6 @@ async def test_a_restarted_owner_goes_on_with_its_task_once_the_replica_that_fol
     assert len(again.gateway.task_table) == 1
     server.done.set()
     _ = await task.until("completed")
-    forget(again)
 
 
 # -- a silent owner ---------------------------------------------------------------------------------------------------
@@ -315,4 +313,3 @@ async def test_a_call_that_becomes_a_task_while_others_are_asked_about_it_has_no
     await eventually(lambda: "ask about an expired call" not in one.tasks())
     task.check()
     assert task.status == "input_required"
-    forget(one)

@@ -222,7 +222,6 @@ async def test_a_task_goes_on_when_a_reload_ends_the_bridge(dual: FakeUpstream, 
     assert await ask(mcp.TASKS_GET, taskId="another") == {"of": "another"}, (
         "the task of the modern side passes through"
     )
-    stand.gateway.task_table.leave(is_resumable=False)
 
 
 async def test_a_state_of_a_child_that_did_not_answer_a_probe_is_no_invalid_one(begin: Start) -> None:

@@ -86,7 +86,6 @@ async def test_a_tool_is_a_task_though_a_change_of_the_tools_may_be_missed_once_
     stand = await begin()
     server.done.set()
     assert (await (await make(stand)).until("completed"))["result"]["content"] == text("done")["content"]
-    forget(stand)
 
 
 async def make(stand: Stand) -> Task:
@@ -130,7 +129,6 @@ async def test_the_error_of_a_task_is_one_short_line(server: TaskServer, begin: 
     failed = await task.until("failed")
     assert failed["error"]["message"].startswith("no?[31m x")
     assert len(failed["error"]["message"]) < 1100
-    forget(stand)
 
 
 async def test_requests_at_once_for_a_result_that_gave_way_all_get_it(
@@ -155,7 +153,6 @@ async def test_requests_at_once_for_a_result_that_gave_way_all_get_it(
     for found in await asyncio.gather(*asking):
         assert found["result"]["content"] == text("again")["content"]
         assert mcp.META_RELATED_TASK not in found["result"]["_meta"]
-    forget(stand)
 
 
 class TwoAnswers:
@@ -196,7 +193,6 @@ async def test_the_answers_of_a_client_that_leaves_are_all_delivered(
     assert [answer.body["id"] for answer in seen] == [1, 2]
     assert not any(answer.cut.is_set() for answer in seen)
     assert (await answers.task.get())["status"] == "working"
-    forget(stand)
 
 
 async def test_a_task_that_is_cancelled_between_two_answers_gets_no_more(
@@ -210,7 +206,6 @@ async def test_a_task_that_is_cancelled_between_two_answers_gets_no_more(
     assert (await answers.sending).result
     assert len(upstream.of("answer")) == 1
     assert (await answers.task.get())["status"] == "cancelled"
-    forget(stand)
 
 
 async def test_a_request_that_waits_for_a_task_hears_that_the_gateway_lets_go_of_it(
@@ -280,7 +275,6 @@ async def test_a_flood_of_questions_that_no_client_may_see_costs_one_connection(
     names = stand.tasks()
     assert names.count("send upstream") + names.count("answer without a client") <= 1
     is_over.set()
-    forget(stand)
 
 
 async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
@@ -303,7 +297,6 @@ async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
     assert refused.outcome[2] == "call_lost"
     assert "tasks.max_per_principal" in refused.error["message"]
     await upstream.saw(mcp.TASKS_CANCEL)
-    forget(stand)
 
 
 async def test_a_server_that_forgets_the_session_of_a_task_may_have_run_it(
@@ -344,7 +337,6 @@ async def test_a_task_for_which_no_session_is_free_is_not_unknown(
     _ = await using
     server.done.set()
     assert (await moved.until("completed"))["result"]["content"] == text("done")["content"]
-    forget(second)
 
 
 async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliver(
@@ -377,7 +369,6 @@ async def test_an_update_does_not_fail_for_an_answer_that_the_call_did_not_deliv
     upstream.on("answer", accept)
     assert (await task.answer(again)).result
     assert len(upstream.of("answer")) == 2
-    forget(stand)
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["waits", "is away"])
@@ -409,7 +400,6 @@ async def test_a_client_that_was_asked_before_there_was_a_task_gets_its_handle_b
     assert len(upstream.of("answer")) == (not is_away), "the question is the task's"
     assert len(upstream.of(mcp.TOOLS_CALL)) == 1
     assert len(stand.gateway.lot) == 0
-    forget(stand)
 
 
 async def test_only_the_keys_of_a_task_reach_its_questions(
@@ -432,7 +422,6 @@ async def test_only_the_keys_of_a_task_reach_its_questions(
     assert "answer" not in upstream.words
     assert (await task.answer(asked)).result
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
-    forget(stand)
 
 
 async def test_the_key_of_an_answered_question_does_not_answer_a_later_one_with_its_id(
@@ -457,7 +446,6 @@ async def test_the_key_of_an_answered_question_does_not_answer_a_later_one_with_
     assert (await task.answer(second)).result
     _ = await task.until("completed")
     assert [answer.body["id"] for answer in upstream.of("answer")] == [1, 1]
-    forget(stand)
 
 
 async def test_a_key_of_an_earlier_version_answers_the_open_question_with_its_id(
@@ -472,7 +460,6 @@ async def test_a_key_of_an_earlier_version_answers_the_open_question_with_its_id
     key = stand.gateway.task_table.sealer.questions.seal(QuestionKey(live.id, mcp.ELICIT, b"1"))
     assert (await task.answer({"inputRequests": [key]})).result
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
-    forget(stand)
 
 
 async def test_two_open_questions_with_one_id_are_refused(
@@ -490,7 +477,6 @@ async def test_two_open_questions_with_one_id_are_refused(
     (refused,) = await upstream.saw("answer")
     assert (refused.body["id"], refused.body["error"]["code"]) == (1, mcp.INVALID_REQUEST)
     assert (await task.get())["status"] == "working"
-    forget(stand)
 
 
 async def test_a_question_that_another_replica_asked_is_answered_once(
@@ -508,7 +494,6 @@ async def test_a_question_that_another_replica_asked_is_answered_once(
     for _ in range(2):
         assert (await moved.answer(asked)).result
     assert [answer.body["id"] for answer in await upstream.saw("answer")] == [1]
-    forget(second)
 
 
 async def test_a_task_of_another_replica_that_its_client_cancels_is_no_exchange_in_the_log(
@@ -536,7 +521,6 @@ async def test_an_answer_of_the_wrong_kind_leaves_the_question_of_a_task_open(
     refused = await task.send(mcp.TASKS_UPDATE, inputResponses={key: {"roots": []} for key in asked["inputRequests"]})
     assert refused.error["message"].endswith("; the task still waits: send tasks/update again")
     assert (await task.get())["inputRequests"] == asked["inputRequests"]
-    forget(stand)
 
 
 @pytest.mark.processes

@@ -20,7 +20,7 @@ from tests.support.legacy_client import later
 from tests.support.stand import Start
 from tests.support.task_client import TaskClient
 from tests.support.workbench import eventually, leave
-from tests.tasks.test_live_task import TaskServer, forget, make
+from tests.tasks.test_live_task import TaskServer, make
 
 FAKE: dict[str, Any] = {
     "command": [sys.executable, "-I", "-S", str(REPOSITORY / "tests" / "support" / "fake_task_stdio.py")],
@@ -84,7 +84,6 @@ async def test_a_client_gets_the_handle_of_its_task_as_soon_as_that_is_made(
     (making,) = upstream.of(mcp.TOOLS_CALL)
     assert not making.cut.is_set()
     assert (await task.get())["status"] == "working"
-    forget(stand)
 
 
 async def test_a_client_that_leaves_as_soon_as_its_driven_task_is_made_has_the_task_cancelled(
