@@ -21,8 +21,7 @@ from gateway.config import Config, cautions, digest
 from gateway.parking.lot import Lot
 from gateway.routes.live_route import LiveRoute
 from gateway.routes.route_table import RouteTable
-from gateway.tasks.live_task import LiveTask
-from gateway.tasks.table import TaskTable
+from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Metrics
 from gateway.telemetry.process_status import (
     MOST_HELD,
@@ -61,7 +60,7 @@ class SnapshotSource:
     rejected: tuple[str, ...] | None
     """What was wrong with the configuration file, if the last reload rejected it."""
     lot: Lot[Driver]
-    table: TaskTable[LiveTask]
+    table: TaskTable
     routes: RouteTable
     members: Membership
     metrics: Metrics

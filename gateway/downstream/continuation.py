@@ -25,8 +25,7 @@ from gateway.protocol.errors import DownstreamError, InvalidState
 from gateway.routes.live_route import LiveRoute, ProcessScope
 from gateway.seal.request_state import Envelope, bind, check
 from gateway.tasks.follower import holder
-from gateway.tasks.live_task import LiveTask
-from gateway.tasks.table import TaskTable
+from gateway.tasks.live_task import TaskTable
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import ColdEnding, Step
 
@@ -38,7 +37,7 @@ class Continuation:
         self,
         process: ProcessScope,
         lot: Lot[Driver],
-        tasks: TaskTable[LiveTask],
+        tasks: TaskTable,
         authenticator: Authenticator,
         router: Router,
     ) -> None:

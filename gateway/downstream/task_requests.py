@@ -24,8 +24,7 @@ from gateway.routes.live_route import ProcessScope
 from gateway.seal.task_handle import TaskHandle
 from gateway.tasks import modern_tasks, sep_2322_form
 from gateway.tasks.follower import holder
-from gateway.tasks.live_task import LiveTask
-from gateway.tasks.table import TaskTable
+from gateway.tasks.live_task import LiveTask, TaskTable
 from gateway.telemetry import Step
 
 METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
@@ -34,7 +33,7 @@ METHODS: Final = mcp.TASK_METHODS | mcp.FIRST_FORM_METHODS
 class TaskRequests:
     """The requests about tasks that reach one listener."""
 
-    def __init__(self, process: ProcessScope, lot: Lot[Driver], table: TaskTable[LiveTask], router: Router) -> None:
+    def __init__(self, process: ProcessScope, lot: Lot[Driver], table: TaskTable, router: Router) -> None:
         self.table = table
         self._lot = lot
         self._process = process

@@ -59,8 +59,7 @@ from gateway.sep_1442.own_server import OwnSide
 from gateway.server.key_purposes import StateKeys
 from gateway.server.listen_errors import cannot_listen
 from gateway.server.reload import Read, Reload
-from gateway.tasks.live_task import LiveTask  # noqa: TC001
-from gateway.tasks.table import TaskTable
+from gateway.tasks.live_task import TaskTable
 from gateway.telemetry import Event, Metrics, Traces, bodies, get_logger, open_traces
 from gateway.telemetry.process_status import Status
 from gateway.telemetry.recent_errors import RecentErrors
@@ -108,9 +107,7 @@ class Gateway:
         self.metrics.watch_budget(self.lot.results.name, self.lot.results.status)
         self.metrics.watch_budget("limits.cold_bytes", self.lot.cold.status)
         self._state_keys = StateKeys(in_force, worker.key if worker is not None else None)
-        self.task_table: TaskTable[LiveTask] = TaskTable(
-            in_force.part(lambda config: config.tasks), TaskSealer(self._state_keys.keys), self.lot.results
-        )
+        self.task_table = TaskTable(in_force.part(lambda config: config.tasks), TaskSealer(self._state_keys.keys))
         self._peer_sealer = PeerSealer(self._state_keys.keys)
         timeouts = in_force.part(lambda config: config.timeouts)
         self._traffic = Traffic(in_force.part(lambda config: config.limits), timeouts, self.metrics)

@@ -5,6 +5,7 @@ task needs input exactly if a question is open, whatever the server says of its 
 """
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from gateway import world
 from gateway.bridge.call_context import ClientCall
 from gateway.bridge.driver import Driver
+from gateway.config import InForce, TaskLimits
 from gateway.exchange import commands as do
 from gateway.exchange import events as on
 from gateway.exchange import results
@@ -31,6 +33,7 @@ from gateway.protocol.errors import (
     InvalidParams,
     InvalidState,
     Refused,
+    ShuttingDown,
     TaskCancelled,
     UnknownTask,
     Unreachable,
@@ -40,13 +43,12 @@ from gateway.protocol.errors import (
 from gateway.runtime.budget import Share
 from gateway.runtime.call_bytes import Weight
 from gateway.seal.request_state import Upstream
-from gateway.seal.task_handle import QuestionKey, TaskHandle
+from gateway.seal.task_handle import QuestionKey, TaskHandle, TaskSealer
 from gateway.sessions.session import Session
 from gateway.tasks import legacy_tasks, modern_tasks, sep_2322_form
 from gateway.tasks.follower import TaskGone
 from gateway.tasks.legacy_tasks import Created
 from gateway.tasks.modern_tasks import View
-from gateway.tasks.table import TaskTable  # noqa: TC001
 from gateway.tasks.task_call import TaskCall
 from gateway.telemetry import COMPLETE, Event, TaskOutcome, get_logger
 from gateway.upstream.channel import Headers
@@ -56,6 +58,7 @@ log = get_logger()
 _OF_LEGS: Final = (on.Left, on.HandedOver)
 """What concerns a leg that waits; the holder of a handle has none."""
 _TARGET_CHARACTERS: Final = 200
+_RETRY_AFTER_SECONDS: Final = 5
 
 
 class LiveTask(Driver):
@@ -65,7 +68,7 @@ class LiveTask(Driver):
         self,
         asked: ClientCall,
         lot: Lot[Driver],
-        table: "TaskTable[LiveTask]",
+        table: "TaskTable",
         weight: Weight | None = None,
         former_holder: str | None = None,
     ) -> None:
@@ -285,7 +288,7 @@ class LiveTask(Driver):
         self._result, self._share = None, self._new_share()
 
     def _new_share(self) -> Share:
-        return self._table.results.share(self._give_way, self.principal)
+        return self._lot.results.share(self._give_way, self.principal)
 
     def _feed(self, event: on.Event) -> None:
         if self._is_task and isinstance(event, _OF_LEGS):
@@ -419,6 +422,76 @@ class LiveTask(Driver):
         do.Give: _give,
         do.Keep: _keep,
     }
+
+
+class TaskTable:
+    """The tasks of one process by the gateway's own ids, with a cap for all of them, another one for each principal.
+
+    A finished task is kept until its time is over, so that its client can fetch the result; if a cap is reached, the
+    oldest finished one makes room.
+    """
+
+    def __init__(self, limits: InForce[TaskLimits], sealer: TaskSealer) -> None:
+        self._limits = limits
+        self.sealer = sealer
+        self._tasks: dict[str, LiveTask] = {}
+
+    def __len__(self) -> int:
+        """Return the number of tasks, finished ones included."""
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[LiveTask]:
+        return iter(tuple(self._tasks.values()))
+
+    @property
+    def working(self) -> int:
+        """Return the number of tasks that have not ended."""
+        return sum(not task.is_over for task in self._tasks.values())
+
+    def find(self, id_: str) -> LiveTask | None:
+        """Return the task with this id, if this process follows it."""
+        return self._tasks.get(id_)
+
+    def check(self, principal: bytes) -> None:
+        """Make room for another task of this principal; raises Busy."""
+        limits = self._limits.value
+        of_one = sum(task.principal == principal for task in self)
+        if of_one >= limits.max_per_principal and not self._evict(principal):
+            raise Busy(
+                "You have as many unfinished tasks as one caller may have (tasks.max_per_principal); answer or cancel "
+                "some first",
+                status=429,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        if len(self._tasks) >= limits.max and not self._evict(None):
+            raise Busy(
+                "The gateway follows as many tasks as it may (tasks.max); call again later",
+                status=503,
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+
+    def _evict(self, principal: bytes | None) -> bool:
+        """Forget the oldest finished task, of this principal if one is given; returns whether there was one."""
+        for task in self:
+            if task.is_over and principal in (None, task.principal):
+                task.close(UnknownTask())
+                return True
+        return False
+
+    def add(self, task: LiveTask) -> None:
+        """Keep a task."""
+        self._tasks[task.id] = task
+        task.live.process.metrics.tasks[task.live.route.path,].inc(1)
+
+    def remove(self, task: LiveTask) -> None:
+        """Forget a task."""
+        del self._tasks[task.id]
+        task.live.process.metrics.tasks[task.live.route.path,].inc(-1)
+
+    def leave(self, *, is_resumable: bool) -> None:
+        """Let go of all tasks; if another replica cannot go on with them, their sessions end."""
+        for task in self:
+            task.close(ShuttingDown("ask again"), is_left=is_resumable)
 
 
 def _text(at: float) -> str:

@@ -4,15 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Final
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
+from gateway.config import InForce, TaskLimits
 from gateway.protocol import mcp
+from gateway.protocol.errors import Busy
 from gateway.protocol.param_headers import Tool
 from gateway.seal.task_handle import QuestionKey
 from gateway.sessions.call import PoolKey
 from gateway.sessions.pool import tool_schemas
 from gateway.sessions.pool.pool import Pool
+from gateway.tasks.live_task import TaskTable
 from tests.e2e.wire import wire
 from tests.support import copies
 from tests.support.fake_upstream import FORM, FakeUpstream, Turn, text
@@ -297,6 +301,23 @@ async def test_a_task_for_which_there_is_no_place_any_more_may_have_had_effects(
     assert refused.outcome[2] == "call_lost"
     assert "tasks.max_per_principal" in refused.error["message"]
     await upstream.saw(mcp.TASKS_CANCEL)
+
+
+def test_only_its_own_tasks_count_for_a_caller_and_the_oldest_that_is_over_makes_room() -> None:
+    table = TaskTable(InForce(TaskLimits(max=3, max_per_principal=2)), Mock())
+    tasks = [MagicMock(id=str(number), principal=b"p", is_over=False) for number in range(2)]
+    for task in tasks:
+        table.add(task)
+    table.check(b"q")
+    with pytest.raises(Busy, match="max_per_principal"):
+        table.check(b"p")
+    tasks[1].is_over = True
+    table.check(b"p")
+    assert [task.close.called for task in tasks] == [False, True]
+    table.add(MagicMock(id="2", principal=b"q", is_over=False))
+    tasks[1].is_over = False
+    with pytest.raises(Busy, match=r"\(tasks.max\)"):
+        table.check(b"r")
 
 
 async def test_a_server_that_forgets_the_session_of_a_task_may_have_run_it(
