@@ -9,7 +9,7 @@ import pytest
 from tests.parts.launch import PARTS
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Seen, Turn, text
 from tests.support.stand import Start
-from tests.support.workbench import Client, Reply
+from tests.support.workbench import ACCEPT, DECLINE, Client, Reply
 
 PYTHON = PARTS / "py130" / "bin" / "python"
 READ = """
@@ -41,27 +41,50 @@ async def started(turn: Turn, end: str = "\n") -> None:
     await turn.raw(event({"method": "notifications/progress", "params": params}, end))
 
 
-async def progressing(client: Client, **options: Any) -> Reply:
-    """Call with a progress token; the whole reply, each of whose events is one line of JSON."""
-    reply = await client.call(meta=TOKEN, **options)
-    assert reply.is_stream
-    fields = {line.partition(b":")[0] for line in reply.data.splitlines()}
-    assert fields <= {b"event", b"data", b""}, reply.data
-    return reply
-
-
 @pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_result_ends_a_stream_like_any_other(
+async def test_whatever_a_server_pretty_prints_is_one_line_for_its_client(
     upstream: FakeUpstream, client: Client, end: str
 ) -> None:
+    info = {"name": "fake", "version": "1", "title": "A\nB"}
+    upstream.capabilities = {"tools": {}, "logging": {}}
+
+    async def initialize(turn: Turn) -> None:
+        upstream.known.add("s1")
+        result = {"protocolVersion": "2025-11-25", "capabilities": upstream.capabilities, "serverInfo": info}
+        message = pretty({"jsonrpc": "2.0", "id": turn.id, "result": result}, end)
+        turn.reply(body=message, headers={"Mcp-Session-Id": "s1"})
+
     async def tool(turn: Turn) -> None:
         await started(turn, end)
-        await turn.raw(event({"id": turn.id, "result": {**text("x\r\ny"), "structuredContent": {"a": [1]}}}, end))
+        params = {"level": "error", "data": {"a": [1]}}
+        await turn.raw(event({"method": "notifications/message", "params": params}, end))
+        waiter = upstream.expect(turn.session, 7)
+        await turn.raw(event({"id": 7, "method": "elicitation/create", "params": FORM}, end))
+        if (await waiter)["result"]["action"] == "accept":
+            result = {**text("x\r\ny"), "structuredContent": {"a": [1]}}
+            await turn.raw(event({"id": turn.id, "result": result}, end))
+        else:
+            await turn.raw(event({"id": turn.id, "error": {"code": 5, "message": "no", "data": {"a": [1]}}}, end))
 
+    upstream.on("initialize", initialize)
     upstream.tool(tool)
-    reply = await progressing(client)
-    assert reply.text == "x\r\ny", "line ends within strings are escaped, and stay"
-    assert reply.notifications[0]["params"]["more"] == {"a": [1, 2]}
+    meta = {**TOKEN, "io.modelcontextprotocol/logLevel": "info"}
+    replies = []
+    for answer in (ACCEPT, DECLINE):
+        asked = await client.call(meta=meta)
+        (question,) = asked.questions.values()
+        assert question["params"]["requestedSchema"] == FORM["requestedSchema"]
+        told, logged = asked.notifications
+        assert told["params"]["more"] == {"a": [1, 2]}
+        assert logged["params"]["data"] == {"a": [1]}
+        replies += [asked, await client.answer(asked, answer)]
+    for reply in replies[:3]:
+        assert reply.result["_meta"]["io.modelcontextprotocol/serverInfo"] == info
+    assert replies[1].text == "x\r\ny", "line ends within strings are escaped, and stay"
+    assert replies[3].error["data"] == {"a": [1]}
+    for reply in replies:
+        fields = {line.partition(b":")[0] for line in reply.data.splitlines()} if reply.is_stream else set()
+        assert fields <= {b"event", b"data", b""}, reply.data
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
@@ -82,57 +105,6 @@ async def test_a_pretty_printed_body_after_a_keep_alive_is_one_event(
         go.set()
         reply = Reply(response, await response.read(), "tools/call")
     assert reply.text == "late"
-
-
-@pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_name_of_the_server_breaks_no_reply(
-    upstream: FakeUpstream, client: Client, end: str
-) -> None:
-    info = {"name": "fake", "version": "1", "title": "A\nB"}
-
-    async def initialize(turn: Turn) -> None:
-        upstream.known.add("s1")
-        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-        message = pretty({"jsonrpc": "2.0", "id": turn.id, "result": result}, end)
-        turn.reply(body=message, headers={"Mcp-Session-Id": "s1"})
-
-    async def tool(turn: Turn) -> None:
-        await started(turn)
-        await turn.elicit("Name")
-        await turn.result(text("done"))
-
-    upstream.on("initialize", initialize)
-    upstream.tool(tool)
-    asked = await progressing(client)
-    assert asked.result["_meta"]["io.modelcontextprotocol/serverInfo"] == info
-    done = await client.answer(asked)
-    assert done.result["_meta"]["io.modelcontextprotocol/serverInfo"] == info
-
-
-@pytest.mark.parametrize("end", ENDS, ids=repr)
-async def test_a_pretty_printed_question_error_or_log_is_readable(
-    upstream: FakeUpstream, client: Client, end: str
-) -> None:
-    async def tool(turn: Turn) -> None:
-        await started(turn, end)
-        params = {"level": "error", "data": {"a": [1]}}
-        await turn.raw(event({"method": "notifications/message", "params": params}, end))
-        waiter = upstream.expect(turn.session, 7)
-        await turn.raw(event({"id": 7, "method": "elicitation/create", "params": FORM}, end))
-        await waiter
-        await turn.raw(event({"id": turn.id, "error": {"code": 5, "message": "no", "data": {"a": [1]}}}, end))
-
-    upstream.tool(tool)
-    upstream.capabilities = {"tools": {}, "logging": {}}
-    asked = await progressing(client)
-    assert [message["method"] for message in asked.notifications] == ["notifications/progress"]
-    (question,) = asked.questions.values()
-    assert question["params"]["requestedSchema"] == FORM["requestedSchema"]
-    assert (await client.answer(asked)).error["data"] == {"a": [1]}
-    level = {"io.modelcontextprotocol/logLevel": "info", **TOKEN}
-    logged = await client.call(meta=level)
-    assert [message["method"] for message in logged.notifications][-1] == "notifications/message"
-    _ = await client.answer(logged)
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
