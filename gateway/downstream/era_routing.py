@@ -1,13 +1,14 @@
 """Decides whether a request is bridged, or passed through because the client is legacy or the upstream is modern."""
 
 from gateway.auth.authenticator import Authenticator
+from gateway.downstream import stdio_forwarding
 from gateway.downstream.continuation import Continuation
-from gateway.downstream.stdio_forwarding import StdioForwarding
 from gateway.downstream.task_requests import TaskRequests
 from gateway.http.incoming import Caller, Incoming
 from gateway.http.reply import HttpReply, ReplyWriter
 from gateway.http.server.response import Response
 from gateway.http.upstream_headers import asks_as_client
+from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.passthrough.forwarder import Passthrough
 from gateway.protocol import era as eras
 from gateway.protocol import mcp
@@ -31,7 +32,7 @@ class EraRouting:
         self._continuation = continuation
         self._task_requests = task_requests
         self._passthrough = passthrough
-        self._stdio = StdioForwarding()
+        self._catalog = ToolCatalog()
 
     def is_bridged(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Whether it is clear at once that a request is bridged, as it is for most."""
@@ -68,7 +69,9 @@ class EraRouting:
             return None
         if era is None or not isinstance(reply, HttpReply):
             _ = await self._caller(incoming, live)
-            return None if await self._is_ours(incoming, live) else await self._stdio.serve(incoming, reply, live)
+            if await self._is_ours(incoming, live):
+                return None
+            return await stdio_forwarding.serve(incoming, reply, live, self._catalog)
         if era.known is False or await self._is_ours(incoming, live):
             return None
         _ = await self._caller(incoming, live)  # before the probe, which carries this request's headers upstream

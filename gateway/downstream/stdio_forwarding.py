@@ -5,8 +5,6 @@ HTTP wants the annotated arguments of a tool repeated in them, so the first call
 the tools.
 """
 
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -17,7 +15,7 @@ from gateway.http.reply import ReplyWriter
 from gateway.http.server.response import Response, WholeResponse
 from gateway.http.upstream_headers import own_headers
 from gateway.mirror.client_requests import Profile
-from gateway.mirror.server_client import Hear, HttpServerClient, ModernRequest, is_modern
+from gateway.mirror.server_client import HttpServerClient, ModernRequest, is_modern
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.passthrough.passage import Passage
 from gateway.protocol import header_mismatch, jsonrpc, mcp, param_headers, sse
@@ -28,8 +26,6 @@ from gateway.runtime.tasks import telling
 from gateway.telemetry import COMPLETE, Passed, TrafficEra
 from gateway.upstream.channel import NO_HEADERS
 
-Send = Callable[[Hear], Awaitable[None]]
-"""Sends one request to a modern server, and hands over what answers it."""
 _STATUSES: Final = {
     mcp.METHOD_NOT_FOUND: 404,
     mcp.INVALID_REQUEST: 400,
@@ -40,49 +36,23 @@ _STATUSES: Final = {
 """The HTTP statuses of a modern server's errors; any other error is HTTP 200."""
 
 
-class StdioForwarding:
-    """The requests of one listener, or of a host, that pass one by one."""
-
-    def __init__(self) -> None:
-        self._catalog = ToolCatalog()
-        """The tools of servers over HTTP, for hosts."""
-
-    async def serve(self, incoming: Incoming, reply: ReplyWriter, live: LiveRoute) -> Response | None:
-        """Return the server's reply; None if the server is not modern."""
-        if _has_served_session(live) or not await is_modern(live, own_headers(live.route)):
-            return None
-        parsed = incoming.parsed()
-        if parsed.id is None:
-            return WholeResponse(status=202)  # closing the response is what cancels
-        draining = live.process.draining
-        if draining.has_begun and (draining.refuses_calls or parsed.method == mcp.LISTEN):
-            raise ShuttingDown("call again")
-        version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
-        if version is None:
-            raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
-        if incoming.has_headers:
-            header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
-        with StdioPassage(incoming, reply, live, parsed, self._catalog) as passage:
-            return await passage.run(await self._send(incoming, live))
-
-    async def _send(self, incoming: Incoming, live: LiveRoute) -> Send:
-        """Return what sends a request to the server of its route."""
-        stdio, parsed = live.upstream.stdio, incoming.parsed()
-        if stdio is not None:
-            return partial(stdio.modern.request, incoming.body)
-        assert incoming.caller is not None
-        assert parsed.id is not None
-        target = parsed.target or ""
-        server, headers, repeated = HttpServerClient(live), own_headers(live.route), dict[str, str]()
-        if parsed.method == mcp.TOOLS_CALL:
-            caller = incoming.path, incoming.caller.principal
-            tool = await self._catalog.tool(caller, server, _profile(parsed), headers, target)
-            repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
-        is_long = parsed.method == mcp.LISTEN
-        request = ModernRequest(
-            bytes(parsed.id), incoming.body, parsed.method, target, headers, repeated, is_long=is_long
-        )
-        return partial(server.send, request)
+async def serve(incoming: Incoming, reply: ReplyWriter, live: LiveRoute, catalog: ToolCatalog) -> Response | None:
+    """Return the server's reply; None if the server is not modern. `catalog` has the tools of servers over HTTP."""
+    if _has_served_session(live) or not await is_modern(live, own_headers(live.route)):
+        return None
+    parsed = incoming.parsed()
+    if parsed.id is None:
+        return WholeResponse(status=202)  # closing the response is what cancels
+    draining = live.process.draining
+    if draining.has_begun and (draining.refuses_calls or parsed.method == mcp.LISTEN):
+        raise ShuttingDown("call again")
+    version = jsonrpc.text((parsed.meta or {}).get(mcp.META_VERSION))
+    if version is None:
+        raise InvalidParams(f'"params._meta" needs {mcp.META_VERSION!r}, a string like {mcp.MODERN!r}')
+    if incoming.has_headers:
+        header_mismatch.check(parsed.method, parsed.target, version, incoming.values)
+    with StdioPassage(incoming, reply, live, parsed, catalog) as passage:
+        return await passage.run()
 
 
 class StdioPassage(Passage):
@@ -96,15 +66,15 @@ class StdioPassage(Passage):
         super().__init__(incoming, live, TrafficEra.MODERN, is_long_lived=parsed.method == mcp.LISTEN)
         assert parsed.id is not None
         assert incoming.caller is not None
-        self._id = parsed.id
+        self._id, self._parsed = parsed.id, parsed
         self._caller, self._catalog = (incoming.path, incoming.caller.principal), catalog
         self._reply = reply
         self._queue = Outbox(live.deadlines.silence)
         self._is_over = False
 
-    async def run(self, send: Send) -> Response:
+    async def run(self) -> Response:
         """Send the request, and write its messages as they come."""
-        sending = self.live.process.tasks.start(self._send(send), "modern request")
+        sending = self.live.process.tasks.start(self._send(), "modern request")
         try:
             last = await self._reply.deliver(self._queue, encode=sse.encode)
         finally:
@@ -117,13 +87,28 @@ class StdioPassage(Passage):
         self.live.upstream.health.ok()
         return response
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self) -> None:
+        stdio = self.live.upstream.stdio
         with telling(self._fail):
             try:
-                await send(self._take)
+                if stdio is not None:
+                    await stdio.modern.request(self.incoming.body, self._take)
+                else:
+                    await self._send_over_http()
             except ValueError as exc:
                 why = f"The server of route {self.live.route.path} sent a malformed response: {exc}"
                 raise GatewayError(why) from exc
+
+    async def _send_over_http(self) -> None:
+        parsed, live = self._parsed, self.live
+        server, headers, repeated = HttpServerClient(live), own_headers(live.route), dict[str, str]()
+        target = parsed.target or ""
+        if parsed.method == mcp.TOOLS_CALL:
+            tool = await self._catalog.tool(self._caller, server, _profile(parsed), headers, target)
+            repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
+        id_, body, is_long = bytes(self._id), self.incoming.body, self.is_long_lived
+        request = ModernRequest(id_, body, parsed.method, target, headers, repeated, is_long=is_long)
+        await server.send(request, self._take)
 
     def _fail(self, error: GatewayError) -> None:
         self._finish(FinalMessage.of_error(error, self._id, self.incoming.request_id))

@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from gateway.downstream.stdio_forwarding import StdioPassage
 from gateway.http.incoming import Caller
+from gateway.http.reply import Discarded
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.protocol import mcp
 from gateway.protocol.errors import CallLost
@@ -208,13 +209,14 @@ async def test_a_fault_of_the_gateway_ends_the_request_that_met_it() -> None:
         deadlines=SimpleNamespace(silence=CoarseTimer(60, tasks, "silence")),
         process=SimpleNamespace(tasks=tasks),
         route=SimpleNamespace(path="/mcp"),
+        upstream=SimpleNamespace(stdio=Mock(modern=Mock(request=AsyncMock(side_effect=ZeroDivisionError)))),
     )
     incoming: Any = SimpleNamespace(path="/mcp", body=b"{}", request_id="r", caller=Caller(b"", None))
     parsed = ParsedBody(Raw(b"7"), mcp.TOOLS_LIST, {}, {})
-    passage = StdioPassage(incoming, Mock(started=False), live, parsed, ToolCatalog())
+    passage = StdioPassage(incoming, Discarded(), live, parsed, ToolCatalog())
     async with asyncio.timeout(SECONDS):
         with pytest.raises(CallLost, match="Internal error"):
-            await passage.run(AsyncMock(side_effect=ZeroDivisionError))
+            await passage.run()
     while len(tasks):
         await asyncio.sleep(0)
     assert tasks.failures == 1
