@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admin import status_page
-from gateway.admin.merge_statuses import cut
+from gateway.admin.documents import TITLES
+from gateway.admin.merge_statuses import cut, failing_first
 from gateway.admin.status_page import every_seconds, page, prefers_json
 from gateway.telemetry.metrics.registry import BudgetStatus
 from gateway.telemetry.process_status import (
@@ -23,6 +24,70 @@ from gateway.telemetry.process_status import (
     Status,
 )
 from tests.support.status import held, process, route, status_of
+
+SHOWN = [
+    "gw-1: ready, 1 problem - mrtr-gateway",
+    "Held calls 1 of 0",
+    "Upstreams failing 1 of 2",
+    "Errors 2 listed below",
+    "Needs attention",
+    "The upstream of /b is failing The cause The fix",
+    "A caution",
+    "Routes",
+    "/b [status?route=/b] http://b/mcp auto, era not known yet failing Last failure 1 s ago 2 of 10 2 busy 1 none",
+    "/a [status?route=/a] http://a/mcp auto, era not known yet ok last ok just now 2 of 10 2 busy 4 none",
+    "Replicas",
+    "gw-1#0 [status?replica=gw-1] pid 7 ready 0 s 0 of 0 0 of 0 0 of 0 0.0 MiB cold: 1.0 MiB of 2.0 MiB aaa",
+    "gw-3 silent",
+    "Held calls",
+    "tools/call t /mcp elicitation 1 1 min 1 s 9 min gw-1 c",
+    "tools/call t /mcp the client's next request 2 1 s running gw-1 c",
+    "Recent errors",
+    "upstream_unreachable Text Fix 2 2 s ago 1 min 30 s ago /b",
+    "Peers",
+    "gw-3 [status?replica=gw-3] 10.0.0.3:1 dead 5 s ago",
+    "State keys",
+    "abc only opens",
+]
+
+
+def visible(html: str) -> list[str]:
+    """The text of a page, with the addresses of its links; a row of a table is a line."""
+    html = re.sub("(?s)<style.*?</style>|<svg.*?</svg>|\n", " ", html[html.index("<title>") :])
+    html = re.sub('<a href="([^"]*)">(.*?)</a>', r"\2 [\1]", html)
+    html = re.sub("</(?:title|header|dd|li|h2|caption|tr)>", "\n", html)
+    return [" ".join(line.split()) for line in unescape(re.sub("<[^>]*>", " ", html)).splitlines()]
+
+
+def test_what_the_page_of_a_cluster_shows() -> None:
+    failure = Failure(kind="k", cause="The cause", fix="The fix", seconds_ago=1)
+    budgets = {name: BudgetStatus(used, 2 << 20, 0) for name, used in (("cold", 1 << 20), ("unused", 99))}
+    usual: dict[str, Any] = {"waiting": 0, "subscriptions": 0, "sessions": {"busy": 2}}
+    routes = (
+        route(path="/a", upstream="http://a/mcp", held=4, health="ok", last_ok_seconds_ago=0, **usual),
+        route(path="/b", upstream="http://b/mcp", health="failing", last_failure=failure, **usual),
+    )
+    parked = replace(held(61.0), expires_in_seconds=540, asked=("elicitation",))
+    texts = {"kind": "upstream_unreachable", "route": "/b", "text": "Text", "fix": "Fix"}
+    error = ErrorStatus(**texts, count=2, first_seconds_ago=90, last_seconds_ago=2)
+    status = status_of(
+        replace(process(0), pid=7, budgets=budgets),
+        ProcessStatus(id="gw-3", state="silent"),
+        covers="cluster",
+        notices=(Notice("A caution", is_bad=False),),
+        routes=tuple(failing_first(routes)),
+        routes_total=2,
+        held=(parked, replace(held(1.0), expires_in_seconds=None, round=2)),
+        held_total=1,
+        errors=(error,),
+        peers=(PeerStatus(id="gw-3", address="10.0.0.3:1", state="dead", last_answer_seconds_ago=5),),
+        keys=(KeyStatus("abc", "only opens"),),
+    )
+    lines = visible(page(status))
+    assert [line for line in lines if line in SHOWN] == SHOWN
+    assert "the whole cluster" in lines[1]
+    assert "Reload every 10 s [status?refresh=10] · as JSON [status.json] · metrics [metrics]" in lines[1]
+    assert re.findall(r"\[docs/(.*?)\]", lines[-1]) == list(TITLES)
 
 
 def test_the_oldest_calls_are_shown_and_all_are_counted() -> None:
@@ -60,26 +125,6 @@ def test_one_route_can_be_shown_alone_and_the_links_keep_it() -> None:
     assert "tool of /one" not in alone
     assert 'href="status?refresh=10&route=/two%20%26%20more"' in alone.replace("&amp;", "&")
     assert page(status, None, "/unknown") == both
-
-
-def test_reloading_is_offered_at_the_top() -> None:
-    html = page(status_of(process(0)))
-    assert html.index("Reload every 10 s") < html.index("<main>")
-
-
-def test_only_budgets_in_use_are_shown() -> None:
-    budgets = {"limits.sending_bytes": BudgetStatus(99, 10_000, 0), "limits.cold_bytes": BudgetStatus(100, 10_000, 0)}
-    html = page(status_of(replace(process(0), budgets=budgets)))
-    assert "limits.cold_bytes: 0.0 MiB of 0.0 MiB" in html
-    assert "limits.sending_bytes" not in html
-
-
-def test_the_processes_stand_above_the_held_calls() -> None:
-    calls = held(61.0), replace(held(1.0), expires_in_seconds=None)
-    html = page(status_of(process(0), held=calls, held_total=2))
-    assert "1 min 1 s" in html
-    assert ">running<" in html
-    assert html.index('id="processes"') < html.index('id="held"')
 
 
 class Evil:
