@@ -157,11 +157,3 @@ def test_every_family_is_written_once_with_its_help_and_ordered_buckets() -> Non
         bounds = [(float(s.labels["le"]), s.value) for s in family.samples if s.name.endswith("_bucket")]
         for (bound, count), (next_bound, next_count) in pairwise(bounds):
             assert bound == math.inf or (bound < next_bound and count <= next_count), family.name
-
-
-def test_a_scrape_of_one_process_is_written_as_it_was_read() -> None:
-    text = process(1)
-    assert series(write(parse(text))) == series(text)
-    assert [line.rpartition(" ")[0] for line in write(parse(text)).splitlines()] == [
-        line.rpartition(" ")[0] for line in text.splitlines()
-    ]

@@ -14,7 +14,6 @@ from gateway.config.load import config_shape
 from tests.support.configurations import (
     KEY,
     OTHER_KEY,
-    good,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -33,13 +32,6 @@ def keys_of(kind: inspect.Type) -> Iterator[str]:
     for field in kind.fields if isinstance(kind, inspect.StructType) else ():
         yield field.name
         yield from keys_of(field.type)
-
-
-def test_the_times_of_drains_and_peers_have_their_defaults() -> None:
-    config = good()
-    assert config.hold.drain_delay_seconds == 2
-    assert (config.timeouts.peer_connect_seconds, config.timeouts.peer_accept_seconds) == (0.5, 1)
-    assert good("hold: {drain_delay_seconds: 0}\n").hold.drain_delay_seconds == 0
 
 
 def test_the_keys_of_a_state_are_read_as_bytes() -> None:

@@ -55,8 +55,3 @@ def test_colours_change_nothing_but_the_look() -> None:
     coloured = list(lines(whole(), colour=True))
     assert [ESCAPES.sub("", line) for line in coloured] == list(lines(whole(), colour=False))
     assert "\033[31mFAILED" in "".join(coloured)
-
-
-def test_what_is_missing_has_no_headline() -> None:
-    bare = ProbeReport(gateway="1", state="ok", exit_code=0, upstreams=(ProbedServer(target="server", state="ok"),))
-    assert list(lines(bare, colour=False)) == ["server", "", "", "No problems found."]
