@@ -7,10 +7,10 @@ line in `config/full.yaml` (a test compares). The text below a field is its desc
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
-from gateway.config.model.hidden_secrets import Discreet
 from gateway.config.model.route import Route
+from gateway.config.model.section import Section
 from gateway.config.model.value_types import (
     Address,
     Algorithm,
@@ -33,7 +33,7 @@ from gateway.config.model.value_types import (
 from gateway.config.parsing.state_keys import decode_key
 
 
-class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Tls(Section, frozen=True, kw_only=True):
     """TLS of the listener for clients, switched on by `cert_file`."""
 
     cert_file: Text | None = None
@@ -44,10 +44,8 @@ class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Authorities (PEM) of client certificates: other clients are rejected. null: no client certificate is needed."""
 
 
-class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class State(Section, frozen=True, kw_only=True):
     """How `requestState` and session ids are sealed."""
-
-    _secrets = frozenset({"keys", "session_keys"})
 
     keys: Annotated[tuple[str, ...], Meta(extra={"secret": True})] = ()
     """State keys (`mrtr-gateway keygen`): base64 or hex of 32 bytes or more. The first key seals, all keys open.
@@ -73,20 +71,20 @@ class State(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(decode_key(text) for text in self.session_keys)
 
 
-class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Replica(Section, frozen=True, kw_only=True):
     """This process among its peers."""
 
     id: ReplicaId | None = None
     """Name of this replica, unique among its peers. null: the host's name."""
     listen: Address | None = None
     """host:port of the peer listener. null: no peer listener."""
-    peers: dict[ReplicaId, Address] = {}
+    peers: dict[ReplicaId, Address] = field(default_factory=dict)
     """Peer listeners of all replicas by replica id, including this one's."""
     peers_dns: Address | None = None
     """Alternative to `peers`: name:port of a headless service that resolves to all replicas."""
 
 
-class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Hold(Section, frozen=True, kw_only=True):
     """Calls that wait between two rounds."""
 
     ttl_seconds: SomeSeconds = 600.0
@@ -113,7 +111,7 @@ class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     closed, and the retry resumes it as another replica would. 0: never."""
 
 
-class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Limits(Section, frozen=True, kw_only=True):
     """Maximum sizes of messages, and limits of connections."""
 
     body_bytes: Bytes = 4_194_304
@@ -150,7 +148,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(self.calls_bytes // 4, 1) if own is None else own
 
 
-class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Timeouts(Section, frozen=True, kw_only=True):
     """Timeouts towards clients, upstreams and peers, in seconds."""
 
     connect_seconds: SomeSeconds = 5.0
@@ -175,7 +173,7 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time limit for a connected peer to take the request over. After it, the client is told to retry."""
 
 
-class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sessions(Section, frozen=True, kw_only=True):
     """The pool of upstream sessions."""
 
     max: Count = 11_000
@@ -193,7 +191,7 @@ class Sessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session ends. Legacy clients do not begin a new one by themselves."""
 
 
-class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Legs(Section, frozen=True, kw_only=True):
     """Early ends of long requests, for clients that give up at 60 seconds."""
 
     limit_seconds: SomeSeconds = 50.0
@@ -202,7 +200,7 @@ class Legs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum number of such rounds per exchange (clients allow 10 rounds in all). 0: streams stay open."""
 
 
-class TaskLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskLimits(Section, frozen=True, kw_only=True):
     """Tasks of clients that declare the extension io.modelcontextprotocol/tasks."""
 
     max: Count = 1_000
@@ -215,10 +213,8 @@ class TaskLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     the user's answers must fit. Keep an old state key this long."""
 
 
-class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Principal(Section, frozen=True, kw_only=True):
     """How callers are identified."""
-
-    _urls = frozenset({"jwks_url"})
 
     source: Literal["authorization", "header", "jwt"] = "authorization"
     """How callers are identified. `authorization`: by the bearer token, not verified; `header`: by a header that a
@@ -241,7 +237,7 @@ class Principal(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """With source `jwt`: the accepted signature algorithms."""
 
 
-class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Security(Section, frozen=True, kw_only=True):
     """Protection against DNS rebinding."""
 
     allowed_hosts: tuple[Host, ...] = ()
@@ -250,7 +246,7 @@ class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Accepted values of `Origin`. Requests without `Origin` are always accepted."""
 
 
-class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Log(Section, frozen=True, kw_only=True):
     """The log on stderr."""
 
     level: Level = "info"
@@ -259,7 +255,7 @@ class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`auto`: console format on a terminal, otherwise JSON lines."""
 
 
-class Debug(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Debug(Section, frozen=True, kw_only=True):
     """Debugging aids."""
 
     bodies: bool = False
@@ -267,7 +263,7 @@ class Debug(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     about this at every start and reload."""
 
 
-class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(Section, frozen=True, kw_only=True):
     """The configuration of one mrtr-gateway process."""
 
     listen: Address = "127.0.0.1:8080"

@@ -1,11 +1,11 @@
 """The structs of one route in the configuration."""
 
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-from gateway.config.model.hidden_secrets import Discreet
+from gateway.config.model.section import Section
 from gateway.config.model.value_types import (
     Cacheable,
     CacheScope,
@@ -25,7 +25,7 @@ from gateway.config.model.value_types import (
 from gateway.config.parsing.formats import redacted_url
 
 
-class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UpstreamTls(Section, frozen=True, kw_only=True):
     """TLS towards an upstream whose URL is https."""
 
     ca_file: Text | None = None
@@ -41,15 +41,12 @@ class UpstreamTls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reload."""
 
 
-class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Upstream(Section, frozen=True, kw_only=True):
     """The server behind a route: `url` or `command`."""
-
-    _secrets = frozenset({"env"})
-    _urls = frozenset({"url"})
 
     url: Annotated[str | None, Meta(extra={"form": "url"})] = None
     """URL of the server's MCP endpoint."""
-    command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    command: Annotated[tuple[Text, ...], Meta(min_length=1, extra={"program": True})] | None = None
     """Program and arguments of a stdio server, started without a shell."""
     env: dict[Variable, Annotated[str, Meta(extra={"secret": True})]] = field(default_factory=dict)
     """With `command`: the child's environment. Of the gateway's own variables it gets only PATH, HOME, USER, SHELL,
@@ -75,15 +72,9 @@ class Upstream(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The upstream's name in logs and errors: the redacted url, or the program without its arguments."""
         return redacted_url(self.url) if self.url else (self.command or ("?",))[0]
 
-    def _shown(self, name: str, value: Any) -> Any:
-        """Hide the arguments of the command too."""
-        return value and (value[0], "...") if name == "command" else super()._shown(name, value)
 
-
-class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Credentials(Section, frozen=True, kw_only=True):
     """The credential that goes upstream: the client's `Authorization`, none, or the gateway's own."""
-
-    _secrets = frozenset({"token"})
 
     mode: Literal["forward", "drop", "replace"] = "forward"
     """What happens to the client's `Authorization`: `forward` sends it upstream, `drop` does not, `replace` sends the
@@ -96,7 +87,7 @@ class Credentials(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """With `replace`: the header that carries the bare secret. null: `Authorization: Bearer`."""
 
 
-class Freshness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Freshness(Section, frozen=True, kw_only=True):
     """Overrides for one method. Keys that are left out have the route's value."""
 
     ttl_ms: TtlMs | None = None
@@ -108,14 +99,14 @@ class Freshness(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _AS_FOR_ALL = Freshness()
 
 
-class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Cache(Section, frozen=True, kw_only=True):
     """Freshness of lists and resources, which modern results must state and legacy servers cannot."""
 
     ttl_ms: TtlMs = 0
     """`ttlMs` of lists and resources. A server's own value takes precedence."""
     scope: CacheScope = "private"
     """`cacheScope` of the same results. `public` lets caches share them between callers."""
-    methods: dict[Cacheable, Freshness] = {}
+    methods: dict[Cacheable, Freshness] = field(default_factory=dict)
     """Values for single methods, e.g. `tools/list: {ttl_ms: 60000, scope: public}`."""
     lists_seconds: Seconds = 0.0
     """How long the gateway answers a caller's lists from its own memory. 0: never. A `list_changed` from the server
@@ -129,20 +120,20 @@ class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.ttl_ms if own.ttl_ms is None else own.ttl_ms, self.scope if own.scope is None else own.scope)
 
 
-class RouteHold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteHold(Section, frozen=True, kw_only=True):
     """Overrides of `hold` for one route. Keys that are left out have the value of `hold`."""
 
     ttl_seconds: SomeSeconds | None = None
 
 
-class RouteTimeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteTimeouts(Section, frozen=True, kw_only=True):
     """Overrides of `timeouts` for one route. Keys that are left out have the value of `timeouts`."""
 
     handshake_seconds: SomeSeconds | None = None
     idle_seconds: SomeSeconds | None = None
 
 
-class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteSessions(Section, frozen=True, kw_only=True):
     """Overrides of `sessions` for one route, and how its calls share sessions."""
 
     affinity: Literal["none", "principal"] = "none"
@@ -153,7 +144,7 @@ class RouteSessions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_seconds: Seconds | None = None
 
 
-class RouteTasks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RouteTasks(Section, frozen=True, kw_only=True):
     """How the route calls tools as tasks for clients without the extension."""
 
     undeclared: Literal["drive", "refuse"] = "drive"
@@ -164,10 +155,8 @@ class RouteTasks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `drive`: as above. Tools of the TypeScript SDK that ask need `drive`: called plainly, they fail after 60 s."""
 
 
-class Route(Discreet, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Route(Section, frozen=True, kw_only=True):
     """One public path and its upstream."""
-
-    _secrets = frozenset({"set_headers"})
 
     path: Annotated[str, Meta(extra={"form": "path"})] = "/mcp"
     """The public path."""
