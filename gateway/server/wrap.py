@@ -5,7 +5,6 @@ import signal
 from typing import Final
 
 from gateway.config import Config
-from gateway.protocol.errors import Stopping
 from gateway.server.process import Gateway
 from gateway.server.serve import give_memory_back
 from gateway.stdio_front.front import StdioFront
@@ -34,25 +33,16 @@ async def wrap(config: Config) -> None:
     host = Host(live.config.limits.body_bytes, live.process.traffic.sending)
     await host.open(*take_standard_streams())
     gateway.routes.begin_children()
-    front = StdioFront(host, gateway.downstream, live)
+    front = StdioFront(host, gateway.downstream, live, gateway.lot)
     give_memory_back(gateway)
     log.info(Event.HOST_JOINED, upstream=live.route.upstream.name)
     serving = gateway.tasks.start(front.run(), "host")
     _ = await asyncio.wait((serving, host.gone, front.ended, stopped), return_when=asyncio.FIRST_COMPLETED)
     if serving.done() and not stopped.done():
-        finishing = gateway.tasks.start(
-            front.finish(config.hold.drain_seconds, lambda: _cancel_questions(gateway)), "drain"
-        )
+        finishing = gateway.tasks.start(front.finish(config.hold.drain_seconds), "drain")
         _ = await asyncio.wait((finishing, host.gone, stopped), return_when=asyncio.FIRST_COMPLETED)
         _ = finishing.cancel()
     _ = serving.cancel()
     await front.close()
-    _cancel_questions(gateway)
     await host.close(_LAST_WORDS_SECONDS)
     await gateway.close()
-
-
-def _cancel_questions(gateway: Gateway) -> None:
-    """End the calls that wait for answers, which will not come."""
-    for driver in tuple(gateway.lot):
-        driver.stop(Stopping("The host has left; the call was cancelled and may have had effects"))

@@ -5,11 +5,11 @@ relay to a legacy server, or the mirror of a modern one, if that refuses `initia
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
 
+from gateway.bridge.driver import Driver
 from gateway.downstream.handler import RequestHandler
 from gateway.http.outbox import error_response
 from gateway.http.upstream_headers import own_headers
@@ -19,9 +19,10 @@ from gateway.mirror.fallback import FallbackBackend
 from gateway.mirror.linked_backend import MirrorBackend
 from gateway.mirror.server_client import server_of
 from gateway.mirror.tool_catalog import ToolCatalog
+from gateway.parking.lot import Lot
 from gateway.protocol import era as eras
 from gateway.protocol import jsonrpc, mcp
-from gateway.protocol.errors import GatewayError, ParseError
+from gateway.protocol.errors import GatewayError, ParseError, Stopping
 from gateway.protocol.json_text.json_bounds import check_bounds
 from gateway.routes.live_route import LiveRoute
 from gateway.stdio_front.child_backend import ChildBackend
@@ -37,10 +38,12 @@ _POLL_SECONDS: Final = 0.05
 class StdioFront:
     """Serves one host until it closes its end."""
 
-    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute) -> None:
+    def __init__(self, host: Host, handler: RequestHandler, live: LiveRoute, lot: Lot[Driver]) -> None:
+        """`lot` has the calls of a modern host that wait for its answers."""
         self._host = host
         self._handler = handler
         self._live = live
+        self._lot = lot
         self._tasks = live.process.tasks
         self._modern: ModernHost | None = None
         self._legacy: LegacyHost | None = None
@@ -121,7 +124,7 @@ class StdioFront:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    async def finish(self, seconds: float, cancel_questions: Callable[[], None]) -> None:
+    async def finish(self, seconds: float) -> None:
         """The host sends nothing more: running calls may finish, but questions to the host are cancelled."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -132,7 +135,7 @@ class StdioFront:
             await self._child.finish(deadline - loop.time())
             return
         while loop.time() < deadline:
-            cancel_questions()
+            self._cancel_questions()
             if not self._is_busy:
                 return
             await asyncio.sleep(_POLL_SECONDS)
@@ -149,6 +152,12 @@ class StdioFront:
             self._modern.close()
         if self._legacy is not None:
             await self._legacy.end()
+        self._cancel_questions()
+
+    def _cancel_questions(self) -> None:
+        """End the calls that wait for answers, which will not come."""
+        for driver in tuple(self._lot):
+            driver.stop(Stopping("The host has left; the call was cancelled and may have had effects"))
 
 
 def _speaks_modern(opened: jsonrpc.Message) -> bool:

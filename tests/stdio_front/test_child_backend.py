@@ -108,7 +108,7 @@ def fake_route(tasks: Tasks, launcher: FakeLauncher, era: str) -> Any:
 async def test_a_host_that_writes_faster_than_its_child_reads_has_to_wait(tasks: Tasks) -> None:
     launcher, host = FakeLauncher(), FakeHost(100)
     live = fake_route(tasks, launcher, "bridge")
-    front, calls = StdioFront(host, Mock(), live), live.process.calls  # type: ignore[arg-type]
+    front, calls = StdioFront(host, Mock(), live, []), live.process.calls  # type: ignore[arg-type]
     running = tasks.start(front.run(), "host")
     for _ in range(10):
         await asyncio.sleep(0)
@@ -126,9 +126,9 @@ async def test_a_host_that_has_closed_its_end_does_not_wait_for_a_child_that_die
 ) -> None:
     launcher = FakeLauncher()
     launcher.may_start.set()
-    front = StdioFront(FakeHost(1, INITIALIZE), Mock(), fake_route(tasks, launcher, "auto"))  # type: ignore[arg-type]
+    front = StdioFront(FakeHost(1, INITIALIZE), Mock(), fake_route(tasks, launcher, "auto"), [])  # type: ignore[arg-type]
     await front.run()
-    finishing = tasks.start(front.finish(3600, Mock()), "drain")
+    finishing = tasks.start(front.finish(3600), "drain")
     await eventually(lambda: launcher.child.events == [INITIALIZE.replace(b"1,", b"0,")])
     launcher.child.over.set_result("exit code 1")
     await asyncio.wait_for(finishing, 5)

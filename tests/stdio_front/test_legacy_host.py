@@ -106,7 +106,7 @@ async def test_a_server_behind_a_url_gets_the_credential_and_the_headers_of_the_
     credentials = {"mode": "replace", "token": "t"}
     stand = await begin(route={"era": era, "credentials": credentials, "set_headers": {"X-Key": "k"}})
     pipes = Pipes()
-    front = StdioFront(pipes, Mock(), stand.gateway.routes.live["/mcp"])  # type: ignore[arg-type]
+    front = StdioFront(pipes, Mock(), stand.gateway.routes.live["/mcp"], stand.gateway.lot)  # type: ignore[arg-type]
     running = asyncio.get_running_loop().create_task(front.run())
     for number, message in enumerate((host.initialize(0), host.legacy("tools/list", 1))):
         pipes.said.put_nowait(message)
