@@ -181,7 +181,8 @@ def _rows(
 def _route(one: RouteStatus, other: RouteStatus) -> RouteStatus:
     failures = [each.last_failure for each in (one, other) if each.last_failure is not None]
     failure = min(failures, key=lambda each: each.seconds_ago, default=None)
-    last_ok = _least(one.last_ok_seconds_ago, other.last_ok_seconds_ago)
+    answered = (each.last_ok_seconds_ago for each in (one, other))
+    last_ok = min((ago for ago in answered if ago is not None), default=None)
     known = other if one.era == "unknown" else one
     return replace(
         one,
@@ -221,10 +222,6 @@ def _error(one: ErrorStatus, other: ErrorStatus) -> ErrorStatus:
         first_seconds_ago=max(one.first_seconds_ago, other.first_seconds_ago),
         last_seconds_ago=min(one.last_seconds_ago, other.last_seconds_ago),
     )
-
-
-def _least(*ages: float | None) -> float | None:
-    return min((age for age in ages if age is not None), default=None)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

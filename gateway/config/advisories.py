@@ -11,11 +11,6 @@ from gateway.config.rules import LOOPBACK
 _OF_CONNECTIONS = {f"x-forwarded-{word}" for word in ("by", "for", "host", "port", "prefix", "proto", "server", "ssl")}
 
 
-def _may_be_credential(name: str) -> bool:
-    """Whether a header may carry a credential, as `x-forwarded-access-token` from some proxies does."""
-    return name.startswith("x-forwarded-") and name not in _OF_CONNECTIONS
-
-
 def cautions(config: Config) -> Iterator[str]:
     """Yield a warning for each risky setting, with the path of its key."""
     if config.debug.bodies:
@@ -31,7 +26,9 @@ def cautions(config: Config) -> Iterator[str]:
                 f"{path}.upstream.tls.verify is false: an attacker on the path can impersonate the upstream; "
                 "give the upstream's CA in ca_file instead"
             )
-        unbound = [name for name in route.forward_headers if _may_be_credential(name)]
+        # Some proxies send a credential as `x-forwarded-access-token`.
+        forwarded = [name for name in route.forward_headers if name.startswith("x-forwarded-")]
+        unbound = [name for name in forwarded if name not in _OF_CONNECTIONS]
         if unbound and route.bind_headers is None:
             yield (
                 f"{path}.forward_headers has {', '.join(unbound)}, which requestStates are not bound to by default: "

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.model.config import Config, Limits, Principal, State
+from gateway.config.model.config import Config, Principal, State
 from gateway.config.model.route import Credentials, Route, Upstream, UpstreamTls
 from gateway.config.parsing.formats import split_address
 from gateway.config.parsing.problems import Problem, nearest
@@ -21,11 +21,17 @@ def broken_rules(config: Config) -> Iterator[Problem]:
     yield from _keys(config.state)
     yield from _replica(config)
     yield from _addresses(config)
-    yield from _tls(config)
     yield from _principal(config)
-    yield from _routes(config.routes)
-    yield from _affinity(config)
-    yield from _limits(config.limits)
+    yield from _routes(config)
+    if config.tls.cert_file is None:
+        for key in ("key_file", "client_ca_file"):
+            if getattr(config.tls, key) is not None:
+                yield Problem(f"tls.{key}", "is set without tls.cert_file; give the certificate too, or remove it")
+    limits = config.limits
+    if (limits.calls_bytes_per_principal or 0) > limits.calls_bytes:
+        yield Problem(
+            "limits.calls_bytes_per_principal", f"is more than limits.calls_bytes ({limits.calls_bytes}); lower it"
+        )
 
 
 def _keys(state: State) -> Iterator[Problem]:
@@ -82,14 +88,6 @@ def _collide(one: str, other: str) -> bool:
     return port == other_port != 0 and (host == other_host or bool({host, other_host} & _WILDCARDS))
 
 
-def _tls(config: Config) -> Iterator[Problem]:
-    tls = config.tls
-    if tls.cert_file is None:
-        for key in ("key_file", "client_ca_file"):
-            if getattr(tls, key) is not None:
-                yield Problem(f"tls.{key}", "is set without tls.cert_file; give the certificate too, or remove it")
-
-
 def _principal(config: Config) -> Iterator[Problem]:
     principal = config.principal
     if principal.source != "header" and principal.header:
@@ -129,13 +127,18 @@ def _jwt(principal: Principal) -> Iterator[Problem]:
         yield Problem("principal.jwks_ca_file", "is only read with an https jwks_url; remove it")
 
 
-def _routes(routes: tuple[Route, ...]) -> Iterator[Problem]:
+def _routes(config: Config) -> Iterator[Problem]:
     first: dict[str, int] = {}
-    for place, route in enumerate(routes):
+    for place, route in enumerate(config.routes):
         other = first.setdefault(route.path, place)
         if other != place:
             yield Problem(f"routes[{place}].path", f'"{route.path}" is also routes[{other}].path; change one')
         yield from _route(f"routes[{place}]", route)
+        if route.sessions.affinity == "principal" and on_route(config, route).sessions.idle_seconds == 0:
+            yield Problem(
+                f"routes[{place}].sessions.affinity",
+                "is principal, but sessions.idle_seconds is 0, so no session is kept; raise sessions.idle_seconds",
+            )
 
 
 def _route(path: str, route: Route) -> Iterator[Problem]:
@@ -200,22 +203,6 @@ def _bound(path: str, route: Route) -> Iterator[Problem]:
             meant = nearest(name, route.forward_headers)
             hint = f'did you mean "{meant}"?' if meant else "add it there, or remove it here"
             yield Problem(path, f'lists "{name}", which is not in forward_headers and so does not go upstream; {hint}')
-
-
-def _affinity(config: Config) -> Iterator[Problem]:
-    for place, route in enumerate(config.routes):
-        if route.sessions.affinity == "principal" and on_route(config, route).sessions.idle_seconds == 0:
-            yield Problem(
-                f"routes[{place}].sessions.affinity",
-                "is principal, but sessions.idle_seconds is 0, so no session is kept; raise sessions.idle_seconds",
-            )
-
-
-def _limits(limits: Limits) -> Iterator[Problem]:
-    if (limits.calls_bytes_per_principal or 0) > limits.calls_bytes:
-        yield Problem(
-            "limits.calls_bytes_per_principal", f"is more than limits.calls_bytes ({limits.calls_bytes}); lower it"
-        )
 
 
 def _child(path: str, upstream: Upstream) -> Iterator[Problem]:

@@ -175,7 +175,10 @@ class Span:
         if upstream is None:
             attributes["network.transport"] = "pipe"
         else:
-            attributes |= {"network.transport": "tcp", "network.protocol.name": "http"} | _server(upstream)
+            parts = urlsplit(upstream)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            attributes |= {"network.transport": "tcp", "network.protocol.name": "http"}
+            attributes |= {"server.address": parts.hostname or "", "server.port": port}
         span = self._tracer.start_span(
             _name(about), context=self._context, kind=SpanKind.CLIENT, attributes=attributes
         )
@@ -226,9 +229,3 @@ def _attributes(about: Operation) -> dict[str, str]:
         # Without the query, because it holds arguments.
         attributes["mcp.resource.uri"] = mask(about.target.partition("?")[0])[:_TEXT]
     return attributes
-
-
-def _server(url: str) -> dict[str, str | int]:
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return {"server.address": parts.hostname or "", "server.port": port}

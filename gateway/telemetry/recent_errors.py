@@ -10,7 +10,7 @@ from typing import Final
 from weakref import WeakSet
 
 from gateway import world
-from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, UpstreamError
+from gateway.protocol.errors import Busy, GatewayError, InvalidState, NoKeys, OwnerStalled, UpstreamError, clean
 from gateway.telemetry.process_status import MOST_ERRORS, ErrorStatus
 from gateway.telemetry.redaction import mask
 
@@ -101,9 +101,7 @@ def presentable(text: str) -> str:
     """Return one line of what may be shown: without secrets, control characters, or what a server said of a call."""
     for quote in _QUOTES:
         text = quote.sub(lambda found: found[1] if found.re.groups else "", text)
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    shown = mask(plain)
-    return shown if len(shown) <= _TEXT_CHARACTERS else f"{shown[: _TEXT_CHARACTERS - 1]}…"
+    return clean(mask(text), _TEXT_CHARACTERS)
 
 
 def _without_advice(message: str, fix: str) -> str:

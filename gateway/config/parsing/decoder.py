@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from gateway.config.parsing import advice
 from gateway.config.parsing.environment import substitute
-from gateway.config.parsing.formats import FORMS, TextForm
+from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import Given, Problem, joined, nearest, shown
 from gateway.config.parsing.retired_keys import retired
 from gateway.config.parsing.yaml_tree import UNREAD, Unreadable, number
@@ -50,17 +50,14 @@ class Walker:
         if isinstance(kind, inspect.Metadata):
             return self._read(kind.type, value, path, {**extra, **(kind.extra or {})})
         if type(value) is str:
-            value = self._substituted(value, path)
+            try:
+                value = substitute(value, self._env)
+            except ValueError as exc:
+                return self._refuse(path, str(exc))
         if isinstance(value, Unreadable):
             self.spoilt.append(path)
             return UNREAD
         return self._read_plain(kind, value, path, extra)
-
-    def _substituted(self, text: str, path: str) -> object:
-        try:
-            return substitute(text, self._env)
-        except ValueError as exc:
-            return self._refuse(path, str(exc))
 
     def _read_plain(self, kind: inspect.Type, value: object, path: str, extra: _Extra) -> object:
         found: object
@@ -130,7 +127,9 @@ class Walker:
 
     def _list(self, kind: inspect.VarTupleType, value: object, path: str, extra: _Extra) -> object:
         if not isinstance(value, list):
-            fix = advice.for_list(kind, value, secret=bool(extra.get("secret")) or _is_secret(kind.item_type))
+            item = kind.item_type
+            notes = {**extra, **((item.extra or {}) if isinstance(item, inspect.Metadata) else {})}
+            fix = advice.for_list(kind, value, secret="secret" in notes)
             return self._refuse(path, f"{_as_read(value, extra)}, but a list is expected; {fix}")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is an empty list; give at least one entry")
@@ -177,28 +176,24 @@ class Walker:
             fix = advice.for_number(kind, value, path, extra.get("default"))
             return self._refuse(path, f"{_as_read(value)}, but {noun} is expected; {fix}")
         assert isinstance(value, int | float)
-        if not self._in_range(kind, value, path):
-            return UNREAD
+        if kind.ge is not None and value < kind.ge:
+            return self._refuse(path, f"{value} is too small; write {kind.ge} or more")
+        if kind.le is not None and value > kind.le:
+            return self._refuse(path, f"{value} is too large; write {kind.le} or less")
         return value if isinstance(kind, inspect.IntType) else float(value)
 
-    def _in_range(self, kind: inspect.IntType | inspect.FloatType, value: float, path: str) -> bool:
-        if kind.ge is not None and value < kind.ge:
-            self._refuse(path, f"{value} is too small; write {kind.ge} or more")
-        elif kind.le is not None and value > kind.le:
-            self._refuse(path, f"{value} is too large; write {kind.le} or less")
-        else:
-            return True
-        return False
-
     def _text(self, kind: inspect.StrType, value: object, path: str, extra: _Extra) -> object:
-        form = FORMS.get(extra.get("form", ""))
+        form, is_secret, default = FORMS.get(extra.get("form", "")), extra.get("secret"), extra.get("default")
+        # The default, if there is one, because another key may have the example of the form.
+        example = default if isinstance(default, str) and default else form.example if form else ""
         if not isinstance(value, str):
-            return self._refuse(path, _not_text(value, form, extra))
+            if form and not is_secret:
+                return self._refuse(path, f'{shown(value)} is not {form.name}; write "{example}"')
+            return self._refuse(path, f"{_as_read(value, extra)}, but a text is expected; put it in quotes")
         if len(value) < (kind.min_length or 0):
             return self._refuse(path, "is empty; give a text, or remove it")
-        return self._formed(form, value, path, extra) if form else str(value)
-
-    def _formed(self, form: TextForm, value: str, path: str, extra: _Extra) -> object:
+        if form is None:
+            return str(value)
         try:
             normal = form.parse(str(value))  # a `Given` must not stay in the configuration
         except ValueError as exc:
@@ -206,8 +201,8 @@ class Walker:
         else:
             if normal:
                 return normal
-            problem = f'is not {form.name}; write "{_example(form, extra)}"'
-        return self._refuse(path, f"{'a secret' if extra.get('secret') else shown(value)} {problem}")
+            problem = f'is not {form.name}; write "{example}"'
+        return self._refuse(path, f"{'a secret' if is_secret else shown(value)} {problem}")
 
 
 def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
@@ -226,22 +221,6 @@ def _home(key: str, fields: Mapping[str, inspect.Field]) -> str | None:
 def _empty(kind: inspect.Type) -> object:
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     return inner.cls() if isinstance(inner, inspect.StructType) else ()
-
-
-def _is_secret(kind: inspect.Type) -> bool:
-    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("secret"))
-
-
-def _not_text(value: object, form: TextForm | None, extra: _Extra) -> str:
-    if form and not extra.get("secret"):
-        return f'{shown(value)} is not {form.name}; write "{_example(form, extra)}"'
-    return f"{_as_read(value, extra)}, but a text is expected; put it in quotes"
-
-
-def _example(form: TextForm, extra: _Extra) -> str:
-    """Return a valid value: the default if there is one, because another key may have the example of the form."""
-    default = extra.get("default")
-    return default if isinstance(default, str) and default else form.example
 
 
 def _as_read(value: object, extra: _Extra | None = None) -> str:

@@ -58,12 +58,8 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def _is_host(host: str) -> bool:
-    if host.startswith("[") or re.fullmatch(r"[0-9.]+", host):
-        return _is_ip(host)
-    return _NAME.fullmatch(host) is not None
-
-
-def _is_ip(host: str) -> bool:
+    if not host.startswith("[") and not re.fullmatch(r"[0-9.]+", host):
+        return _NAME.fullmatch(host) is not None
     try:
         found = ip_address(host.strip("[]"))
     except ValueError:

@@ -109,7 +109,9 @@ class _Reader(yaml.SafeLoader):
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             return [self._item(item, item, joined(path, number_)) for number_, item in enumerate(node.value)]
         if isinstance(node, ScalarNode) and node.tag == f"{_TAG}str":
-            return _scalar(node.value) if node.style is None else node.value
+            found = number(node.value)
+            plain = _SPELT.get(node.value, node.value) if found is None else found
+            return plain if node.style is None else node.value
         if node.tag == _ALIAS:
             return UNREAD
         return self._refuse(node, "has a YAML tag, which is not supported; remove it")
@@ -141,8 +143,3 @@ def _syntax_problem(exc: yaml.YAMLError) -> Problem:
     where = f"line {mark.line + 1}" if mark else "document"
     what = getattr(exc, "problem", None) or getattr(exc, "reason", None) or "cannot be read"
     return Problem(where, f"is not YAML: {what}; check indentation, colons and quotes here")
-
-
-def _scalar(text: str) -> object:
-    found = number(text)
-    return _SPELT.get(text, text) if found is None else found

@@ -118,11 +118,8 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
-    return connector(transport, _upstream(exam), TransportDetection())
-
-
-def _upstream(exam: ProbeContext) -> HttpUpstream:
-    return HttpUpstream(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
+    upstream = HttpUpstream(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
+    return connector(transport, upstream, TransportDetection())
 
 
 async def _examine_modern(exam: ProbeContext) -> None:

@@ -103,7 +103,7 @@ def _who_answers(exam: ProbeContext, reply: ProbeReply) -> None:
             "A proxy answers instead of the server: it cannot reach the server, or gave up waiting."
             if named or is_page
             else "The server, or a proxy in front of it, is not available.",
-            f"Check that the server runs, and that the proxy{_of(named)} forwards to the right address.",
+            f"Check that the server runs, and that the proxy {named and f'({named}) '}forwards to the right address.",
         )
     if is_page and reply.status < 400:
         raise website(exam, f"{answer}: a web page")
@@ -127,10 +127,6 @@ def website(exam: ProbeContext, found: str) -> ProbeStopped:
         "Use the path of the MCP endpoint, usually /mcp (HTTP+SSE: /sse), not the path of the website. A sign-in "
         "page means that a proxy requires credentials.",
     )
-
-
-def _of(named: str) -> str:
-    return f" ({named})" if named else ""
 
 
 def _refused(exam: ProbeContext, reply: ProbeReply) -> ProbeStopped:
