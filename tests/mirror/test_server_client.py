@@ -80,38 +80,6 @@ async def test_an_error_without_an_id_answers_the_request_that_it_comes_for(
         assert (await stream.message())["error"]["message"] == "unreadable"
 
 
-@pytest.mark.parametrize("method", [mcp.DISCOVER, mcp.TOOLS_LIST, "prompts/list"])
-async def test_lists_and_the_introduction_are_not_taken_from_another_response(
-    begin: Begin, server: FakeModern, method: str
-) -> None:
-    answer = server.answer
-
-    async def foreign(call: Call, stream: Any) -> Json:
-        given = await answer(call, stream)
-        return {**given, "id": "another"} if call.body["method"] == method else given
-
-    server.answer = foreign  # type: ignore[method-assign]
-    server.other["prompts/list"] = lambda _: {"result": {"resultType": "complete", "prompts": []}}
-    stand = await begin()
-    client = LegacyClient(stand.http, stand.url)
-    greeting = await client.initialize()
-    message = greeting if method == mcp.DISCOVER else await client.ask(method)
-    assert "without the JSON-RPC response to this request" in message["error"]["message"]
-
-
-async def test_a_subscription_does_not_end_by_the_response_to_another_request(
-    client: LegacyClient, server: FakeModern
-) -> None:
-    async with client.get() as stream:
-        assert await client.notify(mcp.INITIALIZED) == 202
-        await eventually(lambda: server.listeners)
-        (tell,) = server.listeners
-        await tell({"jsonrpc": "2.0", "id": "another", "result": {}})
-        await tell({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
-        assert (await stream.message())["method"] == mcp.TOOLS_CHANGED
-    assert len(server.of(mcp.LISTEN)) == 1, "it was not opened again"
-
-
 async def test_a_stream_that_stays_open_after_the_response_is_closed_soon(
     client: LegacyClient, server: FakeModern
 ) -> None:

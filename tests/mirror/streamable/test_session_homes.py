@@ -53,17 +53,6 @@ async def test_a_stream_that_is_opened_anew_survives_the_end_of_the_old_one(begi
     await eventually(lambda: not server.listeners)
 
 
-async def test_subscriptions_at_the_same_time_all_count(begin: Begin, server: FakeModern) -> None:
-    client = await session(await begin())
-    uris = [f"a://{number}" for number in range(4)]
-    found = await asyncio.gather(*(client.ask("resources/subscribe", {"uri": uri}) for uri in uris))
-    assert [each.get("result") for each in found] == [{}] * 4
-    await eventually(lambda: not server.listeners, "nothing is open before the client opens its stream")
-    async with client.get() as stream:
-        assert stream.response.status == 200
-        assert server.of(mcp.LISTEN)[-1]["params"]["notifications"]["resourceSubscriptions"] == uris
-
-
 async def test_a_refused_subscription_leaves_no_stream_at_the_server(begin: Begin, server: FakeModern) -> None:
     client = await session(await begin())
     server.silent_about.add("a://b")
