@@ -106,8 +106,8 @@ class StdioPassage(Passage):
         if parsed.method == mcp.TOOLS_CALL:
             tool = await self._catalog.tool(self._caller, server, _profile(parsed), headers, target)
             repeated = param_headers.headers_for(tool.mirrored, parsed.params.get("arguments"))
-        id_, body, is_long = bytes(self._id), self.incoming.body, self.is_long_lived
-        request = ModernRequest(id_, body, parsed.method, target, headers, repeated, is_long=is_long)
+        id_, body = bytes(self._id), self.incoming.body
+        request = ModernRequest(id_, body, parsed.method, target, headers, repeated)
         await server.send(request, self._take)
 
     def _fail(self, error: GatewayError) -> None:

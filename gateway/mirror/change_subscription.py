@@ -54,7 +54,7 @@ def listening(profile: Profile, headers: Headers, uris: Iterable[str] = ()) -> M
     wanted = {**dict.fromkeys(_LISTS, True), "resourceSubscriptions": sorted(uris)}
     params = {"notifications": Raw(jsonrpc.encode(wanted))}
     id_ = new_id()
-    return ModernRequest(id_, modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers, is_long=True)
+    return ModernRequest(id_, modern_request(id_, mcp.LISTEN, params, profile), mcp.LISTEN, "", headers)
 
 
 class Changes:

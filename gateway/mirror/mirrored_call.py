@@ -29,6 +29,8 @@ class MirroredCall(Engine):
     """One call; a subclass knows the client's transport, whose legs take notifications and the final message."""
 
     is_in_session = True
+    streams = True
+    """Whether the client reads notifications and comments while it waits."""
 
     def __init__(
         self, rounds: Rounds, upstream: CallServer, report: CallReport, headers: Headers, policy: Policy
@@ -50,7 +52,7 @@ class MirroredCall(Engine):
             case on.Sent():
                 self._move()
             case on.Notified(message=message):
-                legs: tuple[Any, ...] = self._exchange.legs
+                legs: tuple[Any, ...] = self._exchange.legs if self.streams else ()
                 for leg in legs:
                     leg.notify(message)
             case _:

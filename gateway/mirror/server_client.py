@@ -43,8 +43,6 @@ class ModernRequest(msgspec.Struct, frozen=True, eq=False):
     headers: Headers
     """The headers of the client that go upstream."""
     param_headers: Mapping[str, str] = {}
-    is_long: bool = False
-    """Whether the reply may be silent for any time, as a subscription is."""
 
     @property
     def repeated(self) -> dict[str, str]:
@@ -164,7 +162,7 @@ class _ModernReply(ReplyReader, kw_only=True):
     request: ModernRequest | None
     """As long as it may have to be sent again."""
     idle: CoarseTimer | None
-    """Limits its silence."""
+    """Limits its silence, unless nothing may have changed."""
 
     async def over(self, pending: PendingRequest) -> Self:
         """See `ReplyReader`."""
@@ -249,7 +247,7 @@ class _Sending:
             unread=REDIRECTS,
             refusal_bytes=limit,
             request=request,
-            idle=None if request.is_long else live.deadlines.idle,
+            idle=None if request.method == mcp.LISTEN else live.deadlines.idle,
         )
         return reply.over(client.begin("POST", self._endpoint.url, headers, request.body, reply))
 

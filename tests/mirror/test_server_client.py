@@ -94,7 +94,9 @@ async def test_a_stream_that_stays_open_after_the_response_is_closed_soon(
     await eventually(lambda: server.left == 1, "with an idle timeout of five minutes")
 
 
-async def test_a_server_that_is_silent_for_too_long_loses_the_call(begin: Begin, server: FakeModern) -> None:
+async def test_a_server_that_is_silent_for_too_long_loses_the_call_and_no_subscription(
+    begin: Begin, server: FakeModern
+) -> None:
     stand = await begin(timeouts={"idle_seconds": 0.1})
 
     async def tool(call: Call) -> Json:
@@ -105,10 +107,14 @@ async def test_a_server_that_is_silent_for_too_long_loses_the_call(begin: Begin,
     server.tools["t"] = tool
     client = LegacyClient(stand.http, stand.url)
     _ = await client.initialize()
-    async with client.call("t") as stream:
-        assert (await stream.message())["method"] == mcp.LOG
-        assert "was silent for timeouts.idle_seconds" in (await stream.message())["error"]["message"]
-    await eventually(lambda: server.left == 1, "the request is given up")
+    async with client.get() as changes:
+        async with client.call("t") as stream:
+            assert (await stream.message())["method"] == mcp.LOG
+            assert "was silent for timeouts.idle_seconds" in (await stream.message())["error"]["message"]
+        await eventually(lambda: server.left == 1, "the request is given up")
+        await server.listeners[0]({"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED})
+        assert (await changes.message())["method"] == mcp.TOOLS_CHANGED
+    assert len(server.of(mcp.LISTEN)) == 1, "a subscription may be silent"
 
 
 async def test_a_server_that_has_moved_is_followed(client: LegacyClient, server: FakeModern) -> None:

@@ -65,23 +65,19 @@ class Shared:
 class CallStream(Outbox, Leg):
     """A reply on which a client waits for its call."""
 
-    def __init__(self, id_: bytes, reply: ReplyWriter, live: LiveRoute, *, takes_notifications: bool) -> None:
+    def __init__(self, id_: bytes, reply: ReplyWriter, live: LiveRoute) -> None:
         Outbox.__init__(self, live.deadlines.silence)
         Leg.__init__(self, Raw(id_))
         self.reply = reply
-        self._takes_notifications = takes_notifications
 
     def notify(self, message: bytes) -> None:
         """Send a notification."""
-        if self._takes_notifications:
-            self.send(sse.encode(message))
+        self.send(sse.encode(message))
 
 
 class StreamedCall(MirroredCall):
     """One call of this replica (`Parked`)."""
 
-    streams = True
-    """Whether the client reads notifications and comments while it waits."""
     outlives_stream = True
     """Whether the call goes on if its stream breaks: its client may answer, and a newer one comes back for it."""
     is_reported = True
@@ -287,7 +283,7 @@ class StreamedCall(MirroredCall):
         `after` is the number of the client's last event, if the client has come back.
         """
         self.report.request_id = at.incoming.request_id
-        leg = CallStream(self._rounds.request.id, at.reply, self.live, takes_notifications=self.streams)
+        leg = CallStream(self._rounds.request.id, at.reply, self.live)
         missed = [events for number, events in self._asked if number > (after or 0)]
         for events in missed:
             leg.send(events)
