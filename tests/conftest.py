@@ -15,7 +15,12 @@ from gateway.telemetry import get_logger
 from tests.parts.launch import ENVIRONMENTS, PARTS
 from tests.support import randomness
 
-pytest_plugins = ["tests.support.noted_connections", "tests.support.stand", "tests.support.turns"]
+pytest_plugins = [
+    "tests.support.noted_connections",
+    "tests.support.noted_timers",
+    "tests.support.stand",
+    "tests.support.turns",
+]
 
 # Describing the configuration's type takes a gateway longer than the rest of its start, and it never changes.
 load = importlib.import_module("gateway.config.load")  # the package has a function of that name

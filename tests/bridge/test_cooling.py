@@ -414,7 +414,6 @@ async def test_a_task_does_not_go_cold(begin: Start, upstream: FakeUpstream) -> 
     stand = await begin(hold={**SOON, "cold_seconds": 600})
     asked = await stand.client().call()
     (driver,) = stand.gateway.lot.waiting()
-    assert driver._context.lacking_round == 0
     driver.fire(Timer.COLD)
     assert (cold(stand), stand.held) == (0, 1)
     assert (await stand.client().answer(asked)).text == "accept"

@@ -12,6 +12,7 @@ from gateway.exchange.commands import Timer
 from gateway.protocol import mcp
 from gateway.server.drain import drain
 from tests.support.fake_upstream import FakeUpstream, Turn, text
+from tests.support.noted_timers import Timers
 from tests.support.replicas import later
 from tests.support.stand import Start
 from tests.support.workbench import Client, Stand, eventually, leave
@@ -210,15 +211,17 @@ async def test_a_call_whose_message_cannot_be_made_gives_its_session_back(
 
 
 async def test_the_limit_of_its_leg_counts_from_the_beginning_of_the_call(
-    upstream: FakeUpstream, begin: Start
+    upstream: FakeUpstream, begin: Start, timers: Timers
 ) -> None:
     stand = await begin(timeouts={"keepalive_seconds": 0.2})
     client, waiting = stand.client(), Waiting(upstream)
     await warm(client, upstream)
     upstream.tool(waiting.run)
-    call = later(client.call())
-    await eventually(lambda: bool(stand.gateway.downstream.legs._running), "the time of the keep-alive has come")
-    (driver,) = stand.gateway.downstream.legs.running
-    assert list(driver._handles) == [Timer.LEG], "a timer of its own, for the rest of the limit"
-    waiting.go.set()
-    assert (await call).text == "done"
+    async with client.open("tools/call", {"name": "tool", "arguments": {}}) as response:
+        assert await response.content.readuntil(b":\n\n"), "the time of the keep-alive has come"
+        (driver,) = stand.gateway.downstream.legs.running
+        assert driver.live.deadlines.shared[Timer.LEG].deadline(driver) is None
+        (timer,) = [each for each in timers.all if 45 < each[0] < 50]
+        assert not timer[1].cancelled(), "a timer of its own, for the rest of the limit"
+        waiting.go.set()
+        assert b"done" in await response.read()

@@ -183,7 +183,7 @@ async def test_a_client_that_does_not_read_its_reply_gets_the_next_one_later(
 
         monkeypatch.setattr(held.transport, "write", fills)
         gate.opened.set()
-        await eventually(lambda: held.wire._room, "the task waits until the client reads")
+        await eventually(lambda: held.wire.is_writing, "the task waits until the client reads")
         assert held.wire.is_writing
         await raw.send(sent)
         monkeypatch.setattr(held.transport, "write", write)

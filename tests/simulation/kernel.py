@@ -8,8 +8,7 @@ callbacks run in the order in which they became ready.
 import asyncio
 import sys
 import weakref
-from asyncio import events
-from asyncio.events import _set_running_loop
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -148,12 +147,12 @@ class Process:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within, code runs in this process."""
-        before = events._get_running_loop()
-        events._set_running_loop(self.loop)
+        before = _get_running_loop()
+        _set_running_loop(self.loop)
         try:
             yield
         finally:
-            events._set_running_loop(before)
+            _set_running_loop(before)
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a task of a simulated part, which nobody else refers to."""
@@ -434,7 +433,7 @@ class AsyncGenerators:
             sys.set_asyncgen_hooks(*before)
 
     def _began(self, generator: Any) -> None:
-        loop = events._get_running_loop()
+        loop = _get_running_loop()
         if isinstance(loop, Loop):
             self._of[generator] = loop
 

@@ -19,6 +19,7 @@ from gateway.upstream.http.http_upstream import DEFAULT_TIMES, HttpUpstream
 from gateway.upstream.http.standalone_stream import StandaloneStream
 from gateway.upstream.http.streamable_http import StreamableChannel
 from tests.support.fake_http import OK, FakeHttp, Script, Wire, says, stays
+from tests.support.noted_timers import Timers
 from tests.support.workbench import eventually
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -218,23 +219,22 @@ async def test_closing_ends_the_stream_and_reports_nothing_after_the_word(listen
         assert not it.stream.is_open
 
 
-async def test_closing_in_a_pause_sends_no_further_request(listen: Listen) -> None:
+async def test_closing_in_a_pause_sends_no_further_request(listen: Listen, timers: Timers) -> None:
     async with listen(says(STREAM), 0.0, 3600.0) as (it, server):
-        await eventually(lambda: it.stream._timer is not None)
-        pause = it.stream._timer
+        await eventually(lambda: timers.of(3600.0))
         it.stream.close()
-        assert pause is not None
-        assert pause.cancelled()
+        assert [timer.cancelled() for timer in timers.of(3600.0)] == [True]
         assert it.words == ["lost"]
         assert len(server.requests) == 1
 
 
-async def test_the_end_of_the_process_ends_the_stream_without_a_word(listen: Listen) -> None:
-    async with listen(stays(STREAM)) as (it, server):
+async def test_the_end_of_the_process_ends_the_stream_without_a_word(listen: Listen, timers: Timers) -> None:
+    async with listen(stays(STREAM), 0.0, 3600.0) as (it, server):
         it.client.close()
         await server.left.wait()
         assert it.words == []
-        assert it.stream._timer is None
+        assert not timers.of(3600.0)
+        assert len(server.requests) == 1
 
 
 async def closes_when_used_again(wire: Wire) -> None:
