@@ -65,20 +65,16 @@ def merge(scrapes: Iterable[Families]) -> Families:
             if name not in merged:
                 merged[name] = replace(family, samples=dict(family.samples))
                 continue
-            _add(name, merged[name].samples, family.samples)
+            total, choose = merged[name].samples, _NOT_SUMMED.get(name)
+            for series, value in family.samples.items():
+                # A new series goes to the end, which keeps the buckets of a histogram in order.
+                if series not in total:
+                    total[series] = value
+                elif choose is None:
+                    total[series] += value
+                else:
+                    total[series] = choose(total[series], value)
     return merged
-
-
-def _add(name: str, total: dict[str, float], more: dict[str, float]) -> None:
-    choose = _NOT_SUMMED.get(name)
-    for series, value in more.items():
-        # A new series goes to the end, which keeps the buckets of a histogram in order.
-        if series not in total:
-            total[series] = value
-        elif choose is None:
-            total[series] += value
-        else:
-            total[series] = choose(total[series], value)
 
 
 def lasting(families: Families) -> Families:
@@ -91,9 +87,6 @@ def write(families: Families) -> str:
     lines: list[str] = []
     for name, family in families.items():
         lines += (f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}")
-        lines += (f"{series} {_number(value)}" for series, value in family.samples.items())
+        numbers = ((series, repr(value)) for series, value in family.samples.items())
+        lines += (f"{series} {number.replace('inf', 'Inf').replace('nan', 'NaN')}" for series, number in numbers)
     return "\n".join(lines) + "\n" if lines else ""
-
-
-def _number(value: float) -> str:
-    return repr(value).replace("inf", "Inf").replace("nan", "NaN")

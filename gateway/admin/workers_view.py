@@ -133,21 +133,19 @@ class Overview(Probes):
         """See `Probes`: the sum over all workers and the supervisor itself."""
         # One scrape at a time: answers that overtake each other would make a counter go backwards.
         async with self._turn:
-            asked = list(self._processes.items())
-            texts = await asyncio.gather(*(process.get("/metrics") for _, process in asked))
-            return self._told({process: text for (_, process), text in zip(asked, texts, strict=True)})
-
-    def _told(self, texts: dict[_Process, str | None]) -> tuple[bytes, str]:
-        own, content_type = self._metrics.render()
-        scrapes = [merge_metrics.parse(own.decode()), self._ended]
-        # A process that ended during the scrape is not here: `_ended` has its previous counters.
-        for process in self._processes.values():
-            if (text := texts.get(process)) is None:
-                scrapes.append(process.counted)
-            else:
-                scrapes.append(merge_metrics.parse(text))
-                process.counted = merge_metrics.lasting(scrapes[-1])
-        return merge_metrics.write(merge_metrics.merge(scrapes)).encode(), content_type
+            asked = list(self._processes.values())
+            answers = await asyncio.gather(*(process.get("/metrics") for process in asked))
+            texts = dict(zip(asked, answers, strict=True))
+            own, content_type = self._metrics.render()
+            scrapes = [merge_metrics.parse(own.decode()), self._ended]
+            # A process that ended during the scrape is not here: `_ended` has its previous counters.
+            for process in self._processes.values():
+                if (text := texts.get(process)) is None:
+                    scrapes.append(process.counted)
+                else:
+                    scrapes.append(merge_metrics.parse(text))
+                    process.counted = merge_metrics.lasting(scrapes[-1])
+            return merge_metrics.write(merge_metrics.merge(scrapes)).encode(), content_type
 
 
 def _read(text: str, kind: type[T]) -> T | None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.config.model.config import Config, Principal, State
+from gateway.config.model.config import Config, State
 from gateway.config.model.route import Route
 from gateway.config.parsing.formats import FORMS
 from gateway.config.parsing.problems import ConfigError, Problem, unreadable
@@ -93,24 +93,19 @@ def _read(file: Path, path: str, fix: str, problems: list[Problem]) -> str | Non
 def _unusable(config: Config) -> list[Problem]:
     """Return the problems of certificates and keys, found by building every TLS context once."""
     problems: list[Problem] = []
-    for make in (lambda: contexts(config), lambda: jwks_context(config.principal), lambda: _jwks(config.principal)):
+    for make in (lambda: contexts(config), lambda: jwks_context(config.principal)):
         try:
             _ = make()
         except ConfigError as exc:
             problems += exc.found
+    if (jwks := config.principal.jwks_file) is not None:
+        try:
+            _ = read_keys(Path(jwks).read_bytes())
+        except OSError as exc:
+            problems.append(Problem("principal.jwks_file", unreadable(jwks, exc)))
+        except ValueError as exc:
+            problems.append(Problem("principal.jwks_file", f"{exc}; fetch it from the issuer again"))
     return problems
-
-
-def _jwks(principal: Principal) -> None:
-    if principal.jwks_file is None:
-        return
-    path = "principal.jwks_file"
-    try:
-        _ = read_keys(Path(principal.jwks_file).read_bytes())
-    except OSError as exc:
-        raise ConfigError([Problem(path, unreadable(principal.jwks_file, exc))]) from exc
-    except ValueError as exc:
-        raise ConfigError([Problem(path, f"{exc}; fetch it from the issuer again")]) from exc
 
 
 def contents(config: Config) -> dict[str, bytes]:

@@ -73,19 +73,16 @@ def _addresses(config: Config) -> Iterator[Problem]:
     for path, address in (("admin", config.admin), ("replica.listen", config.replica.listen)):
         if address is None:
             continue
+        host, port = split_address(address)
         for other, used in taken.items():
-            if _collide(address, used):
+            other_host, other_port = split_address(used)
+            if port == other_port != 0 and (host == other_host or {host, other_host} & _WILDCARDS):
                 yield Problem(path, f"{address} is already used by {other} ({used}); choose another port")
         taken[path] = address
     if config.workers > 1 and split_address(config.listen)[1] == 0:
         yield Problem(
             "listen", "is port 0, which picks a free port per process, but workers share one; write the port"
         )
-
-
-def _collide(one: str, other: str) -> bool:
-    (host, port), (other_host, other_port) = split_address(one), split_address(other)
-    return port == other_port != 0 and (host == other_host or bool({host, other_host} & _WILDCARDS))
 
 
 def _principal(config: Config) -> Iterator[Problem]:
@@ -192,17 +189,14 @@ def _headers(path: str, route: Route) -> Iterator[Problem]:
         other = first.setdefault(name, key)
         if other != key:
             yield Problem(f"{path}.{key}", f'lists "{name}", which is in {other} too; keep one')
-    yield from _bound(f"{path}.bind_headers", route)
-
-
-def _bound(path: str, route: Route) -> Iterator[Problem]:
     for name, times in Counter(route.bind_headers or ()).items():
         if times > 1:
-            yield Problem(path, f'lists "{name}" {times} times; keep one')
+            yield Problem(f"{path}.bind_headers", f'lists "{name}" {times} times; keep one')
         if name not in route.forward_headers:
             meant = nearest(name, route.forward_headers)
             hint = f'did you mean "{meant}"?' if meant else "add it there, or remove it here"
-            yield Problem(path, f'lists "{name}", which is not in forward_headers and so does not go upstream; {hint}')
+            text = f'lists "{name}", which is not in forward_headers and so does not go upstream; {hint}'
+            yield Problem(f"{path}.bind_headers", text)
 
 
 def _child(path: str, upstream: Upstream) -> Iterator[Problem]:

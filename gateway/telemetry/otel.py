@@ -47,7 +47,10 @@ def begin(version: str, replica: str) -> "Traces | None":
     """See `tracing_setup.open_traces`."""
     if not wanted():
         return None
-    provider = TracerProvider(resource=_resource(version, replica), shutdown_on_exit=False)
+    own = {SERVICE_NAME: _NAME, SERVICE_VERSION: version, SERVICE_INSTANCE_ID: replica}
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win.
+    resource = Resource.create(own).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Traces(provider)
 
@@ -72,12 +75,6 @@ def wanted() -> bool:
                 "OTEL_EXPORTER_OTLP_ENDPOINT"
             )
     return True
-
-
-def _resource(version: str, replica: str) -> Resource:
-    """Describe this process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
-    own = {SERVICE_NAME: _NAME, SERVICE_VERSION: version, SERVICE_INSTANCE_ID: replica}
-    return Resource.create(own).merge(OTELResourceDetector().detect())
 
 
 class Traces:

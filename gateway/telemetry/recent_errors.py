@@ -53,7 +53,10 @@ class RecentErrors:
             return None
         self._noted.add(error)
         fix = fix or _FIXES.get(kind, error.fix)
-        return self.say(kind, _without_advice(error.message, fix), fix, route)
+        # Clients see the message without the fix, so it may end with the same advice.
+        said, _, advice = error.message.rpartition("; ")
+        is_same = bool(said) and advice[:_SAME_CHARACTERS] == fix[:_SAME_CHARACTERS]
+        return self.say(kind, said if is_same else error.message, fix, route)
 
     def say(self, kind: str, text: str, fix: str, route: str = "") -> "RecentError":
         """Record a problem that is not an exception."""
@@ -102,12 +105,6 @@ def presentable(text: str) -> str:
     for quote in _QUOTES:
         text = quote.sub(lambda found: found[1] if found.re.groups else "", text)
     return clean(mask(text), _TEXT_CHARACTERS)
-
-
-def _without_advice(message: str, fix: str) -> str:
-    """Leave out the advice at the end of a message, which clients see without the fix, if the fix begins with it."""
-    said, _, advice = message.rpartition("; ")
-    return said if said and advice[:_SAME_CHARACTERS] == fix[:_SAME_CHARACTERS] else message
 
 
 def _kind(error: GatewayError) -> str | None:

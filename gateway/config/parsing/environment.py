@@ -46,20 +46,14 @@ def override(tree: object, kind: inspect.StructType, env: Mapping[str, str]) -> 
     places = dict(_places(kind, ()))
     problems: list[Problem] = []
     for name in sorted(env):
-        if not name.startswith(_PREFIX) or (name not in places and _is_service_link(name, env[name])):
-            continue
-        keys = places.get(name)
-        if keys is None:
+        value = env[name]
+        if name in places:
+            _place(tree, places[name], Given(value, name))
+        elif name.startswith(_PREFIX) and not (
+            _SERVICE_LINK.fullmatch(name) and (not name.endswith("_PORT") or "://" in value or "SERVICE" in name)
+        ):
             problems.append(Problem(name, _unknown(name, places)))
-        else:
-            _place(tree, keys, Given(env[name], name))
     return problems
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    return _SERVICE_LINK.fullmatch(name) is not None and (
-        not name.endswith("_PORT") or "://" in value or "SERVICE" in name
-    )
 
 
 def _unknown(name: str, places: Mapping[str, object]) -> str:

@@ -18,18 +18,14 @@ def decode_key(text: str) -> bytes:
         return bytes.fromhex(text)
     if not _BASE64.fullmatch(text):
         raise ValueError("is not base64 or hex")
-    key = _decode_base64(text)
+    plain = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        key = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except binascii.Error:
+        raise ValueError("is not base64 or hex") from None
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(f"has {len(key)} bytes, but at least {MIN_KEY_BYTES} are needed")
     return key
-
-
-def _decode_base64(text: str) -> bytes:
-    plain = text.rstrip("=").replace("-", "+").replace("_", "/")
-    try:
-        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-    except binascii.Error:
-        raise ValueError("is not base64 or hex") from None
 
 
 def read_key_lines(text: str) -> tuple[str, ...]:

@@ -296,7 +296,17 @@ async def _examine_child(exam: ProbeContext) -> None:
             exam.ok("versions", opened.shaken.version)
             await sessions.list_tools(exam, opened)
     except _OPENING as exc:
-        raise _explain_child(exam, exc, children[-1] if children else None) from exc
+        lines = " / ".join(children[-1].stderr_log.last) if children else ""
+        said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
+        late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
+        what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
+        raise exam.failed(
+            "handshake",
+            f"{what}{said}",
+            "Every call needs a child that has answered `initialize`.",
+            "Start the command by hand and read its output. npx and uvx download at the first start: install the "
+            "server first, or raise --timeout here and timeouts.handshake_seconds in the configuration.",
+        ) from exc
     finally:
         launcher.stop_prestarting()
         await end_children(children)
@@ -307,17 +317,3 @@ async def _examine_child(exam: ProbeContext) -> None:
             "They are ignored, but a line that happens to look like a message would not be.",
             "Make the server log to stderr.",
         )
-
-
-def _explain_child(exam: ProbeContext, exc: Exception, child: Child | None) -> ProbeStopped:
-    lines = " / ".join(child.stderr_log.last) if child is not None else ""
-    said = f"; its stderr ends with: {clean(lines, 300)}" if lines else ""
-    late = f"`initialize` was not answered within {exam.timeouts.handshake_seconds:g} s"
-    what = late if isinstance(exc, TimeoutError) else clean(str(exc).partition("; the gateway's log")[0], 300)
-    return exam.failed(
-        "handshake",
-        f"{what}{said}",
-        "Every call needs a child that has answered `initialize`.",
-        "Start the command by hand and read its output. npx and uvx download at the first start: install the server "
-        "first, or raise --timeout here and timeouts.handshake_seconds in the configuration.",
-    )

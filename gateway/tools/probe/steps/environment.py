@@ -65,34 +65,20 @@ async def _look_at_listeners(exam: Notes, config: Config, client: Client) -> Non
     for name, address in listeners:
         if address is None:
             continue
-        problem = _bind(address)
-        if problem is None:
-            exam.ok(name, f"{address} is free")
-        elif problem.errno == errno.EADDRINUSE and runs:
-            exam.ok(name, f"{address} is in use by a running gateway")
-        elif problem.errno == errno.EADDRINUSE:
-            _ = exam.failed(
-                name,
-                f"{address} is in use by another process",
-                "The gateway cannot start.",
-                "Stop that process, or choose another port.",
-            )
+        try:
+            world.listening(*split_address(address)).close()
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                found = f"cannot listen on {address} ({clean(exc.strerror or str(exc), 80)})"
+                fix = "Choose an address of this machine, and a port of 1024 or above."
+            elif runs:
+                exam.ok(name, f"{address} is in use by a running gateway")
+                continue
+            else:
+                found, fix = f"{address} is in use by another process", "Stop that process, or choose another port."
+            _ = exam.failed(name, found, "The gateway cannot start.", fix)
         else:
-            _ = exam.failed(
-                name,
-                f"cannot listen on {address} ({clean(problem.strerror or str(problem), 80)})",
-                "The gateway cannot start.",
-                "Choose an address of this machine, and a port of 1024 or above.",
-            )
-
-
-def _bind(address: str) -> OSError | None:
-    host, port = split_address(address)
-    try:
-        world.listening(host, port).close()
-    except OSError as exc:
-        return exc
-    return None
+            exam.ok(name, f"{address} is free")
 
 
 async def _is_gateway(address: str, client: Client) -> bool:
