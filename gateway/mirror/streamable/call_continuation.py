@@ -18,10 +18,10 @@ from gateway.mirror.streamable import sep_1685_state
 from gateway.mirror.streamable.mirror_arrival import MirrorArrival
 from gateway.mirror.streamable.sep_1685_state import InvalidRequestState
 from gateway.mirror.streamable.session_homes import Homes
-from gateway.mirror.streamable.streamed_call import Shared, StreamedCall, owner_lost
+from gateway.mirror.streamable.streamed_call import Shared, StreamedCall
 from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQuestion, Session
 from gateway.protocol import jsonrpc
-from gateway.protocol.errors import InvalidRequest, InvalidState, OwnerStalled, not_served
+from gateway.protocol.errors import CallLost, InvalidRequest, InvalidState, OwnerStalled, not_served
 from gateway.telemetry import Step
 
 
@@ -169,7 +169,11 @@ def _is_old(at: MirrorArrival, place: CallPlace, progress: Progress) -> bool:
 
 
 async def _lost(at: MirrorArrival, mark: Mark) -> Response:
-    """Tell the client that its call is lost, as the response to it."""
+    """Tell the client that its call is lost with the replica that ran it, as the response to it."""
+    error = CallLost(
+        f"The replica {mark.place.owner} ended while it ran this call; the call may have had effects: check them "
+        "before calling again",
+        data={"reason": "owner_lost"},
+    )
     await at.reply.start()
-    body = error_response(mark.rpc_id, owner_lost(mark.place.owner))
-    return await at.reply.whole(FinalMessage(body))
+    return await at.reply.whole(FinalMessage(error_response(mark.rpc_id, error)))

@@ -37,7 +37,6 @@ from gateway.mirror.streamable.tokens import CallPlace, Mark, NestedId, SealedQu
 from gateway.mirror.tool_catalog import ToolCatalog
 from gateway.parking.lot import Lot
 from gateway.protocol import jsonrpc, mcp, sse
-from gateway.protocol.errors import CallLost
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.budget import Budget
 from gateway.runtime.fair_shares import FairTable
@@ -313,12 +312,3 @@ class StreamedCall(MirroredCall):
             await leg.reply.start()
             await leg.reply.write(self._prime(self._mark_running))
         return item or await leg.take()
-
-
-def owner_lost(owner: str) -> CallLost:
-    """The error for a call whose replica has died while it ran upstream."""
-    return CallLost(
-        f"The replica {owner} ended while it ran this call; the call may have had effects: check them before calling "
-        "again",
-        data={"reason": "owner_lost"},
-    )

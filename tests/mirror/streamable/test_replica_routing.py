@@ -84,18 +84,6 @@ class Gate:
         await self.answered.wait()
 
 
-async def test_an_answer_may_come_before_the_client_does(server: FakeModern, cluster: Cluster) -> None:
-    one, two, three = await cluster.begin("gw-1", "gw-2", "gw-3", **MIRROR)
-    server.tools["ask"] = ask
-    client = await session(one)
-    question, place = await asked_by_a_replica_that_dies(cluster, one, client)
-    assert await client.answer(question, ACCEPT, url=two.url) == 202
-    await eventually(lambda: len(server.of("tools/call")) == 2)
-    async with client.get(place, url=three.url) as stream:
-        assert text(await stream.message()) == {"name": ACCEPT}
-    assert len(server.of("tools/call")) == 2
-
-
 async def test_what_the_dead_replica_was_answered_is_asked_again(server: FakeModern, cluster: Cluster) -> None:
     one, two, client = await pair(server, cluster)
     server.tools["both"] = both

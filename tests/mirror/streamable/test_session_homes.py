@@ -9,6 +9,7 @@ from gateway.mirror.streamable import session_homes
 from gateway.mirror.streamable.session_homes import Home
 from gateway.protocol import mcp
 from tests.mirror.conftest import Begin, mirror_of
+from tests.mirror.streamable.test_replica_routing import session
 from tests.support.fake_modern import FakeModern, Json
 from tests.support.mirrored_client import LegacyClient
 from tests.support.workbench import Stand, eventually
@@ -16,11 +17,8 @@ from tests.support.workbench import Stand, eventually
 CHANGED: Json = {"jsonrpc": "2.0", "method": mcp.TOOLS_CHANGED, "params": {}}
 
 
-async def session(stand: Stand, caller: str | None = None) -> LegacyClient:
-    headers = {} if caller is None else {"Authorization": f"Bearer {caller}"}
-    client = LegacyClient(stand.http, stand.url, headers=headers)
-    _ = await client.initialize()
-    return client
+async def session_of(stand: Stand, caller: str) -> LegacyClient:
+    return await session(stand, headers={"Authorization": f"Bearer {caller}"})
 
 
 def homes(stand: Stand) -> list[Home]:
@@ -100,10 +98,12 @@ async def test_the_streams_of_one_caller_end_no_stream_of_another(
 ) -> None:
     monkeypatch.setattr(session_homes, "_MAX_HOMES", 3)
     stand = await begin()
-    ann = await session(stand, "ann")
+    ann = await session_of(stand, "ann")
     async with ann.get() as stream, AsyncExitStack() as flood:
         _ = await stream.event()
-        eves = [await (await flood.enter_async_context((await session(stand, "eve")).get())).event() for _ in range(5)]
+        eves = [
+            await (await flood.enter_async_context((await session_of(stand, "eve")).get())).event() for _ in range(5)
+        ]
         assert len(eves) == 5
         assert len(homes(stand)) == 3
         await eventually(lambda: len(server.listeners) == 3, "the oldest streams of the flood are closed")
@@ -113,12 +113,12 @@ async def test_the_streams_of_one_caller_end_no_stream_of_another(
 
 async def test_the_subscriptions_of_one_caller_end_no_stream_of_another(begin: Begin, server: FakeModern) -> None:
     stand = await begin(limits={"results_bytes": 3_000})
-    ann, uri = await session(stand, "ann"), "a://" + "x" * 600
+    ann, uri = await session_of(stand, "ann"), "a://" + "x" * 600
     async with ann.get() as stream:
         _ = await stream.event()
         assert (await ann.ask("resources/subscribe", {"uri": "a://a"}))["result"] == {}
         for _ in range(7):
-            assert (await (await session(stand, "eve")).ask("resources/subscribe", {"uri": uri}))["result"] == {}
+            assert (await (await session_of(stand, "eve")).ask("resources/subscribe", {"uri": uri}))["result"] == {}
         listening = server.of(mcp.LISTEN)
         assert "a://a" in [
             uri for body in listening for uri in body["params"]["notifications"]["resourceSubscriptions"]
@@ -134,14 +134,14 @@ async def test_one_caller_makes_nobody_elses_level_or_end_forgotten(
     monkeypatch.setattr(session_homes, "_MAX_LEVELS", 3)
     monkeypatch.setattr(session_homes, "_MAX_ENDED", 3)
     stand = await begin()
-    ann, gone = await session(stand, "ann"), await session(stand, "ann")
+    ann, gone = await session_of(stand, "ann"), await session_of(stand, "ann")
     assert (await ann.ask("logging/setLevel", {"level": "error"}))["result"] == {}
     async with stand.http.delete(stand.url, headers=gone.sent()) as response:
         assert response.status == 200
     for _ in range(5):
-        eve = await session(stand, "eve")
+        eve = await session_of(stand, "eve")
         assert (await eve.ask("logging/setLevel", {"level": "info"}))["result"] == {}
-        async with stand.http.delete(stand.url, headers=(await session(stand, "eve")).sent()) as response:
+        async with stand.http.delete(stand.url, headers=(await session_of(stand, "eve")).sent()) as response:
             assert response.status == 200
     server.tools["level"] = lambda call: call.text(call.meta[mcp.META_LOG_LEVEL])
     async with ann.call("level") as stream:
