@@ -15,7 +15,7 @@ from gateway.cluster.worker import Worker
 from gateway.seal.peer_messages import Told
 from gateway.telemetry.process_status import PeerStatus, Status
 from tests.parts.launch import free_port
-from tests.support.fake_peer import Asked, FakePeer, Silent
+from tests.support.fake_peer import Asked, FakePeer, Silent, tells
 from tests.support.fake_upstream import DEADLINE, FakeUpstream
 from tests.support.replicas import Cluster, ask, drop, in_time
 from tests.support.status import fetch, process, status_of
@@ -159,13 +159,7 @@ LIES: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize("lie", [lie for _, lie in LIES], ids=[name for name, _ in LIES])
 async def test_what_is_no_status_of_that_replica_is_not_shown(cluster: Cluster, lie: str) -> None:
-    async def answer(asked: Asked) -> None:
-        _ = await asked.take()
-        await asked.begin()
-        await asked.say(Told(lie))
-        await asked.end()
-
-    liar = await cluster.fake(FakePeer(answer))
+    liar = await cluster.fake(FakePeer(tells(Told(lie))))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": liar.address})
     status = await seen(one)
     assert liar.kinds == ["status"]
@@ -179,13 +173,7 @@ async def test_hostile_texts_of_another_replica_stay_text(cluster: Cluster) -> N
     notice = {"text": evil, "fix": evil, "detail": evil, "is_bad": True}
     body = json.dumps(told(version=evil, configuration=evil, notices=[notice]))
 
-    async def answer(asked: Asked) -> None:
-        _ = await asked.take()
-        await asked.begin()
-        await asked.say(Told(body))
-        await asked.end()
-
-    other = await cluster.fake(FakePeer(answer))
+    other = await cluster.fake(FakePeer(tells(Told(body))))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})
     for query in ("", "?replica=gw-2"):
         _, html, _ = await fetch(one, f"/status{query}")
@@ -199,9 +187,7 @@ async def test_views_at_the_same_time_ask_once(cluster: Cluster) -> None:
     async def answer(asked: Asked) -> None:
         _ = await asked.take()
         await go.wait()
-        await asked.begin()
-        await asked.say(Told(json.dumps(told())))
-        await asked.end()
+        await asked.tell(Told(json.dumps(told())))
 
     other = await cluster.fake(FakePeer(answer))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": other.address})

@@ -266,9 +266,7 @@ async def test_a_stream_begun_on_this_replica_continues_with_the_candidates_repl
         if not streams:
             await asked.reply(json.dumps(final).encode())
             return
-        await asked.begin()
-        await asked.say(Head(200, (), streamed=True), Data(event(progress(2))), Data(event(final)), End("complete"))
-        await asked.end()
+        await asked.tell(Head(200, (), streamed=True), Data(event(progress(2))), Data(event(final)), End("complete"))
 
     first, second = await cluster.fake(FakePeer(owner, mortal=True)), await cluster.fake(FakePeer(candidate))
     (one,) = await cluster.begin("gw-1", fakes={"gw-2": first.address, "gw-3": second.address})
@@ -288,9 +286,7 @@ async def test_a_restarted_owner_takes_its_former_call_over_as_a_candidate(
     async def script(asked: Asked) -> None:
         peer_request = await asked.take()
         if peer_request.kind == "owner":
-            await asked.begin()
-            await asked.say(Gone())
-            await asked.end()
+            await asked.tell(Gone())
         else:
             await asked.reply(b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"heir"}}')
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -14,8 +12,8 @@ from gateway.cluster.peer_exchange import PeerExchange
 from gateway.config import Timeouts
 from gateway.protocol import mcp
 from gateway.seal.keyring import Keyring
-from gateway.seal.peer_messages import Data, End, Frames, Head, Identity, PeerRequest, Whole
-from tests.support.fake_peer import KEY, Asked
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, Identity, PeerRequest, Whole
+from tests.support.fake_peer import KEY, Asked, Script, tells
 from tests.support.fake_upstream import DEADLINE, FakeUpstream, Turn, event, text
 from tests.support.replicas import (
     TOKEN,
@@ -140,15 +138,8 @@ async def test_a_large_result_is_relayed_completely(upstream: FakeUpstream, clus
 async def test_an_owner_that_stops_during_its_reply_is_stalled_and_the_stream_ends_with_an_error(
     upstream: FakeUpstream, cluster: Cluster, *, streamed: bool
 ) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await asked.begin()
-        await asked.say(Head(200, (), streamed=streamed))
-        if streamed:
-            await asked.say(Data(event(progress(1))))
-        await asked.silence()
-
-    times = {"keepalive_seconds": 0.1}
+    times, said = {"keepalive_seconds": 0.1}, [Data(event(progress(1)))] if streamed else []
+    script = breaks_off(Head(200, (), streamed=streamed), *said)
     one, peer = await facing(cluster, upstream, script, timeouts=times, **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.status == (200 if streamed else 503)
@@ -163,38 +154,11 @@ async def dies_after_continue(asked: Asked) -> None:
     asked.die()
 
 
-async def dies_after_the_head(asked: Asked) -> None:
-    await asked.take()
-    await asked.begin()
-    asked.die()
-
-
 async def dies_within_a_frame(asked: Asked) -> None:
     await asked.take()
     await asked.begin()
-    await asked.send(asked.frames.seal(Head(200, (), streamed=False))[:-1])
+    await asked.send(asked.frames.seal(HEAD)[:-1])
     asked.die()
-
-
-async def ends_too_early(asked: Asked) -> None:
-    await asked.take()
-    await asked.begin()
-    await asked.say(Head(200, (), streamed=False), Data(b"{}"))
-    await asked.end()
-
-
-async def says_garbage(asked: Asked) -> None:
-    await asked.take()
-    await asked.begin()
-    await asked.send(b"\0\0\0\x50" + b"garbage " * 10)
-    await asked.silence()
-
-
-async def says_too_much(asked: Asked) -> None:
-    await asked.take()
-    await asked.begin()
-    await asked.send(b"\xff" * 100)
-    await asked.silence()
 
 
 async def says_it_in_the_clear(asked: Asked) -> None:
@@ -206,8 +170,7 @@ async def says_it_in_the_clear(asked: Asked) -> None:
 async def repeats_a_frame(asked: Asked) -> None:
     await asked.take()
     await asked.begin()
-    head = asked.frames.seal(Head(200, (), streamed=False))
-    await asked.send(head + head)
+    await asked.send(2 * asked.frames.seal(HEAD))
     await asked.silence()
 
 
@@ -218,39 +181,41 @@ async def answers_another_request(asked: Asked) -> None:
     await asked.silence()
 
 
-async def answers_who_it_is(asked: Asked) -> None:
-    await asked.take()
-    await asked.begin()
-    await asked.say(Identity("gw-2"))
-    await asked.silence()
+def breaks_off(*parts: Frame | bytes, last: str = "silence") -> Script:
+    """Reply with frames, or with bytes that are none, and come to no proper end."""
+
+    async def script(asked: Asked) -> None:
+        await asked.take()
+        await asked.begin()
+        for part in parts:
+            await (asked.send(part) if isinstance(part, bytes) else asked.say(part))
+        if last == "death":
+            asked.die()
+        await (asked.end() if last == "end" else asked.silence())
+
+    return script
 
 
-async def ends_without_a_head(asked: Asked) -> None:
-    await asked.take()
-    await asked.begin()
-    await asked.say(Data(b"{}"), End("complete"))
-    await asked.silence()
+HEAD = Head(200, (), streamed=False)
+BROKEN: dict[str, Script] = {
+    "death after continue": dies_after_continue,
+    "death after the body": dies_after_the_body,
+    "death after the head": breaks_off(last="death"),
+    "death within a frame": dies_within_a_frame,
+    "an early end": breaks_off(HEAD, Data(b"{}"), last="end"),
+    "garbage": breaks_off(b"\0\0\0\x50" + b"garbage " * 10),
+    "too much": breaks_off(b"\xff" * 100),
+    "a reply in the clear": says_it_in_the_clear,
+    "a frame twice": repeats_a_frame,
+    "the reply to another request": answers_another_request,
+    "the answer to a question": breaks_off(Identity("gw-2")),
+    "no head": breaks_off(Data(b"{}"), End("complete")),
+}
 
 
-BROKEN = [
-    dies_after_continue,
-    dies_after_the_body,
-    dies_after_the_head,
-    dies_within_a_frame,
-    ends_too_early,
-    says_garbage,
-    says_too_much,
-    says_it_in_the_clear,
-    repeats_a_frame,
-    answers_another_request,
-    answers_who_it_is,
-    ends_without_a_head,
-]
-
-
-@pytest.mark.parametrize("script", BROKEN)
+@pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN)
 async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
-    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+    upstream: FakeUpstream, cluster: Cluster, script: Script
 ) -> None:
     one, peer = await facing(cluster, upstream, script, mortal=True, **TWICE)
     asked = await orphan(one, "gw-2", "gw-1")
@@ -262,9 +227,9 @@ async def test_a_call_fails_over_if_its_owner_dies_during_the_reply(
     assert len(peer.asked) == 1, "it was sent once"
 
 
-@pytest.mark.parametrize("script", BROKEN)
+@pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN)
 async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
-    upstream: FakeUpstream, cluster: Cluster, script: Callable[[Asked], Any]
+    upstream: FakeUpstream, cluster: Cluster, script: Script
 ) -> None:
     """It is asked once more, in case only the connection died; then the client is told to retry."""
     one, peer = await facing(cluster, upstream, script, **TWICE)
@@ -277,14 +242,9 @@ async def test_an_owner_that_breaks_off_its_reply_and_is_alive_keeps_its_call(
 async def test_a_reply_with_an_outcome_of_another_version_is_complete(
     upstream: FakeUpstream, cluster: Cluster
 ) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await asked.begin()
-        body = b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"no"}}'
-        await asked.say(Head(503, (), streamed=False), Data(body[:20]), Data(body[20:]), End("splendid"))
-        await asked.end()
-
-    one, _ = await facing(cluster, upstream, script)
+    body = b'{"jsonrpc":"2.0","id":"c2","error":{"code":-32603,"message":"no"}}'
+    frames = Head(503, (), streamed=False), Data(body[:20]), Data(body[20:]), End("splendid")
+    one, _ = await facing(cluster, upstream, tells(*frames))
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert (reply.status, reply.error["message"]) == (503, "no")
     assert operations(one, "error") == 1

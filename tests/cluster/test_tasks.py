@@ -294,9 +294,7 @@ async def test_a_call_that_becomes_a_task_while_others_are_asked_about_it_has_no
         _ = await asked.take()
         arrived.set()
         await go.wait()
-        await asked.begin()
-        await asked.say(Told("no"))
-        await asked.end()
+        await asked.tell(Told("no"))
 
     arrived, go = asyncio.Event(), asyncio.Event()
     peer = await cluster.fake(FakePeer(script))

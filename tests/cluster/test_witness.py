@@ -18,7 +18,7 @@ from gateway.exchange.machine import State
 from gateway.protocol import mcp
 from gateway.seal.peer_messages import Gone, PeerRequest, Told
 from tests.parts.launch import free_port
-from tests.support.fake_peer import Asked, FakePeer
+from tests.support.fake_peer import Asked, FakePeer, tells
 from tests.support.fake_store import FakeStore
 from tests.support.fake_upstream import DEADLINE, FORM, FakeUpstream, Turn, text
 from tests.support.replicas import (
@@ -299,13 +299,7 @@ async def test_a_fault_of_this_replica_proves_nothing_about_the_owner(
 
 
 async def test_another_replica_at_the_owners_address_proves_nothing(upstream: FakeUpstream, cluster: Cluster) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await asked.begin()
-        await asked.say(Gone("gw-7"))
-        await asked.end()
-
-    one, _ = await facing(cluster, upstream, script, **TWICE)
+    one, _ = await facing(cluster, upstream, tells(Gone("gw-7")), **TWICE)
     reply = await one.client().answer(await orphan(one, "gw-2"))
     assert reply.outcome == STALLED
     assert "gw-7" in reply.error["message"]
@@ -326,9 +320,7 @@ async def test_a_replica_that_cannot_tell_does_not_testify(
         assert (peer_request.kind, peer_request.path) == ("reach", "gw-2")
         if word == "silence":
             await asked.silence()
-        await asked.begin()
-        await asked.say(Told(word))
-        await asked.end()
+        await asked.tell(Told(word))
 
     peer = await cluster.fake(FakePeer(script))
     fakes = {"gw-2": hole, "gw-3": peer.address}
@@ -349,9 +341,7 @@ async def test_an_older_candidate_is_skipped_for_a_silent_owners_call(
         peer_request = await asked.take()
         kinds.append(peer_request.kind)
         if peer_request.kind == "reach":
-            await asked.begin()
-            await asked.say(Told("silent"))
-            await asked.end()
+            await asked.tell(Told("silent"))
         else:
             asked.die()
 
@@ -374,9 +364,7 @@ async def test_many_retries_cost_one_round_of_questions(
     async def script(asked: Asked) -> None:
         await asked.take()
         await go.wait()
-        await asked.begin()
-        await asked.say(Told("unknown"))
-        await asked.end()
+        await asked.tell(Told("unknown"))
 
     go = asyncio.Event()
     peer = await cluster.fake(FakePeer(script))
@@ -467,13 +455,7 @@ async def test_an_owner_whose_relay_breaks_asks_whether_the_call_continues_elsew
 ) -> None:
     """A network that separates two replicas looks to the owner like a client that disconnected."""
 
-    async def script(asked: Asked) -> None:
-        await asked.take()
-        await asked.begin()
-        await asked.say(Told(word))
-        await asked.end()
-
-    third = await cluster.fake(FakePeer(script))
+    third = await cluster.fake(FakePeer(tells(Told(word))))
     hold = {"grace_seconds": 60}
     one, two = await cluster.begin("gw-1", "gw-2", fakes={"gw-3": third.address}, hold=hold)
     go = asyncio.Event()
@@ -533,9 +515,7 @@ def telling(*words: str) -> FakePeer:
         if word == "silence":
             await asked.refuse(503)
             return
-        await asked.begin()
-        await asked.say(Told(word))
-        await asked.end()
+        await asked.tell(Told(word))
 
     return FakePeer(script)
 
@@ -601,9 +581,7 @@ async def test_a_retry_that_arrives_during_the_inquiry_finds_its_call(
         assert peer_request.kind == "holds"
         arrived.set()
         await go.wait()
-        await asked.begin()
-        await asked.say(Told("no"))
-        await asked.end()
+        await asked.tell(Told("no"))
 
     arrived, go = asyncio.Event(), asyncio.Event()
     peer = await cluster.fake(FakePeer(script))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.config import InForce
 from gateway.seal.keyring import Keyring, Keys
-from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer, Whole
+from gateway.seal.peer_messages import Data, End, Frame, Frames, Head, PeerRequest, PeerSealer
 from tests.support.fake_upstream import DEADLINE
 
 KEY = bytes(range(32))
@@ -108,10 +108,13 @@ class Asked:
         await self.say(Head(status, tuple((headers or {}).items()), streamed=False), Data(body), End("complete"))
         await self.end()
 
-    async def whole(self, body: bytes, status: int = 200) -> None:
-        """Send a whole reply in one frame, as a replica does whose reply comes at once."""
-        data = self.frames.seal(Whole(status, (), body, "complete"))
-        await self.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+    async def tell(self, *frames: Frame) -> None:
+        """Take the request, unless that is done, and reply with these frames."""
+        if not hasattr(self, "peer_request"):
+            await self.take()
+        await self.begin()
+        await self.say(*frames)
+        await self.end()
 
     def die(self) -> None:
         self._writer.transport.abort()
@@ -126,6 +129,15 @@ class Asked:
 
 
 Script = Callable[[Asked], Awaitable[None]]
+
+
+def tells(*frames: Frame) -> Script:
+    """Reply to each request with these frames."""
+
+    async def script(asked: Asked) -> None:
+        await asked.tell(*frames)
+
+    return script
 
 
 class FakePeer(Server):
