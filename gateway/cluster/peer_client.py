@@ -93,7 +93,7 @@ class PeerClient:
             nonce=messages.nonce(),
             method=incoming.method,
             path=incoming.path,
-            headers=_pairs(incoming),
+            headers=tuple([(_bytes(name), _bytes(value)) for name, value in incoming.headers.items()]),
             remote=incoming.remote,
             body=incoming.body,
             request_id=incoming.request_id,
@@ -207,15 +207,6 @@ def _outcome(exc: BaseException) -> PeerOutcome:
             return PeerOutcome.BROKE
 
 
-def _pairs(incoming: Incoming) -> tuple[tuple[bytes, bytes], ...]:
-    """All headers as they were sent: bytes that are not UTF-8 came in as surrogates."""
-    known = incoming.known
-    if known is not None and known.pairs is not None:
-        return known.pairs
-    utf_8, errors = "utf-8", "surrogateescape"
-    pairs = tuple(
-        [(name.encode(utf_8, errors), value.encode(utf_8, errors)) for name, value in incoming.headers.items()]
-    )
-    if known is not None:
-        known.pairs = pairs
-    return pairs
+def _bytes(text: str) -> bytes:
+    """What was sent: bytes that are not UTF-8 came in as surrogates."""
+    return text.encode("utf-8", "surrogateescape")

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import os
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -37,7 +37,6 @@ ANSWER_BYTES: Final = 65_536
 """The longest answer to a question: a process that is not a replica must not fill the memory."""
 _UNIX: Final = "unix:"
 _KEEP_ALIVE_SECONDS: Final = 15.0
-_ADDRESSES: Final = 1024
 _NAME_SECONDS: Final = 2
 """How long a resolved name is cached: a peer that moved is found at its new address soon."""
 _UNUSED_SOCKET: Final = (errno.ECONNREFUSED, errno.ENOENT)
@@ -215,7 +214,6 @@ class PeerConnections:
         return True
 
 
-@lru_cache(_ADDRESSES)
 def _destination(address: Address) -> tuple[Origin, bytes]:
     """Where requests to an address go, with the head of each up to the size of its body."""
     if address.startswith(_UNIX):

@@ -37,8 +37,6 @@ class KnownValues(dict[str, Sequence[str]]):
         """None if it takes `check` to compare them."""
         self.is_bare = not any(map(self.__getitem__, ("Authorization", *mcp.TRACE_KEYS)))
         """Whether it has neither `Authorization` nor the context of a trace."""
-        self.pairs: tuple[tuple[bytes, bytes], ...] | None = None
-        """All headers as they were sent, once they were forwarded."""
         self.caller: Any = None
         """Who sends such a request, under the present configuration: a reload forgets all heads."""
         self.call: Any = None
