@@ -165,28 +165,23 @@ def check(envelope: Envelope, binding: Binding, bearer: Bearer) -> None:
     Raises InvalidState; StateFromFuture only for the request that the state belongs to, so that nothing is revealed to
     others.
     """
+    sealed = envelope.binding
     if envelope.expires < bearer.now:
         raise InvalidState("expired")
-    if not hmac.compare_digest(_repeated(envelope.binding), _repeated(binding)):
-        raise InvalidState(f"other_{_differing(envelope.binding, binding)}")
-    if not _has_its_headers(envelope.binding, binding.names, bearer):
+    if not hmac.compare_digest(_repeated(sealed), _repeated(binding)):
+        differing = next(name for name in _REPEATED if getattr(sealed, name) != getattr(binding, name))
+        raise InvalidState(f"other_{differing}")
+    if sealed.names is None:  # it was not bound to headers, so it opens only if no headers are to be bound
+        has_its_headers = binding.names == ()
+    else:
+        has_its_headers = hmac.compare_digest(sealed.headers, bearer.credentials(sealed.names))
+    if not has_its_headers:
         raise InvalidState("other_headers")
     if envelope.issued > bearer.now + SKEW_SECONDS:
         raise StateFromFuture(envelope.owner)
-
-
-def _has_its_headers(sealed: Binding, names: tuple[str, ...] | None, bearer: Bearer) -> bool:
-    if sealed.names is None:
-        return names == ()  # it was not bound to headers, so it opens only if no headers are to be bound
-    return hmac.compare_digest(sealed.headers, bearer.credentials(sealed.names))
 
 
 def _repeated(binding: Binding) -> bytes:
     """All that a request must repeat but for its headers; only the principal has no fixed length, and comes last."""
     where = f"{binding.route}\0{binding.method}\0".encode("utf-8", "surrogatepass")
     return b"%b%b%b%b" % (where, binding.target, binding.arguments, binding.principal)
-
-
-def _differing(sealed: Binding, given: Binding) -> str:
-    """The name of the first part that a request does not repeat, for metrics and logs."""
-    return next(name for name in _REPEATED if getattr(sealed, name) != getattr(given, name))

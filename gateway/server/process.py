@@ -139,7 +139,7 @@ class Gateway:
         in_force.after_replace(self._show_settings)
         self.reload = Reload(
             read,
-            config,
+            in_force,
             self.apply,
             self.tasks,
             lambda applied: self.metrics.config_reloaded(applied=applied),

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.config import Config, ConfigError, changes, contents, digest, refused
+from gateway.config import Config, ConfigError, InForce, changes, contents, digest, refused
 from gateway.runtime.tasks import Tasks
 from gateway.telemetry import Event, get_logger
 
@@ -19,7 +19,7 @@ class Reload:
     def __init__(
         self,
         read: Read | None,
-        config: Config,
+        in_force: InForce[Config],
         apply: Callable[[Config], None],
         tasks: Tasks,
         count: Callable[[bool], None],
@@ -29,8 +29,8 @@ class Reload:
         self.rejected: tuple[str, ...] | None = None
         """The problems of the file, if the last reload rejected it."""
         self._read = read
-        self._config = config
-        self._contents = contents(config)
+        self._in_force = in_force
+        self._contents = contents(in_force.value)
         self._apply = apply
         self._tasks = tasks
         self._count = count
@@ -89,7 +89,7 @@ class Reload:
             return self._reject(exc.located)
         if self._closed:
             return None
-        found = changes(self._config, new)
+        found = changes(self._in_force.value, new)
         if stuck := refused(found):
             return self._reject([f"{', '.join(stuck)}: cannot change while the process runs; restart to change"])
         try:
@@ -102,7 +102,7 @@ class Reload:
             for key, content in files.items()
             if key not in changed and self._contents.get(key, content) != content
         ]
-        self._config, self._contents, self.rejected = new, files, None
+        self._contents, self.rejected = files, None
         note = "reloaded" if changed else "nothing changed"
         log.info(Event.CONFIG_LOADED, note=note, configuration=digest(new), changed=changed, **self._name)
         return True

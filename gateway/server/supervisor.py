@@ -83,7 +83,7 @@ class Supervisor:
         # The workers get the signal when the reload is done, so a worker that started meanwhile reloads too.
         self._reload = Reload(
             read,
-            config,
+            self._in_force,
             self._in_force.replace,
             self._tasks,
             lambda _: self._send(signal.SIGHUP),

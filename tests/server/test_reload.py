@@ -851,7 +851,7 @@ class Files:
         self.counted: list[bool] = []
         self.metrics = Metrics("0")
         self.tasks = Tasks(self.metrics)
-        self.reload = Reload(self.read, config, self.applied.append, self.tasks, self.counted.append)
+        self.reload = Reload(self.read, InForce(config), self.applied.append, self.tasks, self.counted.append)
 
     def read(self) -> Config:
         found = self.next.pop(0)
@@ -927,7 +927,7 @@ async def test_a_drain_ignores_the_signal_even_while_the_file_is_read() -> None:
 
 async def test_without_a_file_nothing_changes() -> None:
     files = Files(ONE)
-    reload = Reload(None, ONE, files.applied.append, files.tasks, files.counted.append)
+    reload = Reload(None, InForce(ONE), files.applied.append, files.tasks, files.counted.append)
     reload.begin()
     reload.ask()
     await files.done()
@@ -943,7 +943,7 @@ async def test_an_inapplicable_file_is_rejected_and_the_next_one_is_applied() ->
             raise ConfigError([Problem("tls.cert_file", "cannot be read")])
         files.applied.append(config)
 
-    files.reload = Reload(files.read, ONE, apply, files.tasks, files.counted.append)
+    files.reload = Reload(files.read, InForce(ONE), apply, files.tasks, files.counted.append)
     files.next = [TWO, THREE]
     files.reload.begin()
     files.reload.ask()
