@@ -13,25 +13,18 @@ from yarl import URL
 from gateway.config import Config, InForce
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
-from gateway.http.server.response import Response, StreamResponse, WholeResponse
-from gateway.http.upstream_headers import is_valid_value
-from gateway.http.upstream_reply import AwaitedReply
+from gateway.http.server.response import Response, WholeResponse
 from gateway.http_client.request_head import HeaderLines
 from gateway.passthrough.header_rules import HeaderRules
-from gateway.passthrough.passage import REFUSAL_BYTES, HttpPassage, UpstreamCut, next_part
-from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter, FirstEventRewriter
-from gateway.passthrough.whole_reply import FamiliarResponse, start_of
+from gateway.passthrough.passage import REFUSAL_BYTES, HttpPassage
+from gateway.passthrough.sse_endpoint import PARAMETER, EndpointRewriter
 from gateway.protocol import era as eras
 from gateway.protocol import lost_session, mcp
 from gateway.protocol.errors import DownstreamError, InvalidRequest, ShuttingDown, not_served
 from gateway.routes.live_route import LiveRoute, ProcessScope
-from gateway.runtime.coarse_timer import CoarseTimer
-from gateway.runtime.pieces import Turn, cut
-from gateway.telemetry import COMPLETE, Passed, TrafficEra
+from gateway.telemetry import Passed, TrafficEra
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_WHOLE_BYTES: Final = 65_536
-"""The largest body that goes to the client in one write, if it is here when the reply begins."""
 
 
 class Passthrough:
@@ -62,7 +55,7 @@ class Passthrough:
             said = await passage.open(*self._request(passage))
             if withheld and said.status in withheld:
                 return await passage.refusal()
-            return await self._relay(passage, said)
+            return await passage.relay(self._endpoints.first_event(incoming, passage.probe.endpoint))
 
     async def finds_modern(self, incoming: Incoming, live: LiveRoute) -> bool:
         """Return whether a server that refused a legacy request is modern."""
@@ -88,7 +81,7 @@ class Passthrough:
             size = said.head.content_length
             if said.status in eras.REFUTING and size is not None and size <= REFUSAL_BYTES:
                 return await self._refused(passage)
-            return await self._relay(passage, said)
+            return await passage.relay(self._endpoints.first_event(incoming, passage.probe.endpoint))
 
     def _request(self, passage: HttpPassage) -> tuple[URL | None, HeaderLines]:
         """Return where a request goes, as `HttpPassage.open` takes it, with its headers."""
@@ -109,71 +102,6 @@ class Passthrough:
                 return None
         return response
 
-    async def _relay(self, passage: HttpPassage, said: AwaitedReply) -> Response:
-        """Send the reply to the client: whole if all of it is here, else as it arrives."""
-        head = said.head
-        status, is_sse = head.status, head.content_type == "text/event-stream"
-        first_event = self._endpoints.first_event(passage.incoming, passage.probe.endpoint) if is_sse else None
-        takes_whole = first_event is None and passage.reply.takes_whole(status)
-        body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
-        response: Response
-        stream: StreamResponse | None = None
-        if body is not None and (start := start_of(head)) is not None:
-            response = FamiliarResponse(body, status, start)
-        else:
-            headers = passage.headers(said)
-            if is_sse:
-                headers.setdefault("X-Accel-Buffering", "no")
-            if body is not None:
-                response = WholeResponse(body, status, headers, _reason(said))
-            else:
-                response = stream = StreamResponse(status, headers, _reason(said))
-        response.closes = self._draining.has_begun
-        if stream is not None:
-            passage.begin()
-            # An event stream may wait for people; any other body is complete when it begins.
-            deadline = None if is_sse else passage.live.deadlines.idle
-            await self._stream(passage, said, stream, deadline, first_event)
-        if passage.outcome is not Passed.ENDED:
-            passage.outcome = Passed.ANSWERED if status < 400 else Passed.REFUSED if status < 500 else Passed.FAILED
-        return response
-
-    async def _stream(
-        self,
-        passage: HttpPassage,
-        said: AwaitedReply,
-        stream: StreamResponse,
-        deadline: CoarseTimer | None,
-        first_event: FirstEventRewriter | None,
-    ) -> None:
-        """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
-        reply, turn = passage.reply, Turn()
-        reply.begin(stream)
-        try:
-            while (part := await next_part(said, deadline)) is not None:
-                if first_event is None or first_event.is_done:
-                    await reply.send(part)
-                    continue
-                for piece in cut(part):
-                    if passed := first_event.feed(piece):
-                        await reply.send(passed)
-                    await turn.give_way()
-            if first_event is not None and (rest := first_event.rest()):
-                await reply.send(rest)
-        except UpstreamCut:
-            # A standalone GET stream may end at any time; a reply without its final message must not look complete.
-            if not passage.is_ended or passage.incoming.method != "GET":
-                reply.cut_short()
-                raise
-            stream.force_close()  # the client's next request finds another replica
-            passage.outcome = Passed.ENDED
-        except ConnectionError:
-            raise  # the client has disconnected
-        except Exception:
-            reply.cut_short()
-            raise
-        _ = await reply.end(COMPLETE)
-
 
 def _not_passable(incoming: Incoming) -> DownstreamError:
     """The error for a legacy request that neither begins nor names a session, before a server that is a process."""
@@ -187,8 +115,3 @@ def _not_passable(incoming: Incoming) -> DownstreamError:
         f"The request names no session of route {incoming.path}: begin with `initialize`, and send the Mcp-Session-Id "
         "that its reply brings with every further request"
     )
-
-
-def _reason(said: AwaitedReply) -> str | None:
-    reason = said.head.reason
-    return reason if reason and is_valid_value(reason) else None

@@ -12,19 +12,24 @@ from yarl import URL
 from gateway import world
 from gateway.http.incoming import Incoming
 from gateway.http.reply import HttpReply
-from gateway.http.server.response import WholeResponse
+from gateway.http.server.response import Response, StreamResponse, WholeResponse
 from gateway.http.upstream_client import REDIRECTS
-from gateway.http.upstream_headers import passed_back
+from gateway.http.upstream_headers import is_valid_value, passed_back
 from gateway.http.upstream_reply import AwaitedReply
 from gateway.http_client.errors import ConnectTimedOut, RequestFailed
 from gateway.http_client.request_head import HeaderLines
+from gateway.passthrough.sse_endpoint import FirstEventRewriter
+from gateway.passthrough.whole_reply import FamiliarResponse, start_of
 from gateway.protocol import jsonrpc, mcp
 from gateway.protocol.errors import Busy, CallLost, DownstreamError, Stopping, Unreachable, UpstreamError
 from gateway.routes.live_route import LiveRoute
 from gateway.runtime.coarse_timeout import CoarseTimeout
 from gateway.runtime.coarse_timer import CoarseTimer
-from gateway.telemetry import Passed, TrafficEra
+from gateway.runtime.pieces import Turn, cut
+from gateway.telemetry import COMPLETE, Passed, TrafficEra
 
+_WHOLE_BYTES: Final = 65_536
+"""The largest body that goes to the client in one write, if it is here when the reply begins."""
 REFUSAL_BYTES: Final = 65_536
 """The largest reply that is read whole, to see whether it shows the upstream to be of the other era."""
 
@@ -180,30 +185,90 @@ class HttpPassage(Passage):
         except RequestFailed as exc:
             raise exc.mapped(where) from exc
         self.outcome = Passed.REFUSED
-        return WholeResponse(body, said.status, self.headers(said))
+        return WholeResponse(body, said.status, self._headers(said))
 
-    def headers(self, said: AwaitedReply) -> CIMultiDict[str]:
+    async def relay(self, first_event: FirstEventRewriter | None) -> Response:
+        """Send the reply to the client: whole if all of it is here, else as it arrives.
+
+        `first_event` rewrites the beginning of an event stream.
+        """
+        said = self._said
+        assert said is not None, "its head is here"
+        head = said.head
+        status, is_sse = head.status, head.content_type == "text/event-stream"
+        rewriter = first_event if is_sse else None
+        takes_whole = rewriter is None and self.reply.takes_whole(status)
+        body = said.whole_at_most(_WHOLE_BYTES) if takes_whole else None
+        response: Response
+        if body is not None and (start := start_of(head)) is not None:
+            response = FamiliarResponse(body, status, start)
+        else:
+            headers = self._headers(said)
+            if is_sse:
+                headers.setdefault("X-Accel-Buffering", "no")
+            reason = head.reason if head.reason and is_valid_value(head.reason) else None
+            if body is not None:
+                response = WholeResponse(body, status, headers, reason)
+            else:
+                response = StreamResponse(status, headers, reason)
+        response.closes = self.live.process.draining.has_begun
+        if isinstance(response, StreamResponse):
+            self.incoming.drop_body(None)  # the request is not sent again
+            self._weight.release()
+            self._is_relayed = True
+            if self.is_ended:
+                said.cut()
+            # An event stream may wait for people; any other body is complete when it begins.
+            await self._stream(said, response, None if is_sse else self.live.deadlines.idle, rewriter)
+        if self.outcome is not Passed.ENDED:
+            self.outcome = Passed.ANSWERED if status < 400 else Passed.REFUSED if status < 500 else Passed.FAILED
+        return response
+
+    async def _stream(
+        self,
+        said: AwaitedReply,
+        stream: StreamResponse,
+        deadline: CoarseTimer | None,
+        first_event: FirstEventRewriter | None,
+    ) -> None:
+        """Write the reply as it arrives; a reply that the upstream cuts short has no end here either."""
+        reply, turn = self.reply, Turn()
+        reply.begin(stream)
+        try:
+            while (part := await next_part(said, deadline)) is not None:
+                if first_event is None or first_event.is_done:
+                    await reply.send(part)
+                    continue
+                for piece in cut(part):
+                    if passed := first_event.feed(piece):
+                        await reply.send(passed)
+                    await turn.give_way()
+            if first_event is not None and (rest := first_event.rest()):
+                await reply.send(rest)
+        except UpstreamCut:
+            # A standalone GET stream may end at any time; a reply without its final message must not look complete.
+            if not self.is_ended or self.incoming.method != "GET":
+                reply.cut_short()
+                raise
+            stream.force_close()  # the client's next request finds another replica
+            self.outcome = Passed.ENDED
+        except ConnectionError:
+            raise  # the client has disconnected
+        except Exception:
+            reply.cut_short()
+            raise
+        _ = await reply.end(COMPLETE)
+
+    def _headers(self, said: AwaitedReply) -> CIMultiDict[str]:
         """The headers of the reply that go to the client."""
         headers = passed_back(said.head)
         self.reply.rewrite_challenges(headers)
         return headers
 
-    def begin(self) -> None:
-        """Relay the rest of the reply as it comes; the request is not sent again, so its body is dropped."""
-        self.incoming.drop_body(None)
-        self._weight.release()
-        self._is_relayed = True
-        if self.is_ended:
-            self._cut()
-
     def end(self) -> None:
         """End a long-lived stream: the upstream's reply is cut off."""
         self.is_ended = True
-        if self._is_relayed:
-            self._cut()
-
-    def _cut(self) -> None:
-        if self._said is not None:
+        if self._is_relayed and self._said is not None:
             self._said.cut()
 
 

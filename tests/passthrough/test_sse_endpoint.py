@@ -13,7 +13,7 @@ from yarl import URL
 from gateway.config import InForce
 from gateway.http.incoming import Incoming
 from gateway.http.upstream_url import Endpoint
-from gateway.passthrough.forwarder import Passthrough
+from gateway.passthrough.passage import HttpPassage
 from gateway.passthrough.sse_endpoint import EndpointRewriter, FirstEventRewriter
 from gateway.protocol import mcp
 from gateway.protocol.errors import InvalidRequest
@@ -173,7 +173,7 @@ async def test_much_before_the_first_event_lets_others_run_and_passes_unchanged(
     passage: Any = Mock(reply=Mock(end=AsyncMock(), send=send))
     stream = Mock()
     said: Any = Source(comments + EVENT + b"data: behind\n\n", b"data: more\n\n")
-    assert await work_gives_way(Passthrough._stream(Mock(), passage, said, stream, None, first_event(rewriter)))
+    assert await work_gives_way(HttpPassage._stream(passage, said, stream, None, first_event(rewriter)))
     before, event, behind = sent.partition(b"event: endpoint\n")
     assert before == comments
     assert behind.endswith(b"\n\ndata: behind\n\ndata: more\n\n")
