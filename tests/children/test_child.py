@@ -168,15 +168,6 @@ async def test_a_child_that_says_nothing_costs_the_handshake_and_no_more(client:
     await gw.until(ended, "the child has ended")
 
 
-async def test_a_call_is_lost_with_its_child_and_the_next_one_has_another(client: Client) -> None:
-    before = (await client.call("pid")).text
-    error = (await client.call("die")).error
-    assert error["data"]["reason"] == "call_lost"
-    assert "ended (exit code 7) in a call; the call may have had effects" in error["message"]
-    assert "last words" not in error["message"]
-    assert (await client.call("pid")).text != before
-
-
 @pytest.mark.parametrize("then", ["die", "end unfinished"])
 async def test_what_a_child_says_before_it_ends_still_counts(client: Client, gw: Gateway, then: str) -> None:
     before = await gw.metric(ENDED, route="/mcp")

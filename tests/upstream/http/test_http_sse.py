@@ -160,20 +160,6 @@ async def test_a_redirect_of_messages_elsewhere_is_refused(old: FakeSse, begin: 
 # --- what goes wrong ---
 
 
-async def test_a_stream_that_ends_under_a_call_ends_the_call_at_once(old: FakeSse, begin: Start) -> None:
-    async def cut(_: FakeSse, stream: Stream, _message: Message) -> None:
-        stream.end()
-
-    old.tool = cut
-    client = (await sse(begin, old)).client()
-    reply = await client.call()
-    assert reply.outcome == (200, -32603, "call_lost")
-    assert "may have had effects" in reply.error["message"]
-    old.tool = None
-    assert (await client.call()).text == "done", "the next call opens another session"
-    assert len(await old.heard("tools/call", 2)) == 2, "and nothing was sent twice"
-
-
 async def test_a_stream_that_ends_while_the_post_hangs_ends_the_call_at_once(old: FakeSse, begin: Start) -> None:
     async def cut(fake: FakeSse, stream: Stream, _message: Message) -> None:
         stream.end()
@@ -228,18 +214,6 @@ async def test_a_call_is_lost_with_its_replica(old: FakeSse, begin: Start) -> No
     _ = await old.heard("answer")
     old.streams[0].say(id=(await old.heard("tools/call"))[0]["id"], result=text("still here"))
     assert (await answering).text == "still here"
-
-
-async def test_a_call_that_may_run_twice_is_run_again_by_another_replica(old: FakeSse, begin: Start) -> None:
-    route = {"upstream": {"url": old.url, "transport": "sse"}, "ephemeral": ["tool"]}
-    one, two = await begin(route=route, hold={"ttl_seconds": 1}), await begin(route=route)
-    asked = await parked(old, one.client())
-    answering = asyncio.get_running_loop().create_task(two.client().answer(asked))
-    second = (await old.heard("tools/call", 2))[1]
-    await eventually(lambda: any("result" in said for said in old.streams[1].heard), "the second run is answered")
-    assert old.streams[1].heard[-1]["result"]["action"] == "accept"
-    old.streams[1].say(id=second["id"], result=text("again"))
-    assert (await answering).text == "again"
 
 
 @pytest.mark.parametrize(
