@@ -28,7 +28,6 @@ from gateway.telemetry import Metrics, Traces
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
 from gateway.upstream.http.http_upstream import DEFAULT_TIMES, StreamTimes
-from gateway.upstream.http.transport_detection import TransportDetection
 
 
 class Endable(Protocol):
@@ -79,19 +78,16 @@ class LiveUpstream(msgspec.Struct, frozen=True, eq=False):
     """Set if the upstream is a child process."""
     streams: dict[Endable, None]
     """Streams of legacy clients, and subscriptions that are passed through to a modern upstream."""
-    detection: TransportDetection | None = None
-    """The transport as it was found out, if the configuration does not name it."""
 
     @property
     def transport(self) -> str | None:
         """The transport that the upstream speaks: `stdio`, `sse` or `streamable-http`; None if it is not known yet."""
         if self.era is None:
             return "stdio"
-        if self.detection is None:
-            return self.settings.value.route.upstream.transport
-        if not self.detection.is_known:
-            return None
-        return "sse" if self.detection.speaks_sse else "streamable-http"
+        configured, found = self.settings.value.route.upstream.transport, self.era.speaks_sse
+        if configured != "auto":
+            return configured
+        return None if found is None else "sse" if found else "streamable-http"
 
     def retire(self) -> None:
         """Serve no further request: keep no session, and no process that waits for one."""

@@ -27,7 +27,7 @@ from gateway.upstream.children.shared_child import ChildHolder
 from gateway.upstream.children.stdio_era import StdioEra
 from gateway.upstream.http.era_probe import EraProbe
 from gateway.upstream.http.http_upstream import HttpUpstream
-from gateway.upstream.http.transport_detection import TransportDetection, connector
+from gateway.upstream.http.transport_detection import connector
 from gateway.upstream.stdio import StdioChannel
 
 
@@ -116,11 +116,9 @@ class RouteTable:
         upstream = HttpUpstream(client, endpoint, tasks, self.process.stream_times)
         era = EraProbe(upstream, metrics, health.ok)
         if route.upstream.transport == "sse":
-            era.transport_found(speaks_sse=True)
-        detection = TransportDetection(era.transport_found)
-        pool = Pool(settings, connector(route.upstream.transport, upstream, detection), metrics, tasks)
-        found = detection if route.upstream.transport == "auto" else None
-        return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {}, found)
+            era.note_transport(speaks_sse=True)
+        pool = Pool(settings, connector(route.upstream.transport, upstream, era), metrics, tasks)
+        return LiveUpstream(settings, bounds, client, pool, era, health, {}, None, {})
 
     def _pool_of_children(
         self, settings: InForce[RouteSettings], client: Client, health: UpstreamHealth

@@ -317,7 +317,8 @@ async def test_none_begins_while_the_server_may_be_modern(stand: Stand, gate: Ga
         await known(stand, raw, sent)
         era = stand.gateway.routes.live["/mcp"].upstream.era
         assert era is not None
-        era.transport_found(speaks_sse=False)
+        for speaks_sse in (True, False):
+            era.note_transport(speaks_sse=speaks_sse)
         await gate.catch(stand, raw, sent)
         assert direct(stand) == 0
         gate.opened.set()

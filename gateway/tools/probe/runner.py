@@ -22,7 +22,7 @@ from gateway.tools.probe.steps.discover import described, greet, website
 from gateway.tools.probe.steps.sessions import VERSIONS, Connect, ProbedSession, explain, session
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.streamable_http import StreamableChannel
-from gateway.upstream.http.transport_detection import TransportDetection, connector
+from gateway.upstream.http.transport_detection import connector
 from gateway.upstream.stdio import StdioChannel
 
 _STEPS: Final = 12
@@ -119,7 +119,7 @@ async def _examine_url(exam: ProbeContext) -> None:
 
 def _connector(exam: ProbeContext, transport: str) -> Connect:
     upstream = HttpUpstream(exam.client, exam.endpoint, exam.tasks, exam.subject.stream_times)
-    return connector(transport, upstream, TransportDetection())
+    return connector(transport, upstream)
 
 
 async def _examine_modern(exam: ProbeContext) -> None:

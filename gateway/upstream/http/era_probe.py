@@ -76,7 +76,7 @@ class _Probe:
 
 
 class EraProbe:
-    """The era of one upstream."""
+    """The era of one upstream, and its transport, as the last handshake found it."""
 
     def __init__(self, upstream: HttpUpstream, metrics: Metrics, answered: Callable[[], None]) -> None:
         """`answered` is called after every conclusive probe."""
@@ -87,6 +87,8 @@ class EraProbe:
         """Whether the upstream is modern; None if a probe has to find out."""
         self.refuses_legacy = False
         """Whether a modern upstream refused the last request of a legacy client, as one that is modern only does."""
+        self.speaks_sse: bool | None = None
+        """Whether the last handshake used HTTP+SSE; None if there was none."""
         self._found = 0.0
         self._probe: _Probe | None = None
         self._next_start = float("-inf")
@@ -130,9 +132,11 @@ class EraProbe:
             self._waiting -= 1
         return True
 
-    def transport_found(self, speaks_sse: bool) -> None:  # noqa: FBT001  (a callback)
-        """A handshake used HTTP+SSE, which only legacy servers speak, or found that the upstream left it."""
-        self.known, self._found = False if speaks_sse else None, world.monotonic()
+    def note_transport(self, *, speaks_sse: bool) -> None:
+        """A handshake succeeded over this transport; only legacy servers speak HTTP+SSE."""
+        before, self.speaks_sse = bool(self.speaks_sse), speaks_sse
+        if speaks_sse != before:
+            self.known, self._found = False if speaks_sse else None, world.monotonic()
 
     def doubt(self) -> None:
         """The upstream answered like one of the other era: probe again, unless the result is recent."""

@@ -11,56 +11,46 @@ from msgspec import Raw
 
 from gateway.protocol.errors import NoHandshake
 from gateway.upstream.channel import Channel, Headers
+from gateway.upstream.http.era_probe import EraProbe
 from gateway.upstream.http.http_errors import WrongTransport
 from gateway.upstream.http.http_sse import HttpSseChannel
 from gateway.upstream.http.http_upstream import HttpUpstream
 from gateway.upstream.http.streamable_http import StreamableChannel
 
 
-def connector(transport: str, upstream: HttpUpstream, detection: "TransportDetection") -> Callable[[], Channel]:
-    """Return the factory of a route's channels, one for each session; `transport` is the configured one."""
+def connector(transport: str, upstream: HttpUpstream, era: EraProbe | None = None) -> Callable[[], Channel]:
+    """Return the factory of a route's channels, one for each session; `transport` is the configured one.
+
+    `era` remembers the transport that was found.
+    """
     if transport == "streamable-http":
         return lambda: StreamableChannel(upstream)
     if transport == "sse":
         return lambda: HttpSseChannel(upstream)
-    return lambda: AutoDetectChannel(upstream, detection)
-
-
-class TransportDetection:
-    """The transport that the last handshake with an upstream used."""
-
-    def __init__(self, found: Callable[[bool], None] = lambda _: None) -> None:
-        """`found` is called when the transport changes, with whether the upstream speaks HTTP+SSE."""
-        self.speaks_sse = False
-        self.is_known = False
-        """Whether there was a handshake at all."""
-        self._found = found
-
-    def note(self, *, speaks_sse: bool) -> None:
-        """A handshake succeeded over this transport."""
-        self.is_known = True
-        if speaks_sse != self.speaks_sse:
-            self.speaks_sse = speaks_sse
-            self._found(speaks_sse)
+    return lambda: AutoDetectChannel(upstream, era)
 
 
 class AutoDetectChannel(StreamableChannel):
     """Streamable HTTP unless `open` detects HTTP+SSE. A session that another process opened is streamable HTTP."""
 
-    __slots__ = ("_detection",)
+    __slots__ = ("_era",)
 
-    def __init__(self, upstream: HttpUpstream, detection: TransportDetection) -> None:
+    def __init__(self, upstream: HttpUpstream, era: EraProbe | None) -> None:
         super().__init__(upstream)
-        self._detection = detection
+        self._era = era
+
+    def _note(self, *, speaks_sse: bool) -> None:
+        if self._era is not None:
+            self._era.note_transport(speaks_sse=speaks_sse)
 
     async def open(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
         """Open a session over the transport that was detected last, or else over the other one."""
-        if self._detection.speaks_sse:
+        if self._era is not None and self._era.speaks_sse:
             try:
                 return await self._over_sse(message, headers)
             except WrongTransport:
                 result = await self.initialize(message, headers)
-                self._detection.note(speaks_sse=False)
+                self._note(speaks_sse=False)
                 return self, result
         try:
             result = await self.initialize(message, headers)
@@ -70,7 +60,7 @@ class AutoDetectChannel(StreamableChannel):
             except WrongTransport as sse:
                 why = sse.message.removeprefix(f"{self._endpoint.where} ")
                 raise NoHandshake(f"{streamable.message}; nor does it speak HTTP+SSE: it {why}") from sse
-        self._detection.note(speaks_sse=False)
+        self._note(speaks_sse=False)
         return self, result
 
     async def _over_sse(self, message: bytes, headers: Headers) -> tuple[Channel, Raw]:
@@ -80,5 +70,5 @@ class AutoDetectChannel(StreamableChannel):
         except BaseException:
             await channel.close(end_session=True)
             raise
-        self._detection.note(speaks_sse=True)
+        self._note(speaks_sse=True)
         return channel, result
